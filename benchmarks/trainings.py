@@ -37,11 +37,11 @@ import paceline
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.train.plan.leader import Leader
-from paceline.train.sync.averaging import Averaging
-from paceline.train.sync.base import Synchroniser
-from paceline.train.sync.hierarchical import Hierarchical
-from paceline.train.sync.pairwise import Pairwise
-from paceline.train.sync.partial import Partial
+from paceline.train.sync.averaging import AveragingSync
+from paceline.train.sync.base import GradientSync
+from paceline.train.sync.hierarchical import HierarchicalSync
+from paceline.train.sync.pairwise import PairwiseSync
+from paceline.train.sync.partial import PartialSync
 from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
 
@@ -161,7 +161,7 @@ class Watch:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
         # Returns the current synchroniser.
-        self.relaxed: Callable[[], Synchroniser | None] = lambda: None
+        self.relaxed: Callable[[], GradientSync | None] = lambda: None
         # Reports to the session that the rank waits in the loop's body.
         self.waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # Holds the count of ranks at the start of the counted part.
@@ -189,7 +189,7 @@ class Watch:
         relaxed = self.relaxed()
         # Between two averages a slow rank may leave all its batches to other ranks, and never come
         # here.
-        leaves = isinstance(relaxed, Averaging) and not isinstance(relaxed, Pairwise)
+        leaves = isinstance(relaxed, AveragingSync) and not isinstance(relaxed, PairwiseSync)
         if first and self._meets and not leaves:
             # The wait must not count as work on the rank's batch: otherwise ranks that come early
             # would leave their batches to the others.
@@ -219,7 +219,7 @@ class Watch:
             time.sleep(0.001)
             here = self.store.add(_HERE, 0)
 
-    def group_met(self, relaxed: Hierarchical) -> None:
+    def group_met(self, relaxed: HierarchicalSync) -> None:
         """Record that this rank's group has synchronised, and now waits for other groups."""
         if self._trained.began < math.inf:
             self._steps.append(self._seen(time.perf_counter(), relaxed))
@@ -290,12 +290,12 @@ class Watch:
         ):
             self._trained.updates += 1
 
-    def _seen(self, now: float, relaxed: Synchroniser | None) -> _Seen:
-        if isinstance(relaxed, Hierarchical):
+    def _seen(self, now: float, relaxed: GradientSync | None) -> _Seen:
+        if isinstance(relaxed, HierarchicalSync):
             return _Seen(now, relaxed.own, waits=True)
         replica = nn.utils.parameters_to_vector(p.detach() for p in self._network.parameters())
-        if isinstance(relaxed, Averaging):
-            weight = 1.0 if isinstance(relaxed, Pairwise) else relaxed._work[0]
+        if isinstance(relaxed, AveragingSync):
+            weight = 1.0 if isinstance(relaxed, PairwiseSync) else relaxed._work[0]
             return _Seen(now, replica, weight, waits=True)
         return _Seen(now, replica, waits=self._averages)
 
@@ -344,14 +344,14 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _groups_seen(watch: Watch) -> Iterator[None]:
     """Notify the watch when this rank's group has synchronised."""
-    met = Partial.meet
+    met = PartialSync.meet
 
-    def meet(synchroniser: Partial, optimiser: torch.optim.Optimizer) -> None:
+    def meet(synchroniser: PartialSync, optimiser: torch.optim.Optimizer) -> None:
         met(synchroniser, optimiser)
-        if isinstance(synchroniser, Hierarchical):
+        if isinstance(synchroniser, HierarchicalSync):
             watch.group_met(synchroniser)
 
-    with mock.patch.object(Partial, "meet", meet):
+    with mock.patch.object(PartialSync, "meet", meet):
         yield
 
 

@@ -96,7 +96,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
             trainer.fit_loop.setup_data()
             # The property raises if there is no session.
             self.session  # noqa: B018
-            trainer.callbacks.insert(0, _Ends(self))
+            trainer.callbacks.insert(0, _LightningEnds(self))
         super().setup(trainer)
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -179,7 +179,9 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         if self._driven is not None and self._trainer is not None:
             self._driven.session.close()
             self._trainer.callbacks[:] = [
-                callback for callback in self._trainer.callbacks if not isinstance(callback, _Ends)
+                callback
+                for callback in self._trainer.callbacks
+                if not isinstance(callback, _LightningEnds)
             ]
         self._trainer = None
         super().teardown()
@@ -220,7 +222,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return driven
 
 
-class _Ends(pl.Callback):  # type: ignore[misc]
+class _LightningEnds(pl.Callback):  # type: ignore[misc]
     """Callback that ends the session's epoch after the last body, since Lightning counts steps."""
 
     def __init__(self, strategy: PacelineStrategy) -> None:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from paceline.core.errors import InputError, MissingExtraError, PacelineError
 from paceline.node.starting import foreground
-from paceline.node.starting.progress import Watch
+from paceline.node.starting.progress import ProgressPoller
 from paceline.node.starting.screen import Screen, shown
 from paceline.wire import ENDED
 from paceline_backend.commands import browser
@@ -102,7 +102,7 @@ def report(
     """Train under two policies with a switch at step `switch_at`; return the metrics of both."""
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, policies[0], result)["id"]
-    with stack.client() as client, shown(Watch(client, run)) as screen:
+    with stack.client() as client, shown(ProgressPoller(client, run)) as screen:
         follow(stack, run, until=lambda now: (now["step"] or 0) >= switch_at, screen=screen)
         stack.api("POST", f"/runs/{run}/policy", {"policy": policies[1], "by": "demo"})
         ended = follow(stack, run, until=lambda _: False, screen=screen)
@@ -295,7 +295,7 @@ def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
         f"The ranks' device speeds are emulated: time per point × {factors}. "
         "Switch the policy to chronica in the browser."
     )
-    with stack.client() as client, shown(Watch(client, run["id"])) as screen:
+    with stack.client() as client, shown(ProgressPoller(client, run["id"])) as screen:
         follow(stack, run["id"], until=lambda _: False, screen=screen)
     err.print("the run has ended; the dashboard runs until Ctrl-C")
     _wait_for_end(stack)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.core.cost import Features
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
-from paceline_backend.simulator.sync import Round
+from paceline_backend.simulator.sync import SimulatedRound
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ class Run:
     step_s: Floats
     ett_s: Floats
     parts: list[list[Ints]]
-    rounds: list[Round]
+    rounds: list[SimulatedRound]
     plans: list[tuple[float, bool]]
     ended_s: float
     sizes: Floats

@@ -15,7 +15,7 @@ from paceline.wire import Launch, State, commands
 from paceline.wire.authentic import ForgedError, decode_signed
 from paceline.wire.bus import connect
 from paceline.wire.sealing import SealError, unseal
-from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.keeper import UserReconciler
 from paceline_backend.control.writers import Writers
 from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.server import users
@@ -237,7 +237,7 @@ def test_a_revoked_node_is_out(
     assert opened(bus, given, "n1") == 1
     with connect(given["bus"]) as thief:
         assert thief.ping()
-        keeper = Keeper(store, bus_url)
+        keeper = UserReconciler(store, bus_url)
         keeper.keep(bus)
         client.delete(f"tokens/{given['token']}").raise_for_status()
         with pytest.raises(redis.RedisError):
@@ -265,7 +265,7 @@ def test_a_token_that_expires_ends_its_nodes(
     client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
     given = fleet(client, store, "n1")
-    keeper = Keeper(store, bus_url)
+    keeper = UserReconciler(store, bus_url)
     keeper.keep(bus)
     with store.write() as connection:
         mine = schema.tokens.c.id == given["token"]
@@ -296,7 +296,7 @@ def test_a_token_that_the_configuration_no_longer_has_ends_its_nodes(
     with serving(store, bus_url, agent_token=before):
         assert works(given)
     with serving(store, bus_url, agent_token=after):
-        Keeper(store, bus_url).keep(bus)
+        UserReconciler(store, bus_url).keep(bus)
         assert not works(given)
 
 
@@ -354,7 +354,7 @@ def test_the_secret_is_rotated(
     own, given = tokens.embedded(store), fleet(client, store, "n1")
     run, of_run = adopt(client)
     webhook = sessions.keys(store).of_webhook("w")
-    Keeper(store, bus_url).keep(bus)
+    UserReconciler(store, bus_url).keep(bus)
     code, _, err = main(*command)
     assert (
         code,
@@ -366,7 +366,7 @@ def test_the_secret_is_rotated(
         assert main(*command, "--yes")[0] == 0
         with serving(store, bus_url) as again:  # the server starts again
             again.base_url = httpx.URL(f"{again.base_url}/api/v1/")
-            Keeper(store, bus_url).keep(bus)
+            UserReconciler(store, bus_url).keep(bus)
             with pytest.raises(redis.RedisError):
                 thief.ping()
             assert not works(given)

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.node import answering, rundir
 from paceline.node.link import Commands, Link
 from paceline.node.rundir import LauncherStatus, Record
-from paceline.node.session import Session
+from paceline.node.session import BusSession
 from paceline.wire import Ask, RunState, State, commands, node_telemetry
 from paceline_backend.requests import sessions
 from paceline_backend.store import Store, meta
@@ -59,7 +59,7 @@ def node(store: Store, bus_url: str, name: str, data: Path) -> Iterator[Node]:
     given = sessions.of_node(store, bus_url, name)
     control = meta.control_id(store)
     made = Node(name, data / name, control)
-    session = Session(control, given.bus, node_telemetry(name), commands(name), given.key)
+    session = BusSession(control, given.bus, node_telemetry(name), commands(name), given.key)
     stop, started = threading.Event(), threading.Event()
 
     def work() -> None:

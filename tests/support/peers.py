@@ -18,7 +18,7 @@ from torch import nn
 from paceline.core.errors import PacelineError
 from paceline.train.parts import Step
 from paceline.train.sync import make
-from paceline.train.sync.base import Channel, Replica, Round, Synchroniser
+from paceline.train.sync.base import Channel, GradientSync, Replica, Round
 from paceline.train.sync.outer import Outer
 from paceline.train.sync.peers import Peers
 from paceline.train.sync.rounds import Rounds
@@ -164,7 +164,7 @@ def train(
         parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
         optimiser = torch.optim.SGD(parameters, 1.0)
         records: list[Round] = []
-        synchroniser: Synchroniser = make(
+        synchroniser: GradientSync = make(
             what,
             Channel(of, "train", records.append),
             Replica(parameters, optimiser),

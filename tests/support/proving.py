@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, default_collate
 
 import paceline
 from paceline.core.errors import PacelineError
-from paceline.train.proof import Answer
+from paceline.train.proof import ProofResult
 
 POINTS, CLASSES, COUNT = 5, 2, 48
 Loss = Callable[[nn.Module, Any, paceline.Session], Tensor]
@@ -151,12 +151,12 @@ def net() -> nn.Module:
     return nn.Linear(4, CLASSES)
 
 
-def proven(asked: list[tuple[str, str | None]]) -> list[Answer]:
+def proven(asked: list[tuple[str, str | None]]) -> list[ProofResult]:
     """What the proof says of losses with settings, before the first step of a loop."""
     return [_proven(name, LOSSES[name], setting) for name, setting in asked]
 
 
-def _proven(name: str, loss_of: Loss, setting: str | None) -> Answer:
+def _proven(name: str, loss_of: Loss, setting: str | None) -> ProofResult:
     torch.set_default_dtype(torch.float64)
     try:
         data = Rare() if name == "rare class" else Points()

@@ -23,7 +23,7 @@ import paceline
 from paceline.train.parts import Step
 from paceline.train.plan.leader import Leader
 from paceline.train.sync.base import Round
-from paceline.train.sync.partial import Partial
+from paceline.train.sync.partial import PartialSync
 from paceline.train.sync.suitability import Suitability
 from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
@@ -148,7 +148,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         def report(step: Step, finished: Round) -> None:
             reported.append((step.segment, finished))
             relaxed = session._loop.gate.relaxed
-            if not isinstance(relaxed, Partial):
+            if not isinstance(relaxed, PartialSync):
                 return
             if max(relaxed._rounds._progress.clocks) < script.segment:
                 outcome["contributors"].append(finished.contributors)

@@ -20,7 +20,7 @@ from paceline.core.rounds import Call, Drift
 from paceline.train.parts import Step
 from paceline.train.sync.base import Channel, Ranks, Replica, Round
 from paceline.train.sync.gradients import Gradient
-from paceline.train.sync.partial import Partial
+from paceline.train.sync.partial import PartialSync
 from paceline.train.sync.rounds import Rounds, Sum
 from paceline.wire.synchronisation import PartialRules
 from support.waiting import DEADLINE_S
@@ -191,7 +191,7 @@ def stepped(given: dict[str, Any], optimiser: str, steps: int) -> float:
         }[optimiser]()
         rules = convert(given, PartialRules)
         call, drift = Call.of(rules, of.world, 3), Drift.of(rules)
-        partial = Partial(Channel(of, "rounds"), Replica([parameter], made), call, drift)
+        partial = PartialSync(Channel(of, "rounds"), Replica([parameter], made), call, drift)
         weight = 1 / of.world
         for step in range(steps):
             plan = Step(0, step, 0, [0], 1.0, 1.0, 1.0, weight, None, 0)

@@ -205,7 +205,7 @@ def train(
     ran = Ran([[] for _ in work_s], [[] for _ in work_s], [[] for _ in work_s])
     ask = peers.Peers.ask
 
-    def asked(of: peers.Peers, rank: int, vector: torch.Tensor) -> peers.Answer:
+    def asked(of: peers.Peers, rank: int, vector: torch.Tensor) -> peers.PeerAnswer:
         ran.asked[of._ranks.rank].append(rank)
         return ask(of, rank, vector)
 

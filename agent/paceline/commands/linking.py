@@ -16,14 +16,14 @@ from paceline.core.errors import InputError, PacelineError
 if TYPE_CHECKING:
     from paceline.node.client import Client
     from paceline.node.link import Link
-    from paceline.node.session import Session
+    from paceline.node.session import BusSession
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-def linked(session: Session) -> Link:
+def linked(session: BusSession) -> Link:
     """Connect to the bus; raise an InputError if the session's URL is invalid."""
     from paceline.node.link import Link
 
@@ -40,7 +40,7 @@ def place(url: str) -> str:
 
 def wait_for_session(
     client: Client, node: str, bus: str | None = None, patience_s: float = math.inf
-) -> Session:
+) -> BusSession:
     """Return a node's session; wait for a server that starts later, at most `patience_s` seconds.
 
     `bus` is the URL of the bus as this machine reaches it; None: the URL that the server gives. A
@@ -70,14 +70,14 @@ def patiently(ask: Callable[[], T], patience_s: float) -> T:
             time.sleep(1.0)
 
 
-def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], Session | None]:
+def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], BusSession | None]:
     """Return a function that requests another session, and returns None if it gets none."""
     from paceline.node import session
     from paceline.node.client import ServerUnreachable
 
     said = ""
 
-    def find_session() -> Session | None:
+    def find_session() -> BusSession | None:
         nonlocal said
         try:
             return session.of_node(client, node, bus)

@@ -107,7 +107,7 @@ def logs(
         if listing:
             _print_list(client.call("GET", f"/runs/{run}/logs"), as_json)
             return
-        reader = Reader(client, run, selection)
+        reader = LogReader(client, run, selection)
         try:
             missing = reader.follow() if follow else reader.once()
         except KeyboardInterrupt:
@@ -116,7 +116,7 @@ def logs(
             raise typer.Exit(PacelineError.exit_code)
 
 
-class Reader:
+class LogReader:
     """A reader and printer of the selected logs of a run."""
 
     def __init__(self, client: Client, run: str, selection: LogSelection) -> None:

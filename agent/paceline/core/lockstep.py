@@ -3,7 +3,7 @@
 Gradients are reduced in pairs of passes: the n-th reduction of one rank is matched with the n-th
 reduction of each other rank. If one rank leaves out a backward pass, its next reduction would be
 matched with the others' previous one, and the sums would mix two steps. Each rank therefore keeps a
-`Progress`, and publishes it once a second (`paceline.train.lockstep`). Rank 0 compares them:
+`RankProgress`, and publishes it once a second (`paceline.train.lockstep`). Rank 0 compares them:
 
 - `conflict` returns a proof that ranks can never match again. It never guesses from elapsed time.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
@@ -40,7 +40,7 @@ class Departure(msgspec.Struct, array_like=True, frozen=True):
     raised: bool
 
 
-class Progress(msgspec.Struct, array_like=True):
+class RankProgress(msgspec.Struct, array_like=True):
     """Steps, reductions and departures of one rank."""
 
     # The step that the rank is in, or was in last.
@@ -103,12 +103,12 @@ class Progress(msgspec.Struct, array_like=True):
         return any(first <= step <= last for first, last in self.skipped)
 
 
-def conflict(of: Mapping[int, Progress]) -> str | None:
+def conflict(of: Mapping[int, RankProgress]) -> str | None:
     """Return why ranks can never be in step again, naming rank and step; None if they can."""
     return _left(of) or _closed(of) or _unmatched(of)
 
 
-def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
+def skips(of: Mapping[int, RankProgress]) -> Iterator[tuple[int, int]]:
     """Yield rank and step of backward passes that only some ranks skipped (relaxed policies)."""
     for rank, progress in of.items():
         others = [other for number, other in of.items() if number != rank]
@@ -121,7 +121,7 @@ def skips(of: Mapping[int, Progress]) -> Iterator[tuple[int, int]]:
                 yield rank, step
 
 
-def laggards(of: Mapping[int, Progress], waits: Sequence[str], patience_s: float) -> list[int]:
+def laggards(of: Mapping[int, RankProgress], waits: Sequence[str], patience_s: float) -> list[int]:
     """Return the ranks that others have been waiting for, if some have waited `patience_s` seconds.
 
     `waits` are the phases in which a rank waits for others.
@@ -132,7 +132,7 @@ def laggards(of: Mapping[int, Progress], waits: Sequence[str], patience_s: float
     return [rank for rank in of if rank not in waiting]
 
 
-def described(rank: int, progress: Progress) -> str:
+def described(rank: int, progress: RankProgress) -> str:
     """Return where a rank is, in words."""
     if progress.closed:
         return f"rank {rank} has closed its session after step {progress.step}"
@@ -145,7 +145,7 @@ def described(rank: int, progress: Progress) -> str:
     return f"rank {rank} is outside its loop after step {progress.step}"
 
 
-def _left(of: Mapping[int, Progress]) -> str | None:
+def _left(of: Mapping[int, RankProgress]) -> str | None:
     for rank, progress in of.items():
         for departure in progress.departures:
             how = "an error ended its loop" if departure.raised else "it left its loop"
@@ -159,7 +159,7 @@ def _left(of: Mapping[int, Progress]) -> str | None:
     return None
 
 
-def _closed(of: Mapping[int, Progress]) -> str | None:
+def _closed(of: Mapping[int, RankProgress]) -> str | None:
     for rank, progress in of.items():
         for other, beside in of.items():
             if progress.closed and beside.in_loop and beside.epoch > progress.epoch:
@@ -171,7 +171,7 @@ def _closed(of: Mapping[int, Progress]) -> str | None:
     return None
 
 
-def _unmatched(of: Mapping[int, Progress]) -> str | None:
+def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
     """Find a reduction that a rank has begun and another rank can no longer make in that step."""
     last = min(of, key=lambda rank: (of[rank].reductions, rank))
     fewest = of[last].reductions
@@ -189,7 +189,7 @@ def _unmatched(of: Mapping[int, Progress]) -> str | None:
     return None
 
 
-def _different(of: Mapping[int, Progress], met: Mapping[int, tuple[int, int]]) -> str:
+def _different(of: Mapping[int, RankProgress], met: Mapping[int, tuple[int, int]]) -> str:
     """Describe ranks that would match a reduction of different steps or of different models."""
     early = min(met, key=lambda rank: (met[rank][0], rank))
     late = max(met, key=lambda rank: (met[rank][0], met[rank] != met[early], -rank))
@@ -202,7 +202,7 @@ def _different(of: Mapping[int, Progress], met: Mapping[int, tuple[int, int]]) -
     )
 
 
-def _uneven(of: Mapping[int, Progress], fewer: int, more: int, step: int) -> str:
+def _uneven(of: Mapping[int, RankProgress], fewer: int, more: int, step: int) -> str:
     """Describe two ranks that made different numbers of backward passes in a step."""
     few, many = of[fewer].passes(step), of[more].passes(step)
     left = [at for at in of[fewer].departures if at.step == step]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
-from paceline.core.rounds import Drift, Progress
+from paceline.core.rounds import Drift, RoundProgress
 from paceline.wire import MOST_PENDING
 
 G = TypeVar("G")
@@ -38,7 +38,7 @@ _PENDING, _ROUNDS = WaitReason.PENDING, WaitReason.ROUNDS
 _COPYING, _LEAD = WaitReason.COPYING, WaitReason.LEAD
 
 
-class Tally:
+class RoundCounts:
     """The content of a round, counted over one member or over several.
 
     Attributes:
@@ -87,7 +87,7 @@ class Member(Generic[G]):
         "waiting",
     )
 
-    def __init__(self, rank: int, progress: Progress) -> None:
+    def __init__(self, rank: int, progress: RoundProgress) -> None:
         self._rank, self._progress = rank, progress
         drift = progress.drift
         self._oldest, self._lead = drift.oldest, drift.lead
@@ -205,7 +205,7 @@ class Member(Generic[G]):
             return Says.CALL if self._rank in progress.drawn else Says.NOTHING
         return Says.READY if progress.counted else Says.CALL
 
-    def contribute(self, tally: Tally) -> list[Pending[G]]:
+    def contribute(self, tally: RoundCounts) -> list[Pending[G]]:
         """Return the gradients that the rank contributes to a round, and count them in `tally`.
 
         Afterwards nothing is pending. Gradients that are too old are dropped; see `Drift` for the

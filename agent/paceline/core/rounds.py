@@ -7,8 +7,8 @@ the same classes:
 
 - `Call` and `Drift` are a synchroniser's rules: which rank calls a round, and how far ranks drift
   apart.
-- `Progress` holds the facts that the rounds so far have distributed to all ranks. A real rank has
-  its own `Progress`; in a simulation all ranks share one.
+- `RoundProgress` holds the facts that the rounds so far have distributed to all ranks. A real rank
+  has its own `RoundProgress`; in a simulation all ranks share one.
 - `paceline.core.member.Member` is one rank: its pending gradients, whether it is ready, and why it
   must wait.
 
@@ -146,7 +146,7 @@ class Call:
         return frozenset(draw.sample(working, self.probes))
 
 
-class Progress:
+class RoundProgress:
     """The facts that the rounds so far have distributed, the same on all ranks.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Prefetcher of the samples that a node will need: one on each node, in its first rank.
 
-The node's first rank makes a `Keeper` and passes it the plan of each segment as a `NodePart`.
+The node's first rank makes a `Prefetcher` and passes it the plan of each segment as a `NodePart`.
 Training never waits for the keeper: a step reads missing samples itself.
 """
 
@@ -54,7 +54,7 @@ class Moved:
     seconds: float = 0.0
 
 
-class Keeper:
+class Prefetcher:
     """Thread that keeps a node's directory up to date with the plan. Call `close` at the end.
 
     The thread first fetches the samples of a planned segment, as soon as the segment is known. Then

@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core.errors import PacelineError
 from paceline.core.streaming.claiming import PARTS, Claim
-from paceline.core.streaming.order import Seen
+from paceline.core.streaming.order import SeenSamples
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class Sharding:
         With `looks`, also yield the order of all samples, if other ranks read other pieces. This
         takes time for each sample, so it is done in one epoch only.
         """
-        number, seen = 0, Seen() if looks and piece.end - piece.first < PARTS else None
+        number, seen = 0, SeenSamples() if looks and piece.end - piece.first < PARTS else None
         try:
             shard = self.open_shard(name)
             if shard is None:

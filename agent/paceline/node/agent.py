@@ -27,8 +27,8 @@ from paceline.node.health.notice import Notices
 from paceline.node.link import Commands, Link
 from paceline.node.output import Output
 from paceline.node.rundir import Record
-from paceline.node.session import Session
-from paceline.node.supervisor import Ranks, Supervisor
+from paceline.node.session import BusSession
+from paceline.node.supervisor import RankAccess, Supervisor
 from paceline.wire import Ask, CheckNode, Launch, NodeState, RunState, State
 from paceline.wire.bus import at_address
 from paceline.wire.sealing import SealError, unseal
@@ -66,7 +66,7 @@ class Agent:
         link: Link,
         name: str,
         data: Path,
-        find_session: Callable[[], Session | None] | None = None,
+        find_session: Callable[[], BusSession | None] | None = None,
         duty: Duty | None = None,
         *,
         shows: bool = False,
@@ -240,11 +240,11 @@ class Agent:
             if kept is not None:
                 kept.close()
 
-    def _opened(self, run: str, launch: Launch) -> tuple[Launch, Ranks]:
+    def _opened(self, run: str, launch: Launch) -> tuple[Launch, RankAccess]:
         """Return the launch with its decrypted environment, and the ranks' access to the bus."""
         session = self._link.session
         if not launch.sealed:
-            return launch, Ranks(session.bus)
+            return launch, RankAccess(session.bus)
         if session.key is None:
             raise PacelineError(
                 "its secrets are encrypted, and this agent has no key to decrypt them"
@@ -254,7 +254,7 @@ class Agent:
             raise _ReplayedError("ignoring a launch that was sent twice")
         # The address by which this node reaches the bus.
         bus = at_address(secrets.bus, session.bus)
-        return msgspec.structs.replace(launch, env=secrets.env), Ranks(bus, secrets.key)
+        return msgspec.structs.replace(launch, env=secrets.env), RankAccess(bus, secrets.key)
 
     def _heartbeat(self, left: bool = False) -> None:
         state: NodeState = msgspec.structs.replace(

@@ -12,7 +12,7 @@ import redis
 from paceline import wire
 from paceline.core.outage import Outage
 from paceline.core.refusals import Refusals
-from paceline.node.session import Session
+from paceline.node.session import BusSession
 from paceline.wire.bus import connect, publish
 
 _RETRY_S = 1.0
@@ -28,7 +28,7 @@ class Link:
     During an outage of the bus, the link retries at most once a second.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: BusSession) -> None:
         self._use(session)
 
     @property
@@ -70,12 +70,12 @@ class Link:
         sent = self.attempt(lambda bus: publish(bus, self.session.reports, message, run))
         return sent is not None
 
-    def move(self, session: Session) -> None:
+    def move(self, session: BusSession) -> None:
         """Move the connection to another bus, or to another user of the same bus."""
         self.close()
         self._use(session)
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: BusSession) -> None:
         self.session = session
         self._client = connect(session.bus)
         self._outage = Outage(

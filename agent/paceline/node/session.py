@@ -18,7 +18,7 @@ from paceline.wire.bus import at_address, connect, is_loopback
 
 
 @dataclass(frozen=True)
-class Session:
+class BusSession:
     """Access of a node or a run to the bus, as the control plane grants it.
 
     An agent that got a URL of the bus with a password has no key. It reports on TELEMETRY, and
@@ -36,7 +36,7 @@ class Session:
     key: bytes | None = field(repr=False)
 
 
-def of_node(client: Client, node: str, address: str | None = None) -> Session:
+def of_node(client: Client, node: str, address: str | None = None) -> BusSession:
     """Request the session of a node's agent.
 
     `address` is the URL of the bus as this node reaches it; None: the URL that the server gives.
@@ -48,16 +48,16 @@ def of_node(client: Client, node: str, address: str | None = None) -> Session:
     answer = client.session(f"/nodes/{node}")
     key = bytes.fromhex(answer["key"])
     bus = _reached(answer["bus"], address)
-    return Session(answer["id"], bus, node_telemetry(node), commands(node), key)
+    return BusSession(answer["id"], bus, node_telemetry(node), commands(node), key)
 
 
-def of_run(client: Client, run: str) -> Session:
+def of_run(client: Client, run: str) -> BusSession:
     """Request the session of a run in the foreground, which is registered at the server."""
     info = client.version()
     check_bus(client, info)
     answer = client.session(f"/runs/{run}")
     key = bytes.fromhex(answer["key"])
-    return Session(info["id"], answer["bus"], run_telemetry(run), control(run), key)
+    return BusSession(info["id"], answer["bus"], run_telemetry(run), control(run), key)
 
 
 def check_bus(client: Client, info: Mapping[str, Any]) -> None:
@@ -82,13 +82,13 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
         ) from error
 
 
-def without(control_plane: str, bus: str, node: str) -> Session:
+def without(control_plane: str, bus: str, node: str) -> BusSession:
     """Return the session of an agent without a server: a URL, and no key.
 
     `control_plane` identifies the control plane. The URL's user must have all rights of agents and
     ranks.
     """
-    return Session(control_plane, bus, TELEMETRY, commands(node), None)
+    return BusSession(control_plane, bus, TELEMETRY, commands(node), None)
 
 
 def _reached(bus: str, address: str | None) -> str:

@@ -80,7 +80,7 @@ def check(launch: Launch) -> None:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankAccess:
     """The ranks' access to the bus."""
 
     # URL.
@@ -113,7 +113,7 @@ class Supervisor:
         data: Path,
         record: Record,
         link: Link | None,
-        ranks: Ranks | None = None,
+        ranks: RankAccess | None = None,
     ) -> None:
         check(launch)
         self.run = record.run
@@ -123,7 +123,9 @@ class Supervisor:
         self.last: RunState | None = None
         self._launch = launch
         self._link = link
-        self._ranks = ranks or (Ranks(link.url, link.session.key) if link is not None else None)
+        self._ranks = ranks or (
+            RankAccess(link.url, link.session.key) if link is not None else None
+        )
         self._launcher: subprocess.Popen[bytes] | None = None
         self._stopping: str | None = None
         self._kill_at = 0.0

@@ -16,7 +16,7 @@ from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
 from paceline.train.nodedata.node import NodeData
 from paceline.train.profile import Limits
-from paceline.train.streams.reader import Reader
+from paceline.train.streams.reader import StreamReader
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,5 @@ class RunContext:
     epoch_steps: EpochSteps
     uneven_steps: bool = False
     data: NodeData | None = None
-    reader: Reader | None = None
+    reader: StreamReader | None = None
     prove: bool = True

@@ -49,7 +49,7 @@ _FROZEN = (
 _SMALL_BYTES = 25 << 20
 
 
-class Rehearsal(Protocol):
+class TrialHooks(Protocol):
     """Trial of `paceline.train.proof`, as wrapped models and the gate use it."""
 
     def forward(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -96,7 +96,7 @@ class CurrentStep:
         # The number of wrapped models.
         self.models = 0
         # Set while `paceline.train.proof` makes a trial.
-        self.rehearsal: Rehearsal | None = None
+        self.rehearsal: TrialHooks | None = None
         # The `id`s of parameters whose optimiser has stepped in this iteration of the loop.
         self.through: set[int] = set()
         # Returns the parameters of the wrapped models.

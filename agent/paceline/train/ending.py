@@ -20,7 +20,7 @@ from typing import Any
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class Ending:
+class SignalHandler:
     """Handler of the signals that end a process. It does nothing outside of the main thread.
 
     Args:

@@ -24,7 +24,7 @@ from paceline.train.loop import Loop
 from paceline.train.nodedata.node import Counting
 from paceline.train.parts import Step
 from paceline.train.profile import spread
-from paceline.train.proof import Answer
+from paceline.train.proof import ProofResult
 from paceline.train.seeding.samples import Epoch, WorkerInit, seeded
 from paceline.train.streams.view import buffered
 
@@ -95,7 +95,7 @@ class Loader:
         # Steps and their iterations that the DataLoader has taken, and the script has not reached.
         self._turns: deque[tuple[Step, Step]] = deque()
         # The result of checking the loss (`paceline.train.proof`), once that is done.
-        self.answer: Answer | None = None
+        self.answer: ProofResult | None = None
         # The newest number of typical samples, and their batch.
         self._typical: tuple[int, Any] | None = None
         if loop.context.reader is not None:

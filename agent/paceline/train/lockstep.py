@@ -35,7 +35,7 @@ from torch.distributed import DistError
 
 from paceline.core import lockstep
 from paceline.core.errors import PacelineError
-from paceline.core.lockstep import Progress
+from paceline.core.lockstep import RankProgress
 from paceline.train.meeting import Meeting
 from paceline.wire import Phase
 
@@ -64,7 +64,7 @@ _SILENT_S = 4.0
 _MOST_SKIPS = 5
 _WAITS = (Phase.SYNC, Phase.PLAN)
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Progress)
+_DECODER = msgspec.msgpack.Decoder(RankProgress)
 _NAMESPACE = Path("/proc/self/ns/pid")
 
 
@@ -94,7 +94,7 @@ class Lockstep:
         self._activity, self._fail, self._end = activity, fail, end
         # This rank asks for the end of the plan.
         self._asked = False
-        self._progress = Progress(place=f"{place} {_namespace()}", process=os.getpid())
+        self._progress = RankProgress(place=f"{place} {_namespace()}", process=os.getpid())
         # The newest activity, and when it began.
         self._since: tuple[object, float] = (None, 0.0)
         # The descriptor of a reduction: steps since the previous one, and the model.
@@ -359,7 +359,7 @@ class Lockstep:
         if self._rank == 0:
             self._note(store, of)
 
-    def _dead(self, of: dict[int, Progress]) -> str | None:
+    def _dead(self, of: dict[int, RankProgress]) -> str | None:
         """Describe a rank on this machine whose process has ended while other ranks need it."""
         newest = max((each.epoch for each in of.values() if each.in_loop), default=-1)
         for rank, progress in of.items():
@@ -370,7 +370,7 @@ class Lockstep:
                 return f"rank {rank} failed: its process has ended; last seen: {where}"
         return None
 
-    def _missing(self, of: dict[int, Progress], now: float) -> str | None:
+    def _missing(self, of: dict[int, RankProgress], now: float) -> str | None:
         """Describe the rank because of which a collective has failed, if there are signs of it."""
         for rank, progress in of.items():
             if rank == self._rank:
@@ -390,7 +390,7 @@ class Lockstep:
                 )
         return None
 
-    def _note(self, store: Store, of: dict[int, Progress]) -> None:
+    def _note(self, store: Store, of: dict[int, RankProgress]) -> None:
         for rank, step in lockstep.skips(of):
             seen = sum(isinstance(noted, tuple) for noted in self._noted)
             if (rank, step) not in self._noted and seen < _MOST_SKIPS:
@@ -410,7 +410,7 @@ class Lockstep:
         if steps in self._noted:
             return
         self._noted.add(steps)
-        names = [lockstep.described(rank, of.get(rank, Progress())) for rank in late]
+        names = [lockstep.described(rank, of.get(rank, RankProgress())) for rank in late]
         self._tell(
             store,
             f"the other ranks have been waiting for {LONG_S:.0f} s: {'; '.join(names[:8])} "

@@ -28,7 +28,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
 from paceline.train.context import RunContext
 from paceline.train.ddp import CurrentStep, trained
-from paceline.train.ending import Ending
+from paceline.train.ending import SignalHandler
 from paceline.train.fsdp.model import is_sharded
 from paceline.train.leaving import end_process
 from paceline.train.lockstep import Lockstep
@@ -39,7 +39,7 @@ from paceline.train.profile import Profile, shared_moments
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.gathers import refuse_uneven
-from paceline.train.sync.pool import Pool, ends_span
+from paceline.train.sync.pool import SharedBatches, ends_span
 from paceline.train.sync.uneven import Schedules, refuse_collectives
 from paceline.train.telling.compiling import ShapeWarning
 from paceline.train.telling.trial import flops
@@ -111,7 +111,7 @@ class Loop:
             else lambda: None
         )
         self._schedules = Schedules(self.current)
-        self._ending = Ending(self._ask_to_end)
+        self._ending = SignalHandler(self._ask_to_end)
         # Set if the script declares checkpoints.
         self.saver: Saver | None = None
         # The loader's first iteration sets `wiring`, `memory` (with a token budget), `lockstep` and
@@ -121,7 +121,7 @@ class Loop:
         # The newest finished iterations of the script's loop.
         self._over: deque[RunningStep] = deque(maxlen=2)
         self.lockstep: Lockstep | None = None
-        self.pool: Pool | None = None
+        self.pool: SharedBatches | None = None
         # The newest batch that was taken over from another rank.
         self._taken: Step | None = None
         # None once the loop is closed.
@@ -758,5 +758,5 @@ class Loop:
             self.gate.on_round = wiring.rounds.over
         self.gate.suitability.on_fallback = wiring.on_fallback
         if meeting.world > 1:
-            self.pool = Pool(meeting.store, self.rank, meeting.world, limits.of_parts)
+            self.pool = SharedBatches(meeting.store, self.rank, meeting.world, limits.of_parts)
         return wiring

@@ -123,7 +123,7 @@ class Outcome(msgspec.Struct, frozen=True):
     tolerance: float = _SINGLE
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ProofResult(msgspec.Struct, frozen=True):
     """Result of the check, the same on all ranks."""
 
     verdict: Verdict
@@ -140,9 +140,9 @@ class Answer(msgspec.Struct, frozen=True):
     cost_s: float = 0.0
 
 
-class _Order(msgspec.Struct, frozen=True):
+class _NextTrial(msgspec.Struct, frozen=True):
     trial: Trial | None = None
-    answer: Answer | None = None
+    answer: ProofResult | None = None
 
 
 class NotProvableError(Exception):
@@ -222,7 +222,7 @@ class Judge:
         """Return the first trial."""
         return self._arrangements.trial(next(self._names))
 
-    def then(self, trial: Trial, outcomes: Sequence[Outcome]) -> Trial | Answer:
+    def then(self, trial: Trial, outcomes: Sequence[Outcome]) -> Trial | ProofResult:
         """Return the next trial, or the answer, after a trial with these outcomes of all ranks."""
         if stuck := [each.error for each in outcomes if not each.repeatable]:
             return unknown(stuck[0])
@@ -248,7 +248,7 @@ class Judge:
         }
         return self._next(trial.name)
 
-    def _of_whole(self, ranks: list[list[Tensor]]) -> Trial | Answer:
+    def _of_whole(self, ranks: list[list[Tensor]]) -> Trial | ProofResult:
         self._whole = ranks[0]
         if not all(sketch.any() for sketch in self._whole):
             return unknown("a wrapped model gets no gradient from the loop's body")
@@ -260,7 +260,7 @@ class Judge:
             )
         return self._arrangements.trial(next(self._names))
 
-    def _next(self, name: str) -> Trial | Answer:
+    def _next(self, name: str) -> Trial | ProofResult:
         if name == "again":
             return self._wrong()
         if name == "filler" and (fitting := self._fitting()):
@@ -273,17 +273,17 @@ class Judge:
         trials = self._off["uneven"], self._off["filler"]
         return [s for s in settings if all(off[s] <= self._tolerance for off in trials)]
 
-    def _fits(self, fitting: list[str]) -> Answer:
+    def _fits(self, fitting: list[str]) -> ProofResult:
         off = max(self._off[trial][self._declared] for trial in ("uneven", "filler"))
         if fitting[0] == self._declared:
-            return Answer(
+            return ProofResult(
                 PROVEN,
                 "The gradient of a batch is the same as a whole, in two uneven parts, and next to "
                 f"a rank without samples: loss_mean={self._declared!r} fits the loss.",
                 setting=fitting[0],
                 difference=off,
             )
-        return Answer(
+        return ProofResult(
             WRONG,
             f"loss_mean={self._declared!r} does not fit the loss: in uneven parts the gradient "
             f"differs by {off:.1%} from the gradient of the whole batch. loss_mean={fitting[0]!r} "
@@ -293,7 +293,7 @@ class Judge:
             difference=off,
         )
 
-    def _wrong(self) -> Answer:
+    def _wrong(self) -> ProofResult:
         """Return the answer if no setting fits: wrong, unless repeating changes the gradient."""
         if self._off["again"]["samples"] > self._tolerance:
             return unknown(
@@ -303,7 +303,7 @@ class Judge:
         uneven, filler = self._off["uneven"], self._off["filler"]
         equal = self._off["equal"]["ranks"]
         if uneven[self._declared] <= self._tolerance:
-            return Answer(
+            return ProofResult(
                 WRONG,
                 f"A rank without samples changes the gradient by {filler[self._declared]:.1%}: the "
                 "loss counts its filler sample.",
@@ -323,7 +323,7 @@ class Judge:
             why += f"In equal parts, as under plain DDP, it differs by {equal:.1%}, too."
         else:
             why += "In equal parts it is exact."
-        return Answer(
+        return ProofResult(
             WRONG,
             why,
             _FIX,
@@ -376,21 +376,21 @@ def arranged(
     )
 
 
-def failed(trial: Trial, rank: int, error: str) -> Answer:
+def failed(trial: Trial, rank: int, error: str) -> ProofResult:
     """Return the answer for a loop's body that failed on a rank in a trial."""
     if trial.name not in ("uneven", "filler"):
         return unknown(f"the loop's body cannot be repeated: on rank {rank}, {error}")
     sizes = ", ".join(str(len(part)) for part in trial.parts)
-    return Answer(
+    return ProofResult(
         WRONG,
         f"The loop fails with local batches of {sizes} samples: on rank {rank}, {error}.",
         "Let the loop accept batches of any size; sizes differ between ranks.",
     )
 
 
-def unknown(why: str) -> Answer:
+def unknown(why: str) -> ProofResult:
     """Return the answer for a loss that cannot be checked because of `why`."""
-    return Answer(
+    return ProofResult(
         UNKNOWN, f"Whether the loss can be balanced cannot be proven here, because {why}."
     )
 
@@ -492,7 +492,7 @@ class Loading(Protocol):
     """The part of the session's loader that this module uses."""
 
     # The result of the check, once it is made.
-    answer: Answer | None
+    answer: ProofResult | None
 
     def samples(self, indices: list[int]) -> list[Any]:
         """Return samples whose random numbers are the same on each rank."""
@@ -538,7 +538,7 @@ class Rehearsal:
         self._proof, self._number = loop.proofs, -1
         loop.proofs += 1
         self._trial = Trial("", [], {})
-        self.answer: Answer | None = None
+        self.answer: ProofResult | None = None
 
     def batches(self) -> Generator[Any]:
         """Yield this rank's batch of each trial, until there is an `answer`; all ranks call it.
@@ -549,19 +549,19 @@ class Rehearsal:
         began = time.perf_counter()
         store, meeting = self._loop.meeting.store, self._loop.meeting
         judge: Judge | None = None
-        order = _Order()
+        order = _NextTrial()
         if meeting.leads:
             try:
                 judge = self._prepared()
-                order = _Order(judge.begin())
+                order = _NextTrial(judge.begin())
             except NotProvableError as error:
-                order = _Order(answer=unknown(str(error)))
+                order = _NextTrial(answer=unknown(str(error)))
         while True:
             self._number += 1
             if meeting.leads:
                 store.set(self._key("order"), msgspec.msgpack.encode(order))  # type: ignore[arg-type]
             else:
-                order = msgspec.msgpack.decode(store.get(self._key("order")), type=_Order)
+                order = msgspec.msgpack.decode(store.get(self._key("order")), type=_NextTrial)
             if order.trial is None:
                 self.answer = order.answer
                 return
@@ -571,13 +571,13 @@ class Rehearsal:
             if judge is not None:
                 outcomes = [self._outcome(rank) for rank in range(meeting.world)]
                 following = judge.then(order.trial, outcomes)
-                if isinstance(following, Answer):
+                if isinstance(following, ProofResult):
                     cost_s = time.perf_counter() - began
-                    order = _Order(answer=msgspec.structs.replace(following, cost_s=cost_s))
+                    order = _NextTrial(answer=msgspec.structs.replace(following, cost_s=cost_s))
                 else:
-                    order = _Order(following)
+                    order = _NextTrial(following)
 
-    def failed(self, error: Exception, place: str) -> Answer:
+    def failed(self, error: Exception, place: str) -> ProofResult:
         """Return the answer for a loop's body that failed at `place` in the current trial."""
         if why := _unprovable(error):
             return unknown(why)

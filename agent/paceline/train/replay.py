@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import PacelineError
-from paceline.train.proof import WRONG, Answer, Loading, NotProvableError, Rehearsal, unknown
+from paceline.train.proof import WRONG, Loading, NotProvableError, ProofResult, Rehearsal, unknown
 from paceline.train.stacks import is_users
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
         loop.wiring.leader.keep_equal(f"{answer.why} {answer.do}")
 
 
-def prove(loop: Loop, loader: Loading, frame: FrameType) -> Answer:
+def prove(loop: Loop, loader: Loading, frame: FrameType) -> ProofResult:
     """Check the loss of the loop that reads a loader; all ranks call it.
 
     `frame` is the frame that asks the loader for its first batch.

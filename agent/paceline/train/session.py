@@ -58,7 +58,7 @@ from paceline.train.profile import (
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
-from paceline.train.streams.reader import Reader
+from paceline.train.streams.reader import StreamReader
 from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
 from paceline.train.telling.metrics import MetricNames, Value, check_loss
 from paceline.wire import Evaluation
@@ -213,7 +213,7 @@ class Session:
             epoch_steps,
             uneven_steps,
             settle(dataset, meeting, environment),
-            None if stream is None else Reader(stream, meeting, terms.seed),
+            None if stream is None else StreamReader(stream, meeting, terms.seed),
             prove,
         )
         self._loop = Loop(context, meeting)

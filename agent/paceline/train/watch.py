@@ -14,7 +14,7 @@ LONG_S = 10.0
 Activity: TypeAlias = tuple[int, Phase]
 
 
-class Watch:
+class Liveness:
     """Watch of one rank from another thread, which calls `look` a few times a second."""
 
     def __init__(

@@ -29,7 +29,7 @@ from paceline.train.plan.proposals import Proposals
 from paceline.train.profile import Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.sync.suitability import OnFallback
-from paceline.train.watch import Activity, Watch
+from paceline.train.watch import Activity, Liveness
 from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def connect(
     with ExitStack() as exit_stack:
         if run is not None and meeting.speaks:
             emitter = emitter_of(
-                environment, run, rank, context.device.memory, Watch(attempt, rank, activity)
+                environment, run, rank, context.device.memory, Liveness(attempt, rank, activity)
             )
             exit_stack.callback(emitter.close)
             if hello is not None:
@@ -234,7 +234,7 @@ def warn_of_restarts(
 
 
 def emitter_of(
-    environment: Environment, run: str, rank: int, memory: Callable[[], int], watch: Watch
+    environment: Environment, run: str, rank: int, memory: Callable[[], int], watch: Liveness
 ) -> Emitter:
     """Make the thread that sends the telemetry of a rank."""
     spool = None

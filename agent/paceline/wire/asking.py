@@ -134,7 +134,7 @@ class Dumps(msgspec.Struct, frozen=True, tag="dumps"):
     ranks: list[Dump]
 
 
-class Stack(msgspec.Struct, frozen=True, array_like=True):
+class StackTrace(msgspec.Struct, frozen=True, array_like=True):
     """A rank's Python stacks."""
 
     rank: int
@@ -150,7 +150,7 @@ class Stack(msgspec.Struct, frozen=True, array_like=True):
 class Stacks(msgspec.Struct, frozen=True, tag="stacks"):
     """The stacks that ranks have written so far: at most `MOST_BYTES` characters."""
 
-    stacks: list[Stack]
+    stacks: list[StackTrace]
 
 
 class NotThere(msgspec.Struct, frozen=True, tag="not_there"):

@@ -55,7 +55,7 @@ from paceline_backend.api.identity import Scope
 from paceline_backend.api.limits import BodyLimit
 from paceline_backend.api.live import events, view
 from paceline_backend.api.live.clients import Streams
-from paceline_backend.api.live.reader import Reader
+from paceline_backend.api.live.reader import ChangeReader
 from paceline_backend.api.live.rights import Rights
 from paceline_backend.api.logs import routes as logs
 from paceline_backend.api.logs.reading import Logs
@@ -118,7 +118,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.figures = Figures(store)
     # For short commands. The connections of the client stay open.
     app.state.bus = connect(settings.bus)
-    app.state.reader = Reader(store, settings.bus)
+    app.state.reader = ChangeReader(store, settings.bus)
     app.state.asker = Asker(settings.bus)
     app.state.logs = Logs(store, app.state.asker)
     app.state.streams = Streams(settings.max_streams)

@@ -15,7 +15,7 @@ it. Controllers and ingest ask which backends' runs they plan. `control.engines`
     backend.start(bus, run, replace(new, node=node), credentials)
 """
 
-from paceline_backend.backends.adopted import Adopted
+from paceline_backend.backends.adopted import AdoptedBackend
 from paceline_backend.backends.base import (
     Backend,
     Credentials,
@@ -48,7 +48,7 @@ from paceline_backend.backends.registry import (
 )
 
 __all__ = [
-    "Adopted",
+    "AdoptedBackend",
     "Backend",
     "Credentials",
     "Engine",

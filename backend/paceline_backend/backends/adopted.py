@@ -18,7 +18,7 @@ from paceline_backend.backends.base import (
 from paceline_backend.store.new_runs import NewRun
 
 
-class Adopted:
+class AdoptedBackend:
     """`Backend` of runs whose nodes a user starts with `paceline node SCRIPT`.
 
     These runs are not launched over the API: `requests.adopt` records a run when its first node

@@ -1,4 +1,4 @@
-"""Registry of backends: the entry-point group ``paceline.backends``, and `Adopted`."""
+"""Registry of backends: the entry-point group ``paceline.backends``, and `AdoptedBackend`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from paceline.core.errors import PacelineError
-from paceline_backend.backends.adopted import Adopted
+from paceline_backend.backends.adopted import AdoptedBackend
 from paceline_backend.backends.base import Backend
 from paceline_backend.backends.engine import Engine
 
@@ -25,7 +25,7 @@ class UnknownBackendError(PacelineError):
 
 def names() -> list[str]:
     """Return the sorted names of the backends that a launch may request."""
-    return sorted(_backends().keys() - {Adopted.name})
+    return sorted(_backends().keys() - {AdoptedBackend.name})
 
 
 def get(name: str) -> Backend:
@@ -59,7 +59,7 @@ def plans_itself(name: str | None) -> bool:
 
 @cache
 def _backends() -> dict[str, Backend]:
-    backends: dict[str, Backend] = {Adopted.name: Adopted()}
+    backends: dict[str, Backend] = {AdoptedBackend.name: AdoptedBackend()}
     for entry in sorted(entry_points(group=GROUP), key=_is_foreign):
         if entry.name in backends:
             _left_out(entry, "another backend has this name")

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def everything(settings: Settings, data: Path, name: str | None) -> int:
     """Start all parts. Embed a database or bus that is not given. Return the exit code."""
     from paceline_backend.server import token_file
-    from paceline_backend.server.supervisor import DataDirectory, Supervisor, listen
+    from paceline_backend.server.supervisor import DataDirectory, ServerSupervisor, listen
     from paceline_backend.store import Store
     from paceline_backend.store.access import tokens
 
@@ -51,7 +51,7 @@ def everything(settings: Settings, data: Path, name: str | None) -> int:
                 made = str(tokens.embedded(store))
                 held.enter_context(token_file.kept(settings.url, made, folder))
         name = name or f"{socket.gethostname()}:{port}"
-        return Supervisor(settings, listener, embedded, name).run()
+        return ServerSupervisor(settings, listener, embedded, name).run()
 
 
 def _embedded_bus(directory: DataDirectory, settings: Settings) -> EmbeddedBus:

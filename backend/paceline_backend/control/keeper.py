@@ -1,8 +1,8 @@
 """Reconciliation of the bus's users with the nodes and runs in the database.
 
-The worker calls `Keeper.look` every second. It recreates users that a restart of the bus lost, and
-removes users whose node or run no longer has a session. Methods raise `redis.RedisError` while the
-bus is unavailable, and `StoreError` if the database fails.
+The worker calls `UserReconciler.look` every second. It recreates users that a restart of the bus
+lost, and removes users whose node or run no longer has a session. Methods raise `redis.RedisError`
+while the bus is unavailable, and `StoreError` if the database fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEFT_S = 3_600
 _REFUSED_S = 60.0
 
 
-class Keeper:
+class UserReconciler:
     """Reconciler of the users of nodes and runs on the bus. Not thread-safe.
 
     Args:

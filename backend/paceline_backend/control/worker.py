@@ -26,11 +26,11 @@ from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.control.hangs import SCAN_S, HangWatch
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
-from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.keeper import UserReconciler
 from paceline_backend.control.manager import ControllerManager
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.nodes.replacements import Replacements
-from paceline_backend.control.nodes.watch import Watch
+from paceline_backend.control.nodes.watch import SlowNodeWatch
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server import heartbeat, tracing
@@ -95,8 +95,11 @@ def _parts(
     controllers = ControllerManager(store, settings.bus, owner, busy=lambda: ingest.behind)
     engines, fleet = Engines(store, owner), FleetWatch(store, owner)
     alerts, effects = AlertWatch(store, owner), Effects(store, owner)
-    auto, slow_nodes = Advisor(store, settings.bus, owner), Watch(store, settings.bus, owner)
-    users, meetings = Keeper(store, settings.bus), Meetings(store, settings.bus)
+    auto, slow_nodes = (
+        Advisor(store, settings.bus, owner),
+        SlowNodeWatch(store, settings.bus, owner),
+    )
+    users, meetings = UserReconciler(store, settings.bus), Meetings(store, settings.bus)
     replacements, guard = Replacements(store, settings.bus), Guard(bus)
     keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
 

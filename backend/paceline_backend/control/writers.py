@@ -36,7 +36,7 @@ REFRESH_S = 0.5
 _MOST_PLAIN = 2**20  # bytes
 
 
-class _Steps(msgspec.Struct, tag="steps"):
+class _StepsShape(msgspec.Struct, tag="steps"):
     pass
 
 
@@ -48,7 +48,7 @@ class _Metrics(msgspec.Struct, tag="metrics"):
     pass
 
 
-_records = msgspec.msgpack.Decoder(_Steps | _Rounds | _Metrics)
+_records = msgspec.msgpack.Decoder(_StepsShape | _Rounds | _Metrics)
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ def adopt(
     except backends.NewRunError as error:
         raise InvalidRequestError(error.field, error.message) from error
     run = _id(store, whose, key)
-    new = replace(new, backend=backends.Adopted.name, signed=True)
+    new = replace(new, backend=backends.AdoptedBackend.name, signed=True)
     with streams.answering(bus_url):
         try:
             _find_or_create(store, run, key, new, by)
@@ -94,7 +94,7 @@ def _find_or_create(store: Store, run: str, key: str, new: NewRun, by: Requester
 def _refuse_other(connection: Connection, run: str, key: str, new: NewRun) -> None:
     """Raise `ConflictError` if the run has ended, or is a different training than this node's."""
     known, state = new_runs.stored(connection, run)
-    if known.backend != backends.Adopted.name:
+    if known.backend != backends.AdoptedBackend.name:
         raise ConflictError(f"key {key}: its run {run} was moved to another backend: {_ANOTHER}")
     if state.final:
         raise ConflictError(f"key {key}: its run {run} is {state}: {_ANOTHER}")

@@ -58,7 +58,7 @@ def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start
         ConflictError: the run is on an engine, which only the control plane can start, or it is
             adopted, which only its user can start.
     """
-    if new.backend == backends.Adopted.name and to.backend is None:
+    if new.backend == backends.AdoptedBackend.name and to.backend is None:
         raise ConflictError(
             f"run {run}: its user started its nodes, and must restart them under another key; or "
             "name a backend on which the run should continue"

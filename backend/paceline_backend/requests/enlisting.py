@@ -51,7 +51,7 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             new, state = new_runs.stored(connection, run)
-            if not new.has_jobs and new.backend != backends.Adopted.name:
+            if not new.has_jobs and new.backend != backends.AdoptedBackend.name:
                 raise ConflictError(
                     f"run {run} is on {new.backend}, where nodes cannot ask to join"
                 )

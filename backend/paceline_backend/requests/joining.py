@@ -161,7 +161,7 @@ def under_way(connection: Connection, run: str) -> MultiNodeRun:
 
 def refuse_adopted(new: NewRun) -> None:
     """Raise `ConflictError` if the run is adopted: its user starts its nodes, not Paceline."""
-    if new.backend == backends.Adopted.name:
+    if new.backend == backends.AdoptedBackend.name:
         raise ConflictError(
             "this run's user starts its nodes: add one with `paceline node` and the run's key, "
             "while it has fewer than `nodes_max`"

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Session:
-    """Credentials of a node or a run.
+class SessionCredentials:
+    """SessionCredentials of a node or a run.
 
     Args:
         bus: URL of the bus, with a user that has access only to its own streams.
@@ -49,7 +49,7 @@ def keys(store: Store, of: Iterable[str] = ()) -> Keys:
 
 def of_node(
     store: Store, bus_url: str, node: str, token: str | None = None, run: str | None = None
-) -> Session:
+) -> SessionCredentials:
     """Create the session of a node's agent. Earlier sessions of this node end.
 
     `token` is the id of the caller's token, with which the session ends, or None if it must not
@@ -76,7 +76,7 @@ def of_node(
             )
     # Do not read the seed again: the name may belong to another token by then.
     own = Keys(meta.secret(store), {node: seed})
-    return Session(_url(bus_url, users.of_node(own, node)), own.of_node(node))
+    return SessionCredentials(_url(bus_url, users.of_node(own, node)), own.of_node(node))
 
 
 def end(bus_url: str, names: Collection[str]) -> None:
@@ -124,7 +124,7 @@ def _out_of_use(connection: Connection, node: str) -> dict[str, Any]:
     return known
 
 
-def of_run(store: Store, bus_url: str, run: str) -> Session:
+def of_run(store: Store, bus_url: str, run: str) -> SessionCredentials:
     """Create the session of a run that the caller starts. Earlier sessions of the run end.
 
     Raises:
@@ -144,14 +144,14 @@ def of_run(store: Store, bus_url: str, run: str) -> Session:
     return credentials(store, bus_url, run)
 
 
-def credentials(store: Store, bus_url: str, run: str) -> Session:
+def credentials(store: Store, bus_url: str, run: str) -> SessionCredentials:
     """Return the credentials of a run's processes, and create their user on the bus.
 
     Raises:
         ConflictError: the bus does not support users.
     """
     own = keys(store)
-    return Session(_url(bus_url, users.of_run(own, run)), own.of_run(run))
+    return SessionCredentials(_url(bus_url, users.of_run(own, run)), own.of_run(run))
 
 
 def _url(bus_url: str, user: User) -> str:

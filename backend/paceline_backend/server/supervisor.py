@@ -204,7 +204,7 @@ class _Child:
         self.process = None
 
 
-class Supervisor:
+class ServerSupervisor:
     """Supervisor that keeps the parts of a control plane running until a signal arrives.
 
     `listener` is the socket of the web process. `bus` is the embedded bus, not yet started; None:

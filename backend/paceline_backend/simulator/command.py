@@ -17,7 +17,7 @@ from paceline_backend.simulator import summary
 from paceline_backend.simulator.broadcast import Broadcast, register
 from paceline_backend.simulator.scenario import Scenario
 from paceline_backend.simulator.simulation import Simulation
-from paceline_backend.simulator.summary import Summary, Tally
+from paceline_backend.simulator.summary import SegmentSums, Summary
 
 _COLUMNS = (
     ("policy", "policy"),
@@ -79,7 +79,7 @@ def on_server(
 
 
 def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
-    tally = Tally(warmup)
+    tally = SegmentSums(warmup)
     try:
         for trained, devices in broadcast.segments():
             tally.add(trained, devices)

@@ -12,7 +12,7 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync import Bodies, Prices
 
 
-class Batches:
+class DealtBatches:
     """The batches of a segment: at first as planned, then as ranks shared them.
 
     Args:

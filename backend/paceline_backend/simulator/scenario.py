@@ -62,7 +62,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serial: float = 1.0
 
 
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The failure of a worker in a step; all workers restart at this step, as from a checkpoint."""
 
     rank: int
@@ -105,7 +105,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = "bsp"
     parameters: dict[str, Any] = {}
     switches: list[Change] = []
-    failures: list[Failure] = []
+    failures: list[WorkerFailure] = []
     communication: Communication = Communication()
     # Samples that fit into a worker's memory.
     limits: int | list[int] | None = None

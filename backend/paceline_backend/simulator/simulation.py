@@ -27,9 +27,9 @@ from paceline_backend.planning.offer import offer
 from paceline_backend.policies import Plan, Policy
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
-from paceline_backend.simulator.dealing import Batches
-from paceline_backend.simulator.scenario import Change, Failure, Scenario
-from paceline_backend.simulator.sync import Costs, Pool, Round, Work
+from paceline_backend.simulator.dealing import DealtBatches
+from paceline_backend.simulator.scenario import Change, Scenario, WorkerFailure
+from paceline_backend.simulator.sync import Costs, SimulatedPool, SimulatedRound, Work
 
 T = TypeVar("T")
 # Maps a step and its batches, [W], to the time of the all-reduce in s, [W].
@@ -61,7 +61,7 @@ class TrainedSegment:
     # The real time that planning took; `segment.plan_s` is 0.
     plan_s: float = 0.0
     # The `ended_at` of rounds is virtual time.
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[SimulatedRound] = field(default_factory=list)
     # Ranks do not synchronise at the segment's end, unless the epoch ends.
     goes_on: bool = False
 
@@ -154,7 +154,7 @@ class Simulation:
         started_at: float = 0.0,
         steps: int | None = None,
         switches: Iterable[Change] = (),
-        failures: Iterable[Failure] = (),
+        failures: Iterable[WorkerFailure] = (),
     ) -> None:
         self.policy = policy
         self.version = 0
@@ -198,7 +198,7 @@ class Simulation:
         self.window = Window(hello.world, hello.attempt)
         # The newest rows, which plans do not use yet.
         self._withheld: list[tuple[int, Floats]] = []
-        self._pool = Pool(hello.world)
+        self._pool = SimulatedPool(hello.world)
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
         # The end of each rank's newest step, [W].
         self._clocks = np.full(hello.world, now)
@@ -266,7 +266,7 @@ class Simulation:
         # synchronising, a rank that is ahead of the leader waits with its first batch until then.
         begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)
-        batches = Batches(
+        batches = DealtBatches(
             self.devices,
             segment.first_step,
             sizes,
@@ -316,7 +316,7 @@ class Simulation:
             goes_on=goes_on,
         )
 
-    def _all_reduce_s(self, first_step: int, batches: Batches, counts: Ints) -> Floats:
+    def _all_reduce_s(self, first_step: int, batches: DealtBatches, counts: Ints) -> Floats:
         seconds = np.zeros(counts.shape)
         if self._communication is not None:
             for at in range(len(counts)):
@@ -333,7 +333,7 @@ class Simulation:
         self._synchroniser, self._model = synchroniser, self._model_of(synchroniser, segment.seq)
         return clocks
 
-    def _model_of(self, synchroniser: Synchronisation, seq: int) -> synchronisers.Synchroniser:
+    def _model_of(self, synchroniser: Synchronisation, seq: int) -> synchronisers.SimulatedSync:
         return synchronisers.make(synchroniser, self.hello.world, self.hello.seed + seq)
 
     def _tell(self, trained: TrainedSegment) -> None:
@@ -351,7 +351,7 @@ class Simulation:
             self.window.put_step(step, rows)
         self._withheld = self._withheld[shown:]
 
-    def _restart(self, failure: Failure, trained: TrainedSegment) -> None:
+    def _restart(self, failure: WorkerFailure, trained: TrainedSegment) -> None:
         old = self.hello
         alive = failure.alive(old.world)
         samples = trained.plan.batches.samples[: trained.features.samples.sum()]

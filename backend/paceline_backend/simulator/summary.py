@@ -77,7 +77,7 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
 
 
 @dataclass
-class Tally:
+class SegmentSums:
     """The sums over a simulation's segments, without `warmup` steps after each policy's start."""
 
     warmup: int = 0
@@ -172,7 +172,7 @@ def _mape(ett_s: Floats, compute_s: Floats) -> float:
 
 def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
     """Train to the end; return a summary per policy, in the order of the policies' start."""
-    tally = Tally(warmup)
+    tally = SegmentSums(warmup)
     while not simulation.finished:
         # Read the devices before `advance`, in which a failure may change them.
         devices = simulation.devices
@@ -180,7 +180,7 @@ def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
     return counted(tally)
 
 
-def counted(tally: Tally) -> dict[str, Summary]:
+def counted(tally: SegmentSums) -> dict[str, Summary]:
     """Return the summaries of a finished simulation."""
     summaries = tally.summaries()
     if not summaries:

@@ -20,7 +20,7 @@ _FINAL = ("finished", "failed", "stopped")
 _WAIT_S = 300.0
 
 
-class Server(Protocol):
+class TestedServer(Protocol):
     """A control plane that a test can kill and send requests to."""
 
     folder: Path

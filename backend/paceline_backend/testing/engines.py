@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import pytest
 
 from paceline.wire import ENDED
-from paceline_backend.testing.control_plane import Server, until
+from paceline_backend.testing.control_plane import TestedServer, until
 
 SCRIPT = Path(__file__).parent / "training.py"
 WAIT_S = 300.0
@@ -34,7 +34,7 @@ class Harness(Protocol):
     A `ControlPlane` can serve as `cluster`.
     """
 
-    cluster: Server
+    cluster: TestedServer
     backend: str
 
     def options(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def assert_ends_exact(harness: Harness, run: str) -> dict[str, Any]:
     return ended
 
 
-def kill_server(cluster: Server) -> None:
+def kill_server(cluster: TestedServer) -> None:
     """Kill the control plane by SIGKILL, which ends its child processes, too."""
     assert cluster.server is not None
     assert cluster.server.stdout is not None
@@ -125,7 +125,7 @@ def kill_server(cluster: Server) -> None:
     cluster.server.stdout.close()
 
 
-def forget_job(cluster: Server, run: str) -> None:
+def forget_job(cluster: TestedServer, run: str) -> None:
     """Delete the record of a job, as if its worker was killed right after submitting it."""
     database = cluster.folder / "server" / "paceline.db"
     with sqlite3.connect(database) as connection:

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from paceline.wire import CHANGES, StepBatch
-from paceline_backend.api.live.reader import Follower, Reader
+from paceline_backend.api.live.reader import ChangeReader, PendingEvent
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, telemetry
 from support.records import add_run, hello, record
@@ -145,7 +145,7 @@ def heard_until(connection: socket.socket, word: bytes) -> bytes:
 
 def test_a_slow_browser_gets_one_event_of_all_that_it_missed() -> None:
     async def follow() -> None:
-        follower = Follower()
+        follower = PendingEvent()
         assert follower.take() is None
         for step, revision in ((7, 0), (None, 1), (5, 1), (8, 2)):
             follower.put({"type": "change", "step": step, "revision": revision})
@@ -184,15 +184,15 @@ def test_a_fault_of_the_reader_does_not_end_the_streams(
     store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = threading.Event()
-    follow = Reader._follow
+    follow = ChangeReader._follow
 
-    async def once_failing(self: Reader) -> None:
+    async def once_failing(self: ChangeReader) -> None:
         if not failed.is_set():
             failed.set()
             raise RuntimeError("of this test")
         await follow(self)
 
-    monkeypatch.setattr(Reader, "_follow", once_failing)
+    monkeypatch.setattr(ChangeReader, "_follow", once_failing)
     add_run(store, "r")
     with (
         serving(store, bus_url) as client,

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import State
-from paceline_backend.control.nodes.watch import Watch
+from paceline_backend.control.nodes.watch import SlowNodeWatch
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.insight import replacements
 from paceline_backend.insight.whatif.answer import NodeForecast
@@ -58,7 +58,7 @@ def test_a_verdict_is_noted_once_until_it_changes(store: Store, bus_url: str) ->
     trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 150)
     with store.read() as connection:
         [watched] = slowness.watched(connection, "worker")
-    watch = Watch(store, bus_url, "worker")
+    watch = SlowNodeWatch(store, bus_url, "worker")
     for step in (149, 149):
         slow = watch.look(watched, step)
         assert slow is not None
@@ -79,9 +79,9 @@ def test_few_steps_name_nobody(store: Store, bus_url: str) -> None:
     trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 12)
     with store.read() as connection:
         [watched] = slowness.watched(connection, "worker")
-    assert Watch(store, bus_url, "worker").look(watched, 11) is None
+    assert SlowNodeWatch(store, bus_url, "worker").look(watched, 11) is None
     later = RunOnNodes(watched.key, run, 1, replace_slow_nodes=False)  # its ranks have said nothing
-    assert Watch(store, bus_url, "worker").look(later, 200) is None
+    assert SlowNodeWatch(store, bus_url, "worker").look(later, 200) is None
 
 
 def test_a_verdict_that_failed_is_made_again_though_no_step_follows(
@@ -89,7 +89,7 @@ def test_a_verdict_that_failed_is_made_again_though_no_step_follows(
 ) -> None:
     run = launch(store, bus_url, 2, 2)
     trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 150)
-    watch, stop = Watch(store, bus_url, "worker", pause_s=0.0), threading.Event()
+    watch, stop = SlowNodeWatch(store, bus_url, "worker", pause_s=0.0), threading.Event()
     no_forecasts = mock.Mock(**{"submit.side_effect": RuntimeError})
     with monkeypatch.context() as patch:
         patch.setattr("paceline_backend.control.nodes.watch.judge", mock.Mock(side_effect=OSError))
@@ -110,7 +110,7 @@ def test_a_spare_that_comes_later_is_used_though_no_step_follows(
     saved = (0.05, 0.04, 0.06, 0.5, 0.4, 0.6, "That saves half.")
     forecast = NodeForecast(*saved, node="n2", ranks=[2, 3], factor=3.0)
     monkeypatch.setattr(replacements, "forecast_of", mock.Mock(return_value=forecast))
-    watch, stop = Watch(store, bus_url, "worker", pause_s=0.0), threading.Event()
+    watch, stop = SlowNodeWatch(store, bus_url, "worker", pause_s=0.0), threading.Event()
     watch.scan(mock.Mock(), stop)
     training.train(training.step + 150)
     training.store(store, run)
@@ -140,7 +140,7 @@ def test_a_slow_node_is_replaced_where_that_is_allowed(store: Store, bus_url: st
         with store.read() as connection:
             return replacements.forecast_of(connection, key, "n2", 0)
 
-    watch, never = Watch(store, bus_url, "worker", pause_s=0.0), threading.Event()
+    watch, never = SlowNodeWatch(store, bus_url, "worker", pause_s=0.0), threading.Event()
     with (
         Forecaster(store.url.render_as_string(hide_password=False)) as forecaster,
         working(Periodic("slow nodes", 0.1, partial(watch.scan, forecaster, never)).run),

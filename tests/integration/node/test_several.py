@@ -21,7 +21,7 @@ from paceline.core import reform
 from paceline.node import session
 from paceline.node.link import Link
 from paceline.node.rundir import Record
-from paceline.node.supervisor import Ranks, Supervisor
+from paceline.node.supervisor import RankAccess, Supervisor
 from paceline.wire import FAILED_ELSEWHERE, Hello, Launch, Meet
 from support.marks import some_long
 from support.node import script, states, telemetry
@@ -59,7 +59,7 @@ class Nodes:
         launch = Launch(path, self._script, nproc, {}, nodes_min=least, nodes_max=most, **more)
         record = Record("r", name, "the test", "")
         data = self.folder / name
-        supervisor = Supervisor(launch, data, record, link, Ranks(self.bus_url, KEY))
+        supervisor = Supervisor(launch, data, record, link, RankAccess(self.bus_url, KEY))
         self.by_name[name] = supervisor
         supervisor.start()
         return supervisor

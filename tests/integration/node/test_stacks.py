@@ -17,7 +17,7 @@ from paceline.node.health import ending, stacks
 from paceline.node.health.stacks import ANNOUNCED, WRITTEN, Announcement
 from paceline.node.rundir import EndedRanks, LauncherStatus, Record
 from paceline.wire import EndRanks, RunState, State
-from paceline.wire.asking import Dump, Dumps, NotThere, Stack
+from paceline.wire.asking import Dump, Dumps, NotThere, StackTrace
 from support.waiting import until
 
 RUN = "r"
@@ -91,11 +91,11 @@ def dumped(directory: Path) -> list[Dump]:
     return answer.ranks
 
 
-def written(directory: Path, dump: Dump) -> Stack:
+def written(directory: Path, dump: Dump) -> StackTrace:
     """What a rank writes when it was asked."""
     assert not dump.why
 
-    def stack() -> Stack | None:
+    def stack() -> StackTrace | None:
         [read] = stacks.read(directory, 2, [(dump.rank, dump.offset)]).stacks
         return read if "<module>" in read.text else None
 

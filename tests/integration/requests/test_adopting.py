@@ -11,7 +11,7 @@ import redis
 import sqlalchemy as sa
 
 from paceline.wire import Kill, Launch, Meet, State
-from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.keeper import UserReconciler
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.silence import Sweep
 from paceline_backend.store import Store, nodes, schema
@@ -264,7 +264,7 @@ def test_the_token_of_a_run_ends_with_its_streams(
     own = bearer(made["token"])
     enlist(client, store, made, "n1")
     report(store, made["run"], "n1", State.FINISHED, exit_code=0)
-    keeper = Keeper(store, bus_url)
+    keeper = UserReconciler(store, bus_url)
     keeper.keep(bus)
     assert client.get("version", headers=own).status_code == 200, "it may have much to deliver"
     with store.write() as connection:

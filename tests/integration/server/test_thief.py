@@ -32,7 +32,7 @@ from paceline.wire import (
     signed,
 )
 from paceline.wire.bus import connect, publish
-from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.keeper import UserReconciler
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.server import users
@@ -230,7 +230,7 @@ def test_a_stop_is_signed(store: Store, plain_url: str, monkeypatch: pytest.Monk
 
 def keeping(store: Store, url: str) -> tuple[threading.Thread, threading.Event]:
     stop = threading.Event()
-    repeated = Periodic("bus users", 0.1, partial(Keeper(store, url).look, connect(url)))
+    repeated = Periodic("bus users", 0.1, partial(UserReconciler(store, url).look, connect(url)))
     thread = threading.Thread(target=repeated.run, args=[stop])
     thread.start()
     return thread, stop
@@ -265,7 +265,7 @@ def test_users_are_made_again(store: Store, own_bus: EmbeddedBus) -> None:
 def test_users_of_runs_that_are_over_go(store: Store, own_bus: EmbeddedBus) -> None:
     session = sessions.of_run(store, own_bus.url, "mine")
     sessions.of_run(store, own_bus.url, "theirs")
-    keeper = Keeper(store, own_bus.url)
+    keeper = UserReconciler(store, own_bus.url)
     with connect(own_bus.url) as server:
         keeper.keep(server)
         with store.write() as connection:  # created long ago, and never seen
@@ -299,7 +299,7 @@ def test_a_bus_without_users_for_us_is_told_once(
             with pytest.raises(ConflictError, match="--share-bus-password") as refused:
                 asked()
             assert "app:app" not in str(refused.value)
-    keeper = Keeper(store, plain_url)
+    keeper = UserReconciler(store, plain_url)
     with connect(plain_url) as client, caplog.at_level(logging.WARNING):
         for _ in range(3):
             keeper.keep(client)
@@ -313,10 +313,10 @@ def test_a_bus_without_a_password_is_told_once(
     store: Store, own_bus: EmbeddedBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), connect(own_bus.url) as server:
-        Keeper(store, own_bus.url).try_door()
+        UserReconciler(store, own_bus.url).try_door()
         assert not caplog.records
         server.execute_command("ACL", "SETUSER", "default", "nopass")
-        keeper = Keeper(store, own_bus.url)
+        keeper = UserReconciler(store, own_bus.url)
         for _ in range(3):
             keeper.try_door()
     (warning,) = [record.getMessage() for record in caplog.records]

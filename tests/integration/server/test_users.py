@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from paceline.node.delivery import Delivery
 from paceline.node.link import Link
 from paceline.node.rundir import Record
-from paceline.node.session import Session
+from paceline.node.session import BusSession
 from paceline.node.spool import Spool
 from paceline.wire import State, StepBatch, commands, encode, node_telemetry, run_telemetry
 from paceline.wire.bus import as_user, connect
-from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.keeper import UserReconciler
 from paceline_backend.requests import sessions
 from paceline_backend.server import floods, users
 from paceline_backend.server.floods import Bounds, Guard
@@ -72,7 +72,7 @@ def test_who_is_off_stays_off(store: Store, bus: redis.Redis, bus_url: str) -> N
         run: sessions.of_run(store, bus_url, "r").bus,
         node: sessions.of_node(store, bus_url, "here").bus,
     }
-    Keeper(store, bus_url).keep(bus)
+    UserReconciler(store, bus_url).keep(bus)
     assert [works(url, stream) for stream, url in urls.items()] == [False, False]
     bus.delete(run, node)
     assert len(Guard(bus, AT_ONCE).switch_on()) == 2
@@ -105,7 +105,7 @@ def test_a_nodes_user_may_drain_a_spool(
     store: Store, bus: redis.Redis, bus_url: str, tmp_path: Path
 ) -> None:
     given = sessions.of_node(store, bus_url, "here")
-    session = Session("id", given.bus, node_telemetry("here"), commands("here"), given.key)
+    session = BusSession("id", given.bus, node_telemetry("here"), commands("here"), given.key)
     out = Spool(tmp_path / "r" / "spool", "rank0", 1 << 20)
     out.append(encode(StepBatch([]), "r"))
     out.close()
@@ -129,7 +129,7 @@ def test_a_run_that_may_still_train_keeps_its_user(
     """Nothing was heard of it, for example because its node was cut off."""
     url = sessions.of_run(store, bus_url, "r").bus
     end(store, lost=True, ago_s=86_400)
-    keeper = Keeper(store, bus_url)
+    keeper = UserReconciler(store, bus_url)
     for _ in range(2):
         keeper.keep(bus)
     assert works(url, run_telemetry("r"))
@@ -144,7 +144,7 @@ def test_a_run_that_gets_its_user_meanwhile_keeps_it(
     """It gets a session after the keeper has read the database, and before it looks at the bus."""
     sessions.of_run(store, bus_url, "r")
     add_run(store, "late", node="here")
-    keeper = Keeper(store, bus_url)
+    keeper = UserReconciler(store, bus_url)
     keeper.keep(bus)
     real, urls = writers.signed_runs, []
 
@@ -168,7 +168,7 @@ def test_the_stream_of_a_run_that_is_over_goes(
     sessions.of_run(store, bus_url, "r")
     for other in (stream, run_telemetry("another-server-s")):
         bus.xadd(other, {"data": "x"})
-    keeper = Keeper(store, bus_url)
+    keeper = UserReconciler(store, bus_url)
     keeper.keep(bus)
     assert bus.ttl(stream) == -1
     end(store, lost=False, ago_s=86_400)
@@ -178,7 +178,7 @@ def test_the_stream_of_a_run_that_is_over_goes(
     keeper.keep(bus)
     assert bus.ttl(stream) == -1
     end(store, lost=False, ago_s=86_400)
-    Keeper(store, bus_url).keep(bus)
+    UserReconciler(store, bus_url).keep(bus)
     assert 0 < bus.ttl(stream) <= 3_600
     assert bus.ttl(run_telemetry("another-server-s")) == -1
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.lockstep import KEPT, Progress, conflict, described, laggards, skips
+from paceline.core.lockstep import KEPT, RankProgress, conflict, described, laggards, skips
 
 
 def progress(
     passes: list[list[int]], *, ended: bool = True, epoch: int = 0, phase: str = "compute"
-) -> Progress:
+) -> RankProgress:
     """A rank that has been in these steps, and reduced these models in each of them.
 
     Args:
@@ -18,7 +18,7 @@ def progress(
         epoch: of all steps.
         phase: that the rank is in.
     """
-    made = Progress(epoch=epoch, in_loop=True, phase=phase)
+    made = RankProgress(epoch=epoch, in_loop=True, phase=phase)
     for step, models in enumerate(passes):
         made.step = step
         for model in models:
@@ -30,7 +30,7 @@ def progress(
     return made
 
 
-def words(*of: Progress) -> str:
+def words(*of: RankProgress) -> str:
     return conflict(dict(enumerate(of))) or ""
 
 
@@ -118,4 +118,4 @@ def test_only_ranks_that_others_wait_for_are_late() -> None:
     there.phase = "plan"
     assert laggards(of, waits, 30.0) == [], "all wait: none of them is late"
     assert described(1, there) == "rank 1 is after step 0 (plan)"
-    assert described(1, Progress()) == "rank 1 has not begun its first step"
+    assert described(1, RankProgress()) == "rank 1 has not begun its first step"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from paceline.core.member import Member, Says, Tally, WaitReason
-from paceline.core.rounds import Call, Drift, Progress
+from paceline.core.member import Member, RoundCounts, Says, WaitReason
+from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline.wire import MOST_PENDING
 
 
 def members(world: int, call: Call, drift: Drift) -> list[Member[str]]:
-    progress = Progress(world, call, drift)
+    progress = RoundProgress(world, call, drift)
     return [Member(rank, progress) for rank in range(world)]
 
 
@@ -17,7 +17,7 @@ def end_round(ranks: list[Member[str]], through: list[int]) -> None:
     progress = ranks[0]._progress
     progress.begin()
     for member in ranks:
-        member.contribute(Tally(progress.drift))
+        member.contribute(RoundCounts(progress.drift))
     progress.end([member.clock for member in ranks], through)
 
 
@@ -60,7 +60,7 @@ def test_a_rank_waits_for_the_round_that_it_calls_for_too_many_pending_gradients
     assert ranks[0].announce() is Says.CALL
     progress = ranks[0]._progress
     progress.begin()
-    assert len(ranks[0].contribute(Tally(progress.drift))) == MOST_PENDING + 1
+    assert len(ranks[0].contribute(RoundCounts(progress.drift))) == MOST_PENDING + 1
     assert ranks[0].wait_reason() is WaitReason.PENDING, "the round is under way"
     progress.end([MOST_PENDING + 1, 0], [])
     assert ranks[0].wait_reason() is None
@@ -74,7 +74,7 @@ def test_a_rank_waits_for_all_but_one_of_its_copies() -> None:
     assert rank.wait_reason() is None
 
 
-def contributions(staleness: int | None) -> tuple[list[str], Tally]:
+def contributions(staleness: int | None) -> tuple[list[str], RoundCounts]:
     """What goes into a round of two gradients: one is seven rounds old, and the newer one two."""
     drift = Drift(staleness=staleness)
     rank, _ = members(2, Call(quorum=1), drift)
@@ -90,7 +90,7 @@ def contributions(staleness: int | None) -> tuple[list[str], Tally]:
     for _ in range(2):
         progress.begin()
         progress.end([0, 0], [])
-    tally = Tally(drift)
+    tally = RoundCounts(drift)
     return [gradient for _, _, gradient in rank.contribute(tally)], tally
 
 

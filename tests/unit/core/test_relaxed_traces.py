@@ -15,7 +15,7 @@ from msgspec import convert
 from paceline.core.rounds import Call, Drift
 from paceline.wire.synchronisation import PartialRules
 from paceline_backend.simulator import sync
-from paceline_backend.simulator.sync.rounds import Segment
+from paceline_backend.simulator.sync.rounds import SegmentRounds
 from support import scenarios
 from support.scenarios import Scenario
 from support.virtual_rounds import Ran, train
@@ -54,10 +54,10 @@ def of_ranks(given: Scenario, work_s: list[list[float]], samples: list[list[int]
 
 def of_simulator(
     given: Scenario, work_s: list[list[float]], samples: list[list[int]]
-) -> tuple[list[sync.Round], list[list[float]]]:
+) -> tuple[list[sync.SimulatedRound], list[list[float]]]:
     call = Call.of(given.rules, given.world, given.seed)
     drift = Drift.of(given.rules)
-    segment = Segment(call, drift, work_s, samples, sync.Costs(given.round_s, given.call_s))
+    segment = SegmentRounds(call, drift, work_s, samples, sync.Costs(given.round_s, given.call_s))
     segment.run([0.0] * given.world)
     return segment.rounds, segment.ended_at
 

@@ -13,7 +13,7 @@ from paceline.core.means import part_due
 from paceline.core.partners.pairs import Partners
 from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import sync
-from paceline_backend.simulator.sync.base import Timeline
+from paceline_backend.simulator.sync.base import SimulatedTimeline
 from support import scenarios
 from support.scenarios import Scenario
 from support.virtual_replicas import Ran, train
@@ -33,7 +33,7 @@ def of_ranks(given: Scenario) -> Ran:
     )
 
 
-def of_simulator(given: Scenario) -> Timeline:
+def of_simulator(given: Scenario) -> SimulatedTimeline:
     """All steps as one segment, at whose end the epoch ends."""
     work_s, samples = np.array(given.work_s), np.array(given.samples)
     nothing = np.zeros_like(work_s)
@@ -45,7 +45,7 @@ def _costs(given: Scenario) -> sync.Costs:
     return sync.Costs(given.round_s, given.call_s, pair_s=given.pair_s)
 
 
-def ends_of(timeline: Timeline) -> list[list[float]]:
+def ends_of(timeline: SimulatedTimeline) -> list[list[float]]:
     """When each rank ends its steps, [W][steps]."""
     took_s = timeline.work_s + timeline.wait_s + timeline.communication_s
     ends: list[list[float]] = np.cumsum(took_s, axis=0).T.tolist()

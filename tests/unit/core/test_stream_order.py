@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from paceline.core.streaming.order import Seen, difference
+from paceline.core.streaming.order import SeenSamples, difference
 
 
 def word(samples: Iterable[Any]) -> str:
-    seen = Seen()
+    seen = SeenSamples()
     for sample in samples:
         seen.add(sample)
     return seen.order(0, "a.tar").word

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.streaming.claiming import PARTS, Claims, next_claim
+from paceline.core.streaming.claiming import PARTS, ShardClaims, next_claim
 from paceline.core.streaming.ledger import LEAST_BATCHES, WAITS, StreamLedger
 from paceline.core.streaming.picking import Speeds, counts_in_time, picked
 from paceline.wire import ALLREDUCE, Paces, Segment
@@ -260,7 +260,7 @@ def test_each_part_of_each_shard_is_claimed_once(shards: int, world: int, seed: 
             word[0] = new
         return word[0]
 
-    claims = [Claims(lambda: word[0], change, rank) for rank in range(world)]
+    claims = [ShardClaims(lambda: word[0], change, rank) for rank in range(world)]
     taken: list[tuple[int, int]] = []
     able = list(range(world))
     while able:
@@ -288,7 +288,7 @@ def test_claims_of_ranks_at_once_do_not_overlap() -> None:
     taken: list[tuple[int, int]] = []
 
     def claim(rank: int) -> None:
-        claims = Claims(lambda: word[0], change, rank)
+        claims = ShardClaims(lambda: word[0], change, rank)
         while (claim := claims.take(200, 0.25)) is not None:
             taken.extend((claim.shard, part) for part in range(claim.first, claim.end))
 

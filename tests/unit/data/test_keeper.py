@@ -11,7 +11,7 @@ import pytest
 
 from paceline.data import Sharded
 from paceline.data.directory import Directory
-from paceline.data.keeper import Keeper, Moved, NodePart
+from paceline.data.keeper import Moved, NodePart, Prefetcher
 from support.waiting import DEADLINE_S, until
 
 
@@ -43,11 +43,11 @@ def packed(*samples: int) -> bytes:
 @contextmanager
 def keeping(
     source: Counted, folder: Path, limit: int = 200, bandwidth: float | None = None
-) -> Iterator[tuple[Keeper, Sharded]]:
+) -> Iterator[tuple[Prefetcher, Sharded]]:
     data = Sharded(source, directory=folder, limit_bytes=limit, bandwidth=bandwidth)
     held = data.directory.claim(data.lengths)
     data.keeps = True
-    keeper = Keeper(data, held, filler=0)
+    keeper = Prefetcher(data, held, filler=0)
     try:
         assert keeper.wait_idle(DEADLINE_S)
         yield keeper, data

@@ -20,7 +20,7 @@ from paceline.node.elastic import roll
 from paceline.node.elastic.place import use_interface
 from paceline.node.elastic.ranks import _Logs
 from paceline.node.elastic.rendezvous import Alone, Members, Signed, together
-from paceline.node.elastic.roll import Failure, Roll, Round
+from paceline.node.elastic.roll import FirstFailure, Roll, RollRound
 from paceline.node.machine import address_towards
 from paceline.node.processes import number_of, reserved_port
 
@@ -68,8 +68,8 @@ def test_launchers_of_a_run_read_each_other() -> None:
     assert later[::2] == (b"second", True)
 
 
-def fails(node: str, at: float = 0.0) -> Failure:
-    return Failure(node, at, 1, f"rank of {node}")
+def fails(node: str, at: float = 0.0) -> FirstFailure:
+    return FirstFailure(node, at, 1, f"rank of {node}")
 
 
 class Rolls:
@@ -80,14 +80,14 @@ class Rolls:
         self.by_node: dict[str, Roll] = {}
         self.rounds = 0
 
-    def call(self, *nodes: str, failed: str = "") -> Round:
+    def call(self, *nodes: str, failed: str = "") -> RollRound:
         """A round of these nodes, in this order of ranks; what all of them know then."""
         self.rounds += 1
         store = PrefixStore(f"{self.rounds}", self.store)
         for node in nodes:
             self.by_node.setdefault(node, Roll(self.store, node, 4))
 
-        def answer(index: int) -> Round:
+        def answer(index: int) -> RollRound:
             own = self.by_node[nodes[index]]
             at = failed.find(nodes[index])
             return own.call(store, index, len(nodes), None if at < 0 else fails(nodes[index], at))
@@ -100,8 +100,8 @@ class Rolls:
 
 def test_all_launchers_know_the_same_attempt() -> None:
     rolls = Rolls()
-    assert rolls.call("a", "b") == Round(4, ["a", "b"], 0)
-    assert rolls.call("c", "a", "b") == Round(5, ["c", "a", "b"], 0), "who joins knows it, too"
+    assert rolls.call("a", "b") == RollRound(4, ["a", "b"], 0)
+    assert rolls.call("c", "a", "b") == RollRound(5, ["c", "a", "b"], 0), "who joins knows it, too"
 
 
 def test_a_failure_counts_once_for_all_ranks_that_fail_by_it() -> None:
@@ -126,7 +126,7 @@ def test_clocks_that_are_apart_do_not_change_the_cause(monkeypatch: pytest.Monke
     real = time.time
     monkeypatch.setattr(roll.time, "time", lambda: real() + getattr(ahead_s, "b", 0.0))
 
-    def call(node: str, number: int, failure: Failure | None = None) -> Round:
+    def call(node: str, number: int, failure: FirstFailure | None = None) -> RollRound:
         ahead_s.b = 100.0 if node == "b" else 0.0
         return rolls[node].call(PrefixStore(str(number), store), "ab".index(node), 2, failure)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from paceline.node.client import Client
 from paceline.node.starting import progress, screen
-from paceline.node.starting.progress import Progress, Watch, duration
+from paceline.node.starting.progress import Progress, ProgressPoller, duration
 from paceline.node.starting.screen import Plain, Terminal
 from support.terminal import Screen
 
@@ -37,14 +37,14 @@ class Tty(io.BytesIO):
 
 
 @pytest.fixture
-def watch() -> Watch:
+def watch() -> ProgressPoller:
     """Knows `NOW`, and asks nobody."""
-    made = Watch(Client("http://127.0.0.1:9"), "r")
+    made = ProgressPoller(Client("http://127.0.0.1:9"), "r")
     made.now = NOW
     return made
 
 
-def terminal(watch: Watch) -> tuple[Terminal, io.StringIO]:
+def terminal(watch: ProgressPoller) -> tuple[Terminal, io.StringIO]:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, height=40, _environ={})
     return Terminal(console, watch), file
@@ -98,7 +98,7 @@ def test_steps_in_all_follow_from_the_run() -> None:
     assert progress.of_run(run | {"steps_per_epoch": None}, columns).steps is None
 
 
-def test_what_a_script_prints_stands_above_the_progress(watch: Watch) -> None:
+def test_what_a_script_prints_stands_above_the_progress(watch: ProgressPoller) -> None:
     shown, file = terminal(watch)
     with shown:
         write = shown.writer(Tty())
@@ -115,7 +115,7 @@ def test_what_a_script_prints_stands_above_the_progress(watch: Watch) -> None:
     assert not seen(file).hidden, "the cursor is there again"
 
 
-def test_a_scripts_own_progress_bar_is_shown_as_it_goes(watch: Watch) -> None:
+def test_a_scripts_own_progress_bar_is_shown_as_it_goes(watch: ProgressPoller) -> None:
     shown, file = terminal(watch)
     with shown:
         write = shown.writer(Tty())
@@ -127,7 +127,7 @@ def test_a_scripts_own_progress_bar_is_shown_as_it_goes(watch: Watch) -> None:
     assert seen(file).text.rstrip().splitlines() == ["100 %", "done"]
 
 
-def test_lines_of_our_own_stand_above_it_too(watch: Watch) -> None:
+def test_lines_of_our_own_stand_above_it_too(watch: ProgressPoller) -> None:
     shown, file = terminal(watch)
     with shown:
         sys.stderr.write("paceline: restarting all ranks\n")
@@ -135,7 +135,7 @@ def test_lines_of_our_own_stand_above_it_too(watch: Watch) -> None:
     assert seen(file).text.rstrip() == "paceline: restarting all ranks"
 
 
-def test_a_pipe_gets_the_scripts_bytes_alone(watch: Watch) -> None:
+def test_a_pipe_gets_the_scripts_bytes_alone(watch: ProgressPoller) -> None:
     shown, file = terminal(watch)
     with shown:
         pipe = io.BytesIO()
@@ -144,7 +144,7 @@ def test_a_pipe_gets_the_scripts_bytes_alone(watch: Watch) -> None:
     assert "raw" not in file.getvalue()
 
 
-def test_words_of_a_server_are_no_codes(watch: Watch) -> None:
+def test_words_of_a_server_are_no_codes(watch: ProgressPoller) -> None:
     watch.now = replace(NOW, verdict="rank 3 \x1b]0;owned\x07")
     shown, file = terminal(watch)
     with shown:
@@ -153,7 +153,7 @@ def test_words_of_a_server_are_no_codes(watch: Watch) -> None:
 
 
 def test_plain_lines_say_what_is_new(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    watch: ProgressPoller, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = [100.0]
     monkeypatch.setattr(screen.time, "monotonic", lambda: at[0])

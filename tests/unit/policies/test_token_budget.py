@@ -20,7 +20,7 @@ from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve.order import epoch_order
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.hello import hello_of
-from paceline_backend.simulator.scenario import Failure
+from paceline_backend.simulator.scenario import WorkerFailure
 from paceline_backend.testing import check_policy
 from support.marks import some_long
 from support.records import hello
@@ -155,7 +155,7 @@ def test_a_policy_that_keeps_no_budget_is_refused_before_the_samples_are_gone_th
 def test_a_restart_keeps_the_limits_of_the_ranks_that_are_left() -> None:
     limits = [2_000.0, 1_000.0, 1_500.0, 1_800.0]
     devices = Emulation(a_s=A_S, b_s=[0.01] * WORLD)
-    died = [Failure(rank=1, step=5, world=3)]
+    died = [WorkerFailure(rank=1, step=5, world=3)]
     run = Simulation(begun(token_limits=limits), devices, policies.make("bsp"), failures=died)
     while not run.finished:
         run.advance()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.sync import Costs, Timeline, Work, make, step_time_s
+from paceline_backend.simulator.sync import Costs, SimulatedTimeline, Work, make, step_time_s
 
 SOLO = {"probes": None, "staleness": 4, "mean": False}
 RNA = {"probes": 2, "staleness": 4, "mean": True}
@@ -23,7 +23,7 @@ def hierarchical(groups: list[list[int]], **given: Any) -> Synchronisation:
     return convert("hierarchical", {"groups": groups, "every": 4, "mean": True} | given)
 
 
-def run(what: Synchronisation, work_s: Any, costs: Costs, seed: int = 0) -> Timeline:
+def run(what: Synchronisation, work_s: Any, costs: Costs, seed: int = 0) -> SimulatedTimeline:
     work_s = np.array(work_s, float)
     work = Work(0, work_s, np.ones(work_s.shape, int), np.zeros_like(work_s), costs)
     return make(what, work_s.shape[1], seed).run(np.zeros(work_s.shape[1]), work)

@@ -17,7 +17,14 @@ from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Scenario, Simulation, summary
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.communication import Communication
-from paceline_backend.simulator.sync import Costs, Synchroniser, Timeline, Work, make, step_time_s
+from paceline_backend.simulator.sync import (
+    Costs,
+    SimulatedSync,
+    SimulatedTimeline,
+    Work,
+    make,
+    step_time_s,
+)
 
 PAIRWISE = convert("pairwise")
 
@@ -26,11 +33,11 @@ class Ranks:
     """Some that go on from segment to segment."""
 
     def __init__(self, world: int, costs: Costs, seed: int = 0) -> None:
-        self.model: Synchroniser = make(PAIRWISE, world, seed)
+        self.model: SimulatedSync = make(PAIRWISE, world, seed)
         self.costs, self.step = costs, 0
         self.now = np.zeros(world)
 
-    def run(self, work_s: Any, *, epoch_end: bool = False) -> Timeline:
+    def run(self, work_s: Any, *, epoch_end: bool = False) -> SimulatedTimeline:
         work_s = np.array(work_s, float)
         ones, nothing = np.ones(work_s.shape, int), np.zeros_like(work_s)
         work = Work(self.step, work_s, ones, nothing, self.costs, epoch_end)
@@ -143,7 +150,7 @@ def test_each_step_of_those_that_ask_is_one_exchange(
 ) -> None:
     rng = np.random.default_rng(seed)
     works = [rng.choice([0.0, 0.5, 1.0, 9.0], (steps, world)) for steps in lengths]
-    repetitions: list[tuple[list[Timeline], Floats]] = []
+    repetitions: list[tuple[list[SimulatedTimeline], Floats]] = []
     for _ in range(2):
         ranks = Ranks(world, Costs(0.1, pair_s=takes_s), seed)
         repetitions.append(([ranks.run(work_s) for work_s in works], ranks.now))

@@ -15,8 +15,15 @@ from paceline.core.emulation import Emulation
 from paceline.core.pool import Share, Stance
 from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
-from paceline_backend.simulator.dealing import Batches
-from paceline_backend.simulator.sync import Bodies, Costs, Pool, Timeline, Work, make
+from paceline_backend.simulator.dealing import DealtBatches
+from paceline_backend.simulator.sync import (
+    Bodies,
+    Costs,
+    SimulatedPool,
+    SimulatedTimeline,
+    Work,
+    make,
+)
 from paceline_backend.simulator.sync.sharing import Board
 
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
@@ -24,20 +31,20 @@ RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
 def trained(
     what: Any, factors: list[float], counts: Any, starts: Any = None, **given: Any
-) -> tuple[Timeline, Batches, Work]:
+) -> tuple[SimulatedTimeline, DealtBatches, Work]:
     """A segment of batches of samples that take a rank of factor 1 a second each."""
     counts = np.array(counts)
     world = len(factors)
     devices = given.pop("devices", Emulation(a_s=factors, b_s=[0.0] * world))
     nothing = np.zeros(counts.shape)
     limits = given.pop("limits", [])
-    batches = Batches(
+    batches = DealtBatches(
         devices, 0, np.ones(counts.sum()), counts, nothing.copy(), np.zeros(world), 1, limits
     )
     costs = given.pop("costs", Costs())
     work = Work(0, batches.compute_s.copy(), counts, nothing, costs, dealing=batches, **given)
     starts = np.zeros(world) if starts is None else np.array(starts)
-    return Pool(world).run(what, make(what, world, 0), starts, work), batches, work
+    return SimulatedPool(world).run(what, make(what, world, 0), starts, work), batches, work
 
 
 def test_rows_of_ranks_that_take_over_and_of_one_that_leaves() -> None:
@@ -144,14 +151,14 @@ def test_each_batch_is_trained_once_and_rows_sum_up(
     costs = Costs(round_s=0.25, call_s=0.125)
     limits = counts.max(axis=0).tolist() if limited else []
     pooled: list[Bodies] = []
-    batches, kept = Batches.pool, pooled.append
+    batches, kept = DealtBatches.pool, pooled.append
 
-    def pool_(self: Batches, bodies: Bodies) -> None:
+    def pool_(self: DealtBatches, bodies: Bodies) -> None:
         kept(bodies)
         batches(self, bodies)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Batches, "pool", pool_)
+        patched.setattr(DealtBatches, "pool", pool_)
         timeline, dealt, work = trained(
             what, factors, counts, starts, epoch_end=epoch_end, limits=limits, costs=costs
         )

@@ -14,7 +14,7 @@ from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync import (
     Costs,
-    Timeline,
+    SimulatedTimeline,
     Work,
     make,
     step_time_s,
@@ -47,14 +47,14 @@ def run(
     *,
     samples: Any = None,
     seed: int = 0,
-) -> Timeline:
+) -> SimulatedTimeline:
     work_s = np.array(work_s, float)
     samples = np.ones(work_s.shape, int) if samples is None else np.array(samples)
     work = Work(0, work_s, samples, np.full(work_s.shape, costs.round_s), costs)
     return make(what, work_s.shape[1], seed).run(np.zeros(work_s.shape[1]), work)
 
 
-def ended_at(timeline: Timeline, work_s: Any) -> Floats:
+def ended_at(timeline: SimulatedTimeline, work_s: Any) -> Floats:
     return np.cumsum(np.array(work_s) + timeline.wait_s + timeline.communication_s, axis=0)
 
 

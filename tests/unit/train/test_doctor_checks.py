@@ -23,7 +23,7 @@ from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
 from paceline.train.doctor import checks, drawing, examination
 from paceline.train.doctor.calls import Calls
-from paceline.train.doctor.watching import Seen, SeenSession
+from paceline.train.doctor.watching import ScriptRecord, SeenSession
 from paceline.train.seeding.samples import Epoch
 
 
@@ -46,16 +46,18 @@ class Loading(Dataset[Any]):
         return self.make(index)
 
 
-def seen(make: Callable[[int], Any], collate: Callable[[list[Any]], Any] | None = None) -> Seen:
+def seen(
+    make: Callable[[int], Any], collate: Callable[[list[Any]], Any] | None = None
+) -> ScriptRecord:
     """A script that has begun to read a loader of these samples."""
     data = Loading(make)
     loader: Any = SimpleNamespace(
         _epoch=Epoch(7, shared=False), _loader=DataLoader(data, collate_fn=collate)
     )
-    return Seen(sessions=[SeenSession("train.py:1", dataset=data, loader=loader)])
+    return ScriptRecord(sessions=[SeenSession("train.py:1", dataset=data, loader=loader)])
 
 
-def says(what: Seen) -> str:
+def says(what: ScriptRecord) -> str:
     (finding,) = drawing.samples(what)
     return finding.says
 
@@ -170,7 +172,7 @@ def test_a_stream_has_its_loader_and_a_checkpoint_of_its_own() -> None:
 
 def test_a_script_that_failed_before_its_loop_may_declare_a_checkpoint_further_on() -> None:
     session: Any = object()
-    what = Seen(sessions=[SeenSession("train.py:1", session=session)], failed=True)
+    what = ScriptRecord(sessions=[SeenSession("train.py:1", session=session)], failed=True)
     assert list(checks.checkpoint(what)) == []
     what.failed = False
     assert [finding.level for finding in checks.checkpoint(what)] == [Level.NOTE]

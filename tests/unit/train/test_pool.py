@@ -16,7 +16,7 @@ from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.train.device import Device
 from paceline.train.parts import Part, Step
-from paceline.train.sync.pool import Pool, ends_span, put
+from paceline.train.sync.pool import SharedBatches, ends_span, put
 from paceline.wire.synchronisation import Synchronisation, convert
 
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
@@ -51,7 +51,7 @@ def parts_of(
 class Rank:
     """One rank's loop, as `paceline.train.loader` drives it, on a virtual clock."""
 
-    def __init__(self, rank: int, pool: Pool, part: Part, batch_s: float) -> None:
+    def __init__(self, rank: int, pool: SharedBatches, part: Part, batch_s: float) -> None:
         self.rank, self.pool, self.batch_s = rank, pool, batch_s
         self._planned = list(part.steps())
         self.trained: list[Step] = []
@@ -97,7 +97,7 @@ def test_a_batch_that_was_taken_over_has_a_delay_of_its_own() -> None:
     store = HashStore()
     ours = parts_of([[2, 2, 2], [2, 2, 2]], RNA)
     put(store, ours)
-    pool = Pool(store, 1, 2, [])
+    pool = SharedBatches(store, 1, 2, [])
     *_, last = ours[1].steps()
     taken = [pool.takes_over(last) for _ in range(3)]
     assert [batch and batch.step for batch in taken] == [last.step] * 3
@@ -115,7 +115,7 @@ def train(
     world = len(parts)
     put(store, parts)
     ranks = [
-        Rank(rank, Pool(store, rank, world, limits), parts[rank], batch_s[rank])
+        Rank(rank, SharedBatches(store, rank, world, limits), parts[rank], batch_s[rank])
         for rank in range(world)
     ]
     held: set[int] = set()
@@ -177,7 +177,7 @@ def test_ranks_train_as_much_as_their_speeds_allow() -> None:
 
 def test_a_rank_that_was_held_up_once_trains_again_after_a_while() -> None:
     clock, store = [0.0], HashStore()
-    pools = [Pool(store, rank, 2, [], lambda: clock[0]) for rank in range(2)]
+    pools = [SharedBatches(store, rank, 2, [], lambda: clock[0]) for rank in range(2)]
     pools[0].worked(1.0)
     pools[1].worked(100.0)
     begun = []
@@ -224,7 +224,7 @@ def test_two_ranks_that_want_the_same_batch_do_not_both_get_it(
     store = HashStore()
     parts = parts_of([[1], [1], [1, 1][:1]], RNA)
     put(store, parts)
-    pools = [Pool(store, rank, 3, []) for rank in range(3)]
+    pools = [SharedBatches(store, rank, 3, []) for rank in range(3)]
     (first,), (second,), (third,) = (list(part.steps()) for part in parts)
     assert pools[0].begins(first, may_leave=False)
     assert pools[1].begins(second, may_leave=False)

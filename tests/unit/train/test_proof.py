@@ -21,11 +21,11 @@ from paceline.train.proof import (
     PROVEN,
     UNKNOWN,
     WRONG,
-    Answer,
     Arrangements,
     Judge,
     NotProvableError,
     Outcome,
+    ProofResult,
     Sketch,
     Trial,
     arranged,
@@ -71,10 +71,10 @@ def test_a_proof_respects_limits(limits: Limits) -> None:
         arranged(np.arange(1.0, 9.0), 2, TERMS, limits)
 
 
-def judged(gradient: Any, declared: str = "samples", **more: Any) -> Answer:
+def judged(gradient: Any, declared: str = "samples", **more: Any) -> ProofResult:
     """The answer where a rank's gradient is a function of its part, the trial and the rank."""
     judge = Judge(Arrangements(np.ones(8), 2, [0, 1, 2, 3], [8, 8]), declared)
-    following: Trial | Answer = judge.begin()
+    following: Trial | ProofResult = judge.begin()
     while isinstance(following, Trial):
         outcomes = [
             Outcome([gradient(part, following, rank)], tolerance=1e-6, **more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.train.parts import Step
 from paceline.train.timing import CpuClock, RunningStep
-from paceline.train.watch import LONG_S, Watch
+from paceline.train.watch import LONG_S, Liveness
 from paceline.wire import Phase
 
 STEP = Step(0, 7, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
@@ -12,7 +12,7 @@ STEP = Step(0, 7, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
 
 def test_only_what_takes_long_is_told_and_told_again() -> None:
     clock, does = [0.0], [(7, Phase.DATA)]
-    watch = Watch(2, 1, lambda: does[0], lambda: clock[0])
+    watch = Liveness(2, 1, lambda: does[0], lambda: clock[0])
 
     def at(time_s: float) -> tuple[int, Phase, float] | None:
         clock[0] = time_s

@@ -42,7 +42,7 @@ def next_claim(claimed: int, shards: int, share: float) -> Claim | None:
     return Claim(shard, first, first + max(1, min(most, int(left * share * _FAIR))))
 
 
-class Claims:
+class ShardClaims:
     """The claims of one rank in an epoch.
 
     Args:

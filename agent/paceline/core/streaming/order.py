@@ -24,7 +24,7 @@ class ShardOrder(NamedTuple):
     word: str
 
 
-class Seen:
+class SeenSamples:
     """The samples that a reading has seen so far.
 
     Samples are compared by their pickles. If pickles differ from reading to reading, as after

@@ -29,8 +29,8 @@ from torch.distributed.elastic.rendezvous import (
 from paceline.core import driver
 from paceline.node import rundir
 from paceline.node.elastic import rank
-from paceline.node.elastic.place import Place, use_interface
-from paceline.node.elastic.ranks import Agent, TooManyFailuresError, keep
+from paceline.node.elastic.place import RunRendezvous, use_interface
+from paceline.node.elastic.ranks import RankAgent, TooManyFailuresError, keep
 from paceline.node.elastic.rendezvous import JOIN_S, LOOPBACK, Alone, Together, together
 from paceline.node.elastic.roll import Roll
 from paceline.node.rundir import LauncherStatus
@@ -50,7 +50,7 @@ def launch(
     command: list[str],
     *,
     first: int = 0,
-    place: Place | None = None,
+    place: RunRendezvous | None = None,
 ) -> LauncherStatus:
     """Run the ranks of this node to their end.
 
@@ -76,7 +76,7 @@ def launch(
         )
         metrics.initialize_metrics()
         roll = Roll(store, node, first)
-        agent = Agent(spec, directory, roll, None if place is None else max_restarts)
+        agent = RankAgent(spec, directory, roll, None if place is None else max_restarts)
         if place is not None:
             rundir.note_arrival(directory)
         return _outcome(agent)
@@ -90,7 +90,7 @@ def launch(
         )
 
 
-def _outcome(agent: Agent) -> LauncherStatus:
+def _outcome(agent: RankAgent) -> LauncherStatus:
     """Run an agent to its end.
 
     A RendezvousConnectionError means that the rendezvous is gone. A SignalException means that this
@@ -121,7 +121,7 @@ def _outcome(agent: Agent) -> LauncherStatus:
     return LauncherStatus(agent.status.attempt, 0)
 
 
-def _ended_by_others(agent: Agent) -> LauncherStatus:
+def _ended_by_others(agent: RankAgent) -> LauncherStatus:
     return agent.status if agent.status.exit_code else LauncherStatus(agent.status.attempt, 0)
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     place = problem = None
     if o.nodes is not None:
         host, _, port = o.store.rpartition(":")
-        place = Place(tuple(o.nodes), o.address, (host, int(port)), o.door)
+        place = RunRendezvous(tuple(o.nodes), o.address, (host, int(port)), o.door)
         problem = use_interface(o.address)
     try:
         status = LauncherStatus(o.first_attempt, 1, problem)

@@ -15,7 +15,7 @@ _TIMEOUT = timedelta(seconds=20)
 
 
 @dataclass(frozen=True)
-class Place:
+class RunRendezvous:
     """The rendezvous of a run on several nodes, as one of its launchers uses it."""
 
     # Least and largest number of nodes.

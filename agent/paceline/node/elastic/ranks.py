@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTime
 from paceline.core import driver, reform
 from paceline.node import logs, rundir
 from paceline.node.elastic.rendezvous import Together
-from paceline.node.elastic.roll import Failure, Roll, Round
+from paceline.node.elastic.roll import FirstFailure, Roll, RollRound
 from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import FAILED_ELSEWHERE
 
@@ -102,7 +102,7 @@ class TooManyFailuresError(Exception):
     """An error because the run has used up its restarts."""
 
 
-class Agent(LocalElasticAgent):
+class RankAgent(LocalElasticAgent):
     """A TorchElastic agent that finds which rank failed first and why, and ends the other ranks.
 
     TorchElastic itself records failures with a resolution of one second, and ends the other ranks
@@ -120,9 +120,9 @@ class Agent(LocalElasticAgent):
         self._roll = roll
         self._most_failures = most_failures
         # The failure of this node's ranks in this round.
-        self._failure: Failure | None = None
+        self._failure: FirstFailure | None = None
         # The failure on any node that ended the previous round.
-        self._cause: Failure | None = None
+        self._cause: FirstFailure | None = None
         # See `paceline.core.reform`.
         self._reform = directory / "reform"
         self.status = LauncherStatus(roll.first)
@@ -144,13 +144,13 @@ class Agent(LocalElasticAgent):
             self._reform.unlink(missing_ok=True)
             os.environ[reform.VARIABLE] = str(self._reform)
 
-    def _blame(self, cause: Failure | None) -> None:
+    def _blame(self, cause: FirstFailure | None) -> None:
         """Report the failure on another node that caused the failures here."""
         if cause is not None and cause.node != self._roll.node:
             message = f"{FAILED_ELSEWHERE}{cause.node}: {cause.message}"
             self.status = LauncherStatus(self.status.attempt, cause.exit_code, message)
 
-    def _called(self, worker_group: WorkerGroup) -> Round:
+    def _called(self, worker_group: WorkerGroup) -> RollRound:
         """Return the next round in which all launchers answered.
 
         A launcher may be lost before it answers; then another round follows.
@@ -281,7 +281,7 @@ class Agent(LocalElasticAgent):
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
-    def _first(self, failed: dict[int, int]) -> Failure:
+    def _first(self, failed: dict[int, int]) -> FirstFailure:
         """Return the failure of the rank that failed first, with the last lines of its log.
 
         A rank that fails because a peer is gone writes to its log after the peer's last line.
@@ -308,7 +308,7 @@ class Agent(LocalElasticAgent):
         message = f"{who} {what}; log: {log}\n{rundir.last_lines(log)}".rstrip("\n")
         brief = f"{who} {how}; log: {log}"
         exit_code = code if code > 0 else 128 - code
-        return Failure(self._roll.node, at[rank], exit_code, message, brief)
+        return FirstFailure(self._roll.node, at[rank], exit_code, message, brief)
 
     def _why_ended(self, rank: int) -> str:
         """Return why `health.ending` has ended a rank; empty if it has not."""

@@ -11,7 +11,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 _APART_S = 1.0
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FirstFailure(msgspec.Struct, frozen=True):
     """The first failure of a node's ranks in a round."""
 
     node: str
@@ -23,17 +23,17 @@ class Failure(msgspec.Struct, frozen=True):
     brief: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class RollEntry(msgspec.Struct, frozen=True):
     """One launcher's entry in the roll, made when a round of the rendezvous is complete."""
 
     node: str
     # Failure of this launcher's ranks in the previous round.
-    failure: Failure | None
+    failure: FirstFailure | None
     # Nodes of the previous round that this launcher took part in; empty: the launcher is new.
     before: list[str]
 
 
-class Round(msgspec.Struct, frozen=True):
+class RollRound(msgspec.Struct, frozen=True):
     """The roll's result, the same for all launchers."""
 
     attempt: int
@@ -42,11 +42,11 @@ class Round(msgspec.Struct, frozen=True):
     # Number of failures of ranks so far, except when nodes joined or were lost.
     failures: int
     # The first failure of the previous round.
-    cause: Failure | None = None
+    cause: FirstFailure | None = None
 
 
 class _Called(msgspec.Struct, frozen=True):
-    round: Round
+    round: RollRound
     # Time on the clock of the launcher that calls the roll.
     at: float
 
@@ -67,7 +67,7 @@ class Roll:
         # Seconds that this node's clock was ahead of the caller's clock in the latest round.
         self._ahead_s = 0.0
 
-    def call(self, store: Store, index: int, count: int, failure: Failure | None) -> Round:
+    def call(self, store: Store, index: int, count: int, failure: FirstFailure | None) -> RollRound:
         """Wait for all launchers of a round, and return its result.
 
         `store` is the store of this round, `index` this launcher's index among `count` launchers,
@@ -76,11 +76,12 @@ class Roll:
         """
         if failure is not None:
             failure = msgspec.structs.replace(failure, at=failure.at - self._ahead_s)
-        entry = Entry(self.node, failure, self._nodes)
+        entry = RollEntry(self.node, failure, self._nodes)
         store.set(f"roll/{index}", msgspec.json.encode(entry).decode())
         if index == 0:
             entries = [
-                msgspec.json.decode(store.get(f"roll/{each}"), type=Entry) for each in range(count)
+                msgspec.json.decode(store.get(f"roll/{each}"), type=RollEntry)
+                for each in range(count)
             ]
             called = _Called(self._round(entries), time.time())
             store.set("roll", msgspec.json.encode(called).decode())
@@ -90,10 +91,12 @@ class Roll:
         self._nodes = called.round.nodes
         return called.round
 
-    def _round(self, entries: list[Entry]) -> Round:
+    def _round(self, entries: list[RollEntry]) -> RollRound:
         nodes = [entry.node for entry in entries]
         attempt = self.first + self._store.add("rounds", 1) - 1
         moved = any(set(entry.before) != set(nodes) for entry in entries)
         failures = [entry.failure for entry in entries if entry.failure is not None]
         count = self._store.add("failures", int(bool(failures) and not moved))
-        return Round(attempt, nodes, count, min(failures, key=lambda each: each.at, default=None))
+        return RollRound(
+            attempt, nodes, count, min(failures, key=lambda each: each.at, default=None)
+        )

@@ -27,8 +27,8 @@ from paceline.wire.asking import (
     Dump,
     Dumps,
     NotThere,
-    Stack,
     Stacks,
+    StackTrace,
 )
 
 # File names beside a rank's logs.
@@ -130,7 +130,7 @@ def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
     return Stacks([_stack(directory, attempt, rank, offset, most) for rank, offset in since])
 
 
-def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> Stack:
+def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> StackTrace:
     try:
         handle = logs.opened(directory, _folder(directory, attempt, rank) / WRITTEN)
         try:
@@ -139,15 +139,15 @@ def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> 
             os.close(handle)
         announced = announcement(directory, attempt, rank)
     except (OSError, _NoStacksError) as error:
-        return Stack(rank, "", "", f"its stacks cannot be read: {error}")
+        return StackTrace(rank, "", "", f"its stacks cannot be read: {error}")
     if not text:
-        return Stack(rank, "", "", _STATES.get(_state(announced.pid), ""))
+        return StackTrace(rank, "", "", _STATES.get(_state(announced.pid), ""))
     # The main thread's stack is the last.
     data = text.encode()
     if len(data) > most:
         data = "…".encode() + data[len(data) - most :].partition(b"\n")[2]
     kept = data.decode(errors="ignore")
-    return Stack(rank, kept, frame_of(text, announced)[:_MOST_FRAME], "")
+    return StackTrace(rank, kept, frame_of(text, announced)[:_MOST_FRAME], "")
 
 
 def frame_of(text: str, announced: Announcement) -> str:

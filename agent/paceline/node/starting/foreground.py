@@ -31,7 +31,7 @@ from paceline.node.link import Commands, Link
 from paceline.node.output import Output
 from paceline.node.rundir import Record
 from paceline.node.session import check_bus, of_run
-from paceline.node.starting.progress import Watch
+from paceline.node.starting.progress import ProgressPoller
 from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
@@ -142,7 +142,7 @@ def train(
             record.control = session.control
             link = stack.enter_context(Link(session))
             say(f"watch the run on {client.server}/runs/{record.run}")
-        watch = None if link is None else Watch(client, record.run)
+        watch = None if link is None else ProgressPoller(client, record.run)
         code = supervise(launch, Supervisor(launch, data, record, link), link, watch)
         if watch is not None and watch.now.step is None:
             tell_notice(client, record.run)
@@ -163,7 +163,7 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
 
 
 def supervise(
-    launch: Launch, supervisor: Supervisor, link: Link | None, watch: Watch | None
+    launch: Launch, supervisor: Supervisor, link: Link | None, watch: ProgressPoller | None
 ) -> int:
     """Run the ranks in the foreground and report the end; return the exit code.
 

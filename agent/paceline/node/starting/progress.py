@@ -150,7 +150,7 @@ def ask(client: Client, run: str) -> Progress:
     return of_run(now, client.call("GET", f"/runs/{run}/steps", params=params))
 
 
-class Watch:
+class ProgressPoller:
     """A poller of a run's progress in its own thread, so that training never waits for the server.
 
     A context manager. The thread has a connection of its own.
@@ -163,7 +163,7 @@ class Watch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="progress", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ProgressPoller:
         self._thread.start()
         return self
 

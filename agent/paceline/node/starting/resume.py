@@ -20,7 +20,7 @@ from paceline.node.link import Link
 from paceline.node.rundir import Record
 from paceline.node.session import check_bus, of_run
 from paceline.node.starting.foreground import SUPERVISOR, say, supervise
-from paceline.node.starting.progress import Watch
+from paceline.node.starting.progress import ProgressPoller
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import OBSERVED, Launch
 
@@ -82,7 +82,9 @@ def in_foreground(
         launch = msgspec.structs.replace(launch, max_restarts=now["max_restarts"], attempt=attempt)
         say(f"run {run} continues with attempt {attempt}: {client.server}/runs/{run}")
         record = Record(run, known["node"], SUPERVISOR, link.session.control)
-        return supervise(launch, Supervisor(launch, data, record, link), link, Watch(client, run))
+        return supervise(
+            launch, Supervisor(launch, data, record, link), link, ProgressPoller(client, run)
+        )
 
 
 def _as_before(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Protocol
 
 from paceline.node.output import copying
-from paceline.node.starting.progress import Progress, Watch
+from paceline.node.starting.progress import Progress, ProgressPoller
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -43,7 +43,7 @@ class Screen(Protocol):
 
 
 @contextmanager
-def shown(watch: Watch | None) -> Iterator[Screen]:
+def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
     """Provide the screen for a run's progress; with None, only for the script's output."""
     if watch is None:
         yield Plain(None)
@@ -67,7 +67,7 @@ class Plain:
     `watch` None: no progress is shown.
     """
 
-    def __init__(self, watch: Watch | None) -> None:
+    def __init__(self, watch: ProgressPoller | None) -> None:
         self._watch = watch
         self._said: tuple[object, ...] = ()
         self._step: int | None = None
@@ -92,7 +92,7 @@ class Plain:
 class Terminal:
     """The progress in the last lines of a terminal; a context manager."""
 
-    def __init__(self, console: Console, watch: Watch) -> None:
+    def __init__(self, console: Console, watch: ProgressPoller) -> None:
         from rich.live import Live
 
         self._watch = watch

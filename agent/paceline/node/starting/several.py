@@ -13,7 +13,7 @@ from paceline.core.errors import InputError, PacelineError
 from paceline.node.client import Client, ServerUnreachable
 from paceline.node.starting import screen as screens
 from paceline.node.starting.foreground import register, say
-from paceline.node.starting.progress import Watch
+from paceline.node.starting.progress import ProgressPoller
 from paceline.node.starting.screen import Screen
 from paceline.wire import Launch, State
 
@@ -30,7 +30,7 @@ def counted(text: str) -> tuple[int, int]:
     return least, most
 
 
-class Follower:
+class RunView:
     """A view of a run in a terminal, until the run ends."""
 
     def __init__(self, client: Client, run: str, screen: Screen) -> None:
@@ -111,5 +111,5 @@ def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any])
     least, most = counted(nodes)
     run = register(client, launch, {**choice, "nodes_min": least, "nodes_max": most})
     say(f"watch the run on {client.server}/runs/{run}")
-    with screens.shown(Watch(client, run)) as screen:
-        return Follower(client, run, screen).follow()
+    with screens.shown(ProgressPoller(client, run)) as screen:
+        return RunView(client, run, screen).follow()

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.core.amounts.budget import shown
 from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
-from paceline.train.doctor.watching import Seen, SeenSession
+from paceline.train.doctor.watching import ScriptRecord, SeenSession
 from paceline.train.nodedata.node import Loaded
 from paceline.train.norms.layers import is_shared
 from paceline.train.proof import PROVEN, WRONG
@@ -47,7 +47,7 @@ _TOLD = {"paceline.train.amounts.sizes", "paceline.train.wiring", "paceline.trai
 _UNWRAPPED = "paceline.train.unwrapped"
 
 
-def sessions(seen: Seen) -> Iterator[Finding]:
+def sessions(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the script makes a session."""
     made = [known for known in seen.sessions if known.session is not None]
     if not seen.sessions and not seen.failed:
@@ -68,7 +68,7 @@ def sessions(seen: Seen) -> Iterator[Finding]:
         yield Finding("session", Level.OK, says)
 
 
-def _without_session(seen: Seen) -> str:
+def _without_session(seen: ScriptRecord) -> str:
     says = "The script creates no paceline.Session, so it trains without Paceline."
     if seen.outside:
         says += f" Its optimiser stepped {max(seen.outside.values())} times."
@@ -81,7 +81,7 @@ def _mend() -> str:
     return used[0] if used else _FIVE_LINES
 
 
-def loader(seen: Seen) -> Iterator[Finding]:
+def loader(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the script trains on the session's loader."""
     if not any(known.session for known in seen.sessions):
         return
@@ -99,7 +99,7 @@ def loader(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def models(seen: Seen) -> Iterator[Finding]:
+def models(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the trained models are wrapped."""
     for known in seen.sessions:
         if known.session is None or known.loader is None:
@@ -126,7 +126,7 @@ def models(seen: Seen) -> Iterator[Finding]:
             yield Finding("model", Level.PROBLEM, record.getMessage())
 
 
-def optimiser(seen: Seen) -> Iterator[Finding]:
+def optimiser(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether an optimiser trains the wrapped models and relaxed policies can find it."""
     for known in seen.sessions:
         if known.session is None or not known.calls or not known.steps:
@@ -165,7 +165,7 @@ def optimiser(seen: Seen) -> Iterator[Finding]:
             )
 
 
-def sizes(seen: Seen) -> Iterator[Finding]:
+def sizes(seen: ScriptRecord) -> Iterator[Finding]:
     """Report the source of the sizes, and how uneven they are."""
     for known in seen.sessions:
         if known.sizes is None or known.session is None:
@@ -208,7 +208,7 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
     )
 
 
-def fitting(seen: Seen) -> Iterator[Finding]:
+def fitting(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether larger samples have larger sizes."""
     for known in seen.sessions:
         given = known.sizes
@@ -291,7 +291,7 @@ def extent(sample: Any) -> int:
     return 1
 
 
-def loss(seen: Seen) -> Iterator[Finding]:
+def loss(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the loss can be balanced, as `paceline.train.proof` found."""
     for known in seen.sessions:
         answer = known.answer
@@ -306,7 +306,7 @@ def loss(seen: Seen) -> Iterator[Finding]:
         yield Finding("loss", level, answer.why, answer.do, figures)
 
 
-def batchnorm(seen: Seen) -> Iterator[Finding]:
+def batchnorm(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether BatchNorm layers normalise by the local batch or the global batch."""
     layers = _named(seen, lambda module: isinstance(module, _BatchNorm))
     apart = [name for name, layer in layers if not is_shared(layer)]  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ def batchnorm(seen: Seen) -> Iterator[Finding]:
         yield Finding("batchnorm", Level.OK, says)
 
 
-def precision(seen: Seen) -> Iterator[Finding]:
+def precision(seen: ScriptRecord) -> Iterator[Finding]:
     """Report the precision in which the model computes, and what "exact" means then."""
     models = [calls for known in seen.sessions for calls in known.calls]
     if not models:
@@ -349,7 +349,7 @@ def precision(seen: Seen) -> Iterator[Finding]:
     )
 
 
-def precision_of(seen: Seen) -> torch.dtype | None:
+def precision_of(seen: ScriptRecord) -> torch.dtype | None:
     """Return the low precision in which a wrapped model computes; None if it does not."""
     for known in seen.sessions:
         for calls in known.calls:
@@ -359,7 +359,7 @@ def precision_of(seen: Seen) -> torch.dtype | None:
     return None
 
 
-def checkpoint(seen: Seen) -> Iterator[Finding]:
+def checkpoint(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the script declares checkpoints."""
     made = [known for known in seen.sessions if known.session is not None]
     if not made:
@@ -402,14 +402,14 @@ def checkpoint(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def warnings(seen: Seen) -> Iterator[Finding]:
+def warnings(seen: ScriptRecord) -> Iterator[Finding]:
     """Report the warnings that Paceline itself logged and no other check repeats."""
     for record in seen.warnings:
         if record.name not in _TOLD and record.name != _UNWRAPPED:
             yield Finding("warning", Level.NOTE, record.getMessage())
 
 
-def _named(seen: Seen, fits: Callable[[nn.Module], bool]) -> list[tuple[str, nn.Module]]:
+def _named(seen: ScriptRecord, fits: Callable[[nn.Module], bool]) -> list[tuple[str, nn.Module]]:
     return [
         (name or type(module).__name__, module)
         for known in seen.sessions

@@ -16,7 +16,7 @@ from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
 from paceline.train.doctor.calls import random_state
 from paceline.train.doctor.checks import collated, load
-from paceline.train.doctor.watching import Seen, SeenSession
+from paceline.train.doctor.watching import ScriptRecord, SeenSession
 from paceline.train.seeding.samples import Epoch, seeded
 
 # States of torch's, NumPy's and Python's random numbers.
@@ -28,7 +28,7 @@ _BY_INDEX = (
 )
 
 
-def model(seen: Seen) -> Iterator[Finding]:
+def model(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the model draws random numbers in its forward pass, such as dropout's."""
     for known in seen.sessions:
         for calls in known.calls:
@@ -59,7 +59,7 @@ def _drops(module: nn.Module) -> bool:
     return isinstance(rate, float) and rate > 0
 
 
-def samples(seen: Seen) -> Iterator[Finding]:
+def samples(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether loading or collating draws random numbers that depend on the rank."""
     for known in seen.sessions:
         # A stream has no index.

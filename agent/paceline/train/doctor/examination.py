@@ -21,11 +21,11 @@ from paceline.core.errors import PacelineError
 from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
 from paceline.train.doctor import checks, drawing
-from paceline.train.doctor.watching import Seen, watch
+from paceline.train.doctor.watching import ScriptRecord, watch
 from paceline.train.stacks import is_users
 
 _PACKAGE = str(Path(__file__).parents[2])
-_Check = Callable[[Seen], Iterable[Finding]]
+_Check = Callable[[ScriptRecord], Iterable[Finding]]
 _CHECKS: list[tuple[str, _Check]] = [
     ("session", checks.sessions),
     ("loader", checks.loader),
@@ -58,7 +58,7 @@ class Examination:
 
     def __init__(self, folder: Path, steps: int, rank: int) -> None:
         self._folder, self._steps, self._rank = folder, steps, rank
-        self._seen = Seen()
+        self._seen = ScriptRecord()
         self._concluded = self._concluding = False
 
     def run(self, script: str) -> None:

@@ -1,7 +1,7 @@
 """Records what a script does, by wrapping functions of Paceline and torch.
 
-`Examination` calls `watch` before the script starts. The wrappers fill a `Seen` and end the script
-after its examined steps; the checks read it afterwards.
+`Examination` calls `watch` before the script starts. The wrappers fill a `ScriptRecord` and end the
+script after its examined steps; the checks read it afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.train import session as sessions
 from paceline.train.amounts import sizes
 from paceline.train.doctor.calls import Calls
 from paceline.train.loader import Loader, _Batches
-from paceline.train.proof import Answer, Rehearsal
+from paceline.train.proof import ProofResult, Rehearsal
 from paceline.train.session import Session
 from paceline.train.stacks import is_users
 
@@ -52,12 +52,12 @@ class SeenSession:
     checkpoint: str = ""
     # Set while the rehearsal after the examined steps is running.
     rehearsal: Rehearsal | None = None
-    answer: Answer | None = None
+    answer: ProofResult | None = None
     state: str = ""
 
 
 @dataclass
-class Seen:
+class ScriptRecord:
     """Record of a script's use of sessions, loaders and optimisers."""
 
     sessions: list[SeenSession] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Seen:
         return next((seen for seen in self.sessions if seen.session is session), None)
 
 
-def watch(seen: Seen, folder: Path, steps: int, end: Callable[[], NoReturn]) -> None:
+def watch(seen: ScriptRecord, folder: Path, steps: int, end: Callable[[], NoReturn]) -> None:
     """Install the wrappers, which fill `seen` for as long as the process lives.
 
     `folder` receives checkpoints in place of the script's folder, whose files stay untouched.
@@ -93,7 +93,7 @@ def watch(seen: Seen, folder: Path, steps: int, end: Callable[[], NoReturn]) -> 
 
 
 class _Noting(logging.Handler):
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: ScriptRecord) -> None:
         super().__init__(logging.WARNING)
         self._seen = seen
 
@@ -101,7 +101,7 @@ class _Noting(logging.Handler):
         self._seen.warnings.append(record)
 
 
-def _note_sessions(seen: Seen) -> None:
+def _note_sessions(seen: ScriptRecord) -> None:
     resolved = sizes.resolve
 
     def make(original: Any) -> Any:
@@ -130,7 +130,7 @@ def _source(sizes: Any, dataset: Any) -> str:
     return "a function of each sample" if callable(sizes) else "Session(sizes=…)"
 
 
-def _note_models(seen: Seen) -> None:
+def _note_models(seen: ScriptRecord) -> None:
     def make(original: Any) -> Any:
         def wrap(session: Session, model: nn.Module, **options: Any) -> nn.Module:
             wrapped: nn.Module = original(session, model, **options)
@@ -144,7 +144,7 @@ def _note_models(seen: Seen) -> None:
     _put(Session, "wrap", make)
 
 
-def _note_checkpoints(seen: Seen, folder: Path) -> None:
+def _note_checkpoints(seen: ScriptRecord, folder: Path) -> None:
     def checkpoint(original: Any) -> Any:
         def instead(session: Session, directory: Any, *args: Any, **options: Any) -> None:
             known = seen.of(session)
@@ -169,7 +169,7 @@ def _note_checkpoints(seen: Seen, folder: Path) -> None:
         _put(Session, name, state)
 
 
-def _note_loaders(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> None:
+def _note_loaders(seen: ScriptRecord, steps: int, end: Callable[[], NoReturn]) -> None:
     def of_session(original: Any) -> Any:
         def passing(loader: Loader) -> Generator[Any]:
             known = next(
@@ -232,7 +232,7 @@ def _rehearsed(known: SeenSession, loader: Loader) -> Generator[Any]:
     known.answer, known.rehearsal = known.rehearsal.answer, None
 
 
-def _note_optimisers(seen: Seen, steps: int, end: Callable[[], NoReturn]) -> None:
+def _note_optimisers(seen: ScriptRecord, steps: int, end: Callable[[], NoReturn]) -> None:
     def stepped(optimiser: torch.optim.Optimizer, *_: Any) -> None:
         if any(s.session is not None and in_step(s.session) for s in seen.sessions):
             seen.inside += 1

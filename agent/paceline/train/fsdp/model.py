@@ -17,7 +17,7 @@ from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP
 from paceline.train.fillers import uncounted
 from paceline.train.fsdp.kinds import is_unit
 from paceline.train.fsdp.units import refuse, units
-from paceline.train.fsdp.waits import Waits
+from paceline.train.fsdp.waits import FsdpWaits
 
 _PROFILE = (
     "session.profile: ranks of a sharded model gather parameters from each other in each pass, so "
@@ -48,7 +48,7 @@ class WeightedFSDP(nn.Module):
         self._weighed: dict[int, nn.Parameter] = {}
         # For each sharded parameter: it was trained at the last check.
         self._trained: list[bool] = []
-        self._handles: list[RemovableHandle] = Waits(current).watch(self._units)
+        self._handles: list[RemovableHandle] = FsdpWaits(current).watch(self._units)
         # Contexts of a filler's forward pass.
         self._uncounted = ExitStack()
         self._handles += [

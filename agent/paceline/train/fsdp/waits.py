@@ -25,7 +25,7 @@ from paceline.train.timing import RunningStep
 _REDUCING = "RegisterPostBackwardFunctionBackward"
 
 
-class Waits:
+class FsdpWaits:
     """Hooks that count FSDP's collectives of one model as waiting. For one thread.
 
     The last gradients are reduced at the end of the backward pass. As with DistributedDataParallel,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import default_collate
 
 from paceline.data import Sharded
-from paceline.data.keeper import Keeper, NodePart
+from paceline.data.keeper import NodePart, Prefetcher
 from paceline.data.sharded import Misses
 from paceline.wire import DataEpoch, Message, Shards
 
@@ -51,7 +51,7 @@ class NodeData:
         rank: int,
         node: str,
         shards: Shards,
-        keeper: Keeper | None,
+        keeper: Prefetcher | None,
         attempt: int,
     ) -> None:
         self.shards = shards

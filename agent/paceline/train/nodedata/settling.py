@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.core.errors import PacelineError
 from paceline.data import Sharded
-from paceline.data.keeper import Keeper
+from paceline.data.keeper import Prefetcher
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting, gathered, kernel
 from paceline.train.nodedata.node import NodeData
@@ -57,7 +57,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
         dataset.directory.release()
         raise
     dataset.keeps = True
-    keeper = Keeper(dataset, held, meeting.filler) if first else None
+    keeper = Prefetcher(dataset, held, meeting.filler) if first else None
     names = environment.placed(meeting.world)
     node = names[meeting.rank] if names else f"{socket.gethostname()}:{dataset.directory.path}"
     node = node[:_LONGEST_NAME]

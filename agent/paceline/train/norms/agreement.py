@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.train.ddp import CurrentStep
 from paceline.train.fsdp.model import Wrapped
-from paceline.train.norms.layers import Local
+from paceline.train.norms.layers import LocalBatchNorm
 from paceline.train.parts import Step
 
 
@@ -37,8 +37,8 @@ class RunningStatistics:
         """Return whether ranks can have different running statistics."""
         return self._current.world > 1 and bool(self._local())
 
-    def _local(self) -> list[Local]:
-        return [layer for layer in self._layers() if isinstance(layer, Local)]
+    def _local(self) -> list[LocalBatchNorm]:
+        return [layer for layer in self._layers() if isinstance(layer, LocalBatchNorm)]
 
     def agree(self) -> None:
         """Average the statistics. Collective: all ranks call it after the same step."""
@@ -67,7 +67,7 @@ class RunningStatistics:
         return [module for module in modules if isinstance(module, _BatchNorm)]
 
 
-def _tracked(layers: Sequence[Local]) -> Iterator[Tensor]:
+def _tracked(layers: Sequence[LocalBatchNorm]) -> Iterator[Tensor]:
     for layer in layers:
         if layer.running_mean is not None and layer.running_var is not None:
             yield from (layer.running_mean, layer.running_var)

@@ -88,7 +88,7 @@ class Synchronised(Adapted):
             kept.lerp_(new.to(kept.dtype), momentum or 0.0)
 
 
-class Local(Adapted):
+class LocalBatchNorm(Adapted):
     """A layer that normalises by this rank's own batch, as under DistributedDataParallel.
 
     A filler, or a batch with one value per channel, has no statistics. The layer normalises it by
@@ -127,7 +127,7 @@ def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
             continue
         original = _original(layer)
         whole = how == "sync" or issubclass(original, nn.SyncBatchNorm)
-        kind = _adapted(original, Synchronised if whole else Local)
+        kind = _adapted(original, Synchronised if whole else LocalBatchNorm)
         layer.__class__ = kind
         vars(layer)["_current"] = current
 

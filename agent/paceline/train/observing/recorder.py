@@ -17,7 +17,7 @@ from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.observing.timeline import ObservedStep, Timeline
 from paceline.train.telling.metrics import Value, on_host
-from paceline.train.watch import Watch
+from paceline.train.watch import Liveness
 from paceline.train.wiring import emitter_of
 from paceline.wire import Hello, StepRecord
 
@@ -48,7 +48,7 @@ class Recorder:
         # Under another launcher, no agent reads the files of the stacks.
         if not self._node:
             stacks.register(variables)
-        watch = Watch(environment.attempt, rank, lambda: timeline.activity)
+        watch = Liveness(environment.attempt, rank, lambda: timeline.activity)
         self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, watch)
 
     def reads(self, data: int, samples: int) -> None:

@@ -15,7 +15,7 @@ from paceline.core.streaming.picking import Ints
 from paceline.core.terms import Terms
 from paceline.data.stream import Stream
 from paceline.train.streams import news
-from paceline.train.streams.news import Room
+from paceline.train.streams.news import BufferSize
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -110,6 +110,6 @@ class Gathering:
         total = sum(rooms)
         for rank, room in enumerate(rooms):
             if room and (not self._rooms or room != self._rooms[rank]):
-                word = Room(room, room / total)
+                word = BufferSize(room, room / total)
                 self._store.set(news.room_key(rank), news.encode(word))  # type: ignore[arg-type]
         self._rooms = rooms

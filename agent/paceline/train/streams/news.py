@@ -17,7 +17,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
 
 
-class Room(msgspec.Struct, frozen=True, array_like=True):
+class BufferSize(msgspec.Struct, frozen=True, array_like=True):
     """The leader's answer: the size of the rank's buffer, and its share of all samples."""
 
     samples: int
@@ -26,7 +26,7 @@ class Room(msgspec.Struct, frozen=True, array_like=True):
 
 encode = msgspec.msgpack.encode
 decode_news = msgspec.msgpack.Decoder(News).decode
-decode_room = msgspec.msgpack.Decoder(Room).decode
+decode_room = msgspec.msgpack.Decoder(BufferSize).decode
 
 
 def news_key(epoch: int, rank: int, number: int) -> str:

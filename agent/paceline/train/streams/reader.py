@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import DistError
 
 from paceline.core.errors import PacelineError
-from paceline.core.streaming.claiming import Claim, Claims
+from paceline.core.streaming.claiming import Claim, ShardClaims
 from paceline.core.streaming.order import ShardOrder, difference
 from paceline.data.stream import Stream
 from paceline.train.meeting import Meeting
 from paceline.train.streams import news
-from paceline.train.streams.news import News, Room
+from paceline.train.streams.news import BufferSize, News
 from paceline.train.streams.processes import in_processes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _LOOK_S = 0.05
 _JOIN_S = 2.0
 
 
-class Reader:
+class StreamReader:
     """Reader of one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
 
     A sample's number is the number of samples that the rank had read before it in the epoch. The
@@ -55,7 +55,7 @@ class Reader:
         stream.reading.seed = seed if stream.shuffle else None
         self._changed = threading.Condition()
         self._samples: dict[int, Any] = {}
-        self._equal = Room(math.ceil(stream.buffer / meeting.world), 1 / meeting.world)
+        self._equal = BufferSize(math.ceil(stream.buffer / meeting.world), 1 / meeting.world)
         self._room = self._equal
         # The event that ends the reading of the current epoch.
         self._pass: threading.Event | None = None
@@ -170,7 +170,7 @@ class Reader:
     def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
         # A separate connection, because another thread claims for processes.
         store, key = self._store.clone(), news.claims_key(epoch)  # type: ignore[attr-defined]
-        claims = Claims(
+        claims = ShardClaims(
             lambda: store.get(key).decode() if store.check([key]) else "",
             lambda old, new: store.compare_set(key, old, new).decode(),
             self._rank,

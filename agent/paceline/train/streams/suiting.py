@@ -8,7 +8,7 @@ from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.streaming.ledger import LEAST_BATCHES
 from paceline.data import Sharded, Stream
-from paceline.train.streams.reader import Reader
+from paceline.train.streams.reader import StreamReader
 
 
 def refuse_arguments(
@@ -35,7 +35,7 @@ def refuse_arguments(
         )
 
 
-def refuse_call(reader: Reader | None, call: str) -> None:
+def refuse_call(reader: StreamReader | None, call: str) -> None:
     """Raise a PacelineError for a method of a session whose data is a stream."""
     if reader is not None:
         raise PacelineError(f"{call}: not supported with a stream, {_WHY[call]}")

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from paceline.train.streams.processes import OPTIONS
-from paceline.train.streams.reader import Reader
+from paceline.train.streams.reader import StreamReader
 
 _READERS = {*OPTIONS, "persistent_workers"}
 
@@ -15,7 +15,7 @@ _READERS = {*OPTIONS, "persistent_workers"}
 class Buffered(Dataset[Any]):
     """A rank's buffer as a map-style data set, which yields each sample once."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
 
     def __getitem__(self, number: int) -> Any:
@@ -25,7 +25,7 @@ class Buffered(Dataset[Any]):
         return self._reader.take(numbers)
 
 
-def buffered(reader: Reader, options: dict[str, Any]) -> tuple[Buffered, dict[str, Any]]:
+def buffered(reader: StreamReader, options: dict[str, Any]) -> tuple[Buffered, dict[str, Any]]:
     """Return the data set of a stream's loader, and the loader's options.
 
     Options about processes go to the reader, because the loader only takes samples from the buffer.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from paceline.core.partners import groups
 from paceline.core.rounds import Call, Drift
-from paceline.train.sync.averaging import Averaging
-from paceline.train.sync.base import Channel, Replica, Synchroniser
-from paceline.train.sync.hierarchical import Hierarchical, Server
+from paceline.train.sync.averaging import AveragingSync
+from paceline.train.sync.base import Channel, GradientSync, Replica
+from paceline.train.sync.hierarchical import HierarchicalSync, ParameterServer
 from paceline.train.sync.outer import Outer
-from paceline.train.sync.pairwise import Pairwise
-from paceline.train.sync.partial import Partial
+from paceline.train.sync.pairwise import PairwiseSync
+from paceline.train.sync.partial import PartialSync
 from paceline.wire import synchronisation
 
 
@@ -23,7 +23,7 @@ def make(
     replica: Replica,
     seed: int,
     outer: Outer,
-) -> Synchroniser:
+) -> GradientSync:
     """Make the synchroniser of a segment on one rank. Every rank calls it.
 
     `what` is not the all-reduce. `seed` is new for each segment. The channel's `on_round` is called
@@ -31,25 +31,27 @@ def make(
     """
     match what:
         case synchronisation.Averaging(rules):
-            return Averaging(channel.reported_once(), replica.parameters, rules, outer)
+            return AveragingSync(channel.reported_once(), replica.parameters, rules, outer)
         case synchronisation.Pairwise():
-            return Pairwise(channel, replica.parameters, seed)
+            return PairwiseSync(channel, replica.parameters, seed)
         case synchronisation.Hierarchical(rules):
             return _hierarchical(rules, channel, replica, seed)
         case synchronisation.Partial(rules):
             call, drift = Call.of(rules, channel.ranks.world, seed), Drift.of(rules)
-            return Partial(channel.reported_once(), replica, call, drift)
+            return PartialSync(channel.reported_once(), replica, call, drift)
         case synchronisation.AllReduce():
             raise ValueError("DDP does the all-reduce: it needs no synchroniser")
 
 
 def _hierarchical(
     rules: synchronisation.HierarchicalRules, channel: Channel, replica: Replica, seed: int
-) -> Hierarchical:
+) -> HierarchicalSync:
     ranks, prefix = channel.ranks, channel.prefix
     of_all = groups.ordered(rules.groups)
     group = ranks.among(of_all)
-    server = Server(ranks, f"{prefix}/server", replica.parameters, group.world / ranks.world)
+    server = ParameterServer(
+        ranks, f"{prefix}/server", replica.parameters, group.world / ranks.world
+    )
     own = Channel(group, f"{prefix}/{groups.of_rank(of_all, ranks.rank)}", channel.on_round)
     call, drift = Call.of(rules, group.world, seed), Drift.of(rules)
-    return Hierarchical(own.reported_once(), replica, call, drift, server, rules.every)
+    return HierarchicalSync(own.reported_once(), replica, call, drift, server, rules.every)

@@ -21,7 +21,7 @@ from paceline.train.sync.peers import Courier
 from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
-class Averaging:
+class AveragingSync:
     """Synchroniser that averages all ranks' parameters every few steps.
 
     In the mean, a rank weighs as much as the work that it has done since the previous mean. With an

@@ -132,7 +132,7 @@ class Replica:
     optimiser: torch.optim.Optimizer
 
 
-class Synchroniser(Protocol):
+class GradientSync(Protocol):
     """One segment's exchange on one rank, from the segment's start until all ranks have met.
 
     Methods are called in the thread that trains. They may take gradients out of ``.grad``, put

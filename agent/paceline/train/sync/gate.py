@@ -24,7 +24,7 @@ from paceline.train.meeting import TIMEOUT, Lanes
 from paceline.train.parts import Step
 from paceline.train.sync import make
 from paceline.train.sync.agreement import LoopAgreement
-from paceline.train.sync.base import Channel, Ranks, Replica, Round, Synchroniser, no_gradient
+from paceline.train.sync.base import Channel, GradientSync, Ranks, Replica, Round, no_gradient
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.optimiser import Scales, ScriptOptimiser, has_more, unscaled
 from paceline.train.sync.outer import Outer
@@ -106,7 +106,7 @@ class SyncGate:
         # The current step, or the last one of the epoch.
         self._step: Step | None = None
         # The synchroniser in force, if it is relaxed.
-        self._relaxed: Synchroniser | None = None
+        self._relaxed: GradientSync | None = None
         # Ranks may have different scales of gradients.
         self._scales_differ = False
         self._scales = Scales(self._script)
@@ -135,7 +135,7 @@ class SyncGate:
         self._unwrapped.name = session
 
     @property
-    def relaxed(self) -> Synchroniser | None:
+    def relaxed(self) -> GradientSync | None:
         """Return the relaxed synchroniser in force; None if gradients are all-reduced."""
         return self._relaxed
 

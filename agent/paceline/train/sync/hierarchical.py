@@ -15,12 +15,12 @@ from paceline.train.parts import Step
 from paceline.train.sync.averaging import alike
 from paceline.train.sync.base import Channel, Ranks, Replica
 from paceline.train.sync.gradients import joined, spread
-from paceline.train.sync.partial import Partial
+from paceline.train.sync.partial import PartialSync
 from paceline.train.sync.peers import Courier, Peers
 from paceline.train.sync.rounds import Sum
 
 
-class Server:
+class ParameterServer:
     """Parameter server on rank 0, in a thread of its own, to which groups push their changes.
 
     All ranks start with equal parameters. `share` is this rank's group's fraction of all ranks. If
@@ -65,7 +65,7 @@ class Server:
             return self._values.clone()
 
 
-class Hierarchical(Partial):
+class HierarchicalSync(PartialSync):
     """Synchroniser with RNA's hierarchy of groups (RNA, Sec. 4).
 
     A group steps as if there were no other groups: a round's sum is Σw_j·g_j of the group's ranks
@@ -85,7 +85,7 @@ class Hierarchical(Partial):
         replica: Replica,
         call: Call,
         drift: Drift,
-        server: Server,
+        server: ParameterServer,
         every: int | None,
     ) -> None:
         group, first = channel.ranks, joined(replica.parameters)

@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.core.partners import pairs
 from paceline.train.parts import Step
-from paceline.train.sync.averaging import Averaging
+from paceline.train.sync.averaging import AveragingSync
 from paceline.train.sync.base import Channel, Round
 from paceline.train.sync.gradients import joined, spread
 from paceline.train.sync.outer import Outer
@@ -22,7 +22,7 @@ from paceline.train.sync.peers import Courier, Peers
 from paceline.wire.synchronisation import AveragingRules
 
 
-class Pairwise(Averaging):
+class PairwiseSync(AveragingSync):
     """Synchroniser that averages two replicas at a time.
 
     Even ranks ask and odd ranks answer, so waits cannot form a cycle: this is the paper's bipartite

@@ -13,7 +13,7 @@ from paceline.train.sync.gradients import Flat, Gradient
 from paceline.train.sync.rounds import Rounds, Sum
 
 
-class Partial:
+class PartialSync:
     """Synchroniser with a partial all-reduce.
 
     Each optimiser step applies the rounds that ended since the last step. A round's step is scaled

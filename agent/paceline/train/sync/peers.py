@@ -27,7 +27,7 @@ _CLOSED = 1 << 40
 
 
 @dataclass(frozen=True)
-class Answer:
+class PeerAnswer:
     """A rank's answer to a question.
 
     `waited_s` is the time from the question until the other rank had it, `answered_s` from then
@@ -64,10 +64,10 @@ class Peers:
             self._thread = threading.Thread(target=self._run, name="paceline-peers", daemon=True)
             self._thread.start()
 
-    def ask(self, rank: int, vector: torch.Tensor) -> Answer:
+    def ask(self, rank: int, vector: torch.Tensor) -> PeerAnswer:
         """Send a vector (on the CPU, 32 bits) to a rank that answers, and wait for its answer."""
         if rank == self._ranks.rank:
-            return Answer(self._answer(rank, vector), 0.0, 0.0)
+            return PeerAnswer(self._answer(rank, vector), 0.0, 0.0)
         store = self._ranks.store
         number = store.add(self._key(rank, "asked"), 1) - 1
         if number >= _CLOSED:
@@ -80,7 +80,7 @@ class Peers:
             answer = self._receive(rank, _ANSWER)
         except RuntimeError as error:
             raise PacelineError(f"rank {rank} does not answer: {error}") from error
-        return Answer(answer, taken - began, time.perf_counter() - taken)
+        return PeerAnswer(answer, taken - began, time.perf_counter() - taken)
 
     def check(self) -> None:
         """Raise the error that kept this rank from answering, if there was one."""

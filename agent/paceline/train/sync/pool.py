@@ -66,7 +66,7 @@ def put(store: Store, parts: list[Part]) -> None:
     store.multi_set(keys, values)  # type: ignore[attr-defined]
 
 
-class Pool:
+class SharedBatches:
     """One rank's view of the pools of its segments. For one thread.
 
     Call `begins` for each planned step in order, and at a span's end `takes_over` until it returns

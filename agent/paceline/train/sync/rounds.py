@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
-from paceline.core.member import Member, Says, Tally, WaitReason
-from paceline.core.rounds import Call, Drift, Progress
+from paceline.core.member import Member, RoundCounts, Says, WaitReason
+from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline.train.sync.base import Channel, Round
 from paceline.train.sync.calls import RoundCalls
 from paceline.train.sync.gradients import Gradient
-from paceline.train.sync.roundvector import Facts, RoundVector
+from paceline.train.sync.roundvector import RoundFacts, RoundVector
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Rounds:
         self._on_round, self._extra = channel.on_round, extra
         # A condition's lock is reentrant. It protects all attributes below.
         self._changed = threading.Condition()
-        self._progress = Progress(ranks.world, call, drift)
+        self._progress = RoundProgress(ranks.world, call, drift)
         self._member = Member[torch.Tensor](ranks.rank, self._progress)
         # Sums that the training thread has not taken.
         self._sums: list[Sum] = []
@@ -261,7 +261,7 @@ class Rounds:
 
     def _contribution(self) -> tuple[torch.Tensor, torch.Tensor | None, float]:
         """Return the vector to reduce, rank 0's extra vector, and seconds of copying; lock held."""
-        tally = Tally(self._drift)
+        tally = RoundCounts(self._drift)
         entries = self._member.contribute(tally)
         self._progress.begin()
         weights = self._drift.weights([born for born, _, _ in entries])
@@ -277,7 +277,7 @@ class Rounds:
         )
         return vector, extra, copied_s
 
-    def _end(self, facts: Facts, result: Sum) -> None:
+    def _end(self, facts: RoundFacts, result: Sum) -> None:
         number = self._progress.rounds_done
         if self._rank == 0:
             # All ranks have read the key of the previous round. If no rank has further steps, this

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.core.member import Tally
+from paceline.core.member import RoundCounts
 
 # Contributors, dropped samples, and ranks that give a further vector.
 _COUNTS = 3
 
 
 @dataclass(frozen=True)
-class Facts:
+class RoundFacts:
     """Facts that all ranks learn from a round.
 
     `dropped` counts samples whose gradients were too old. `extra`: rank 0 broadcasts a vector after
-    the round. `ages`: see `Tally.ages`. `clocks`: steps that each rank has done, [W]. `through`:
-    ranks that have no further steps.
+    the round. `ages`: see `RoundCounts.ages`. `clocks`: steps that each rank has done, [W].
+    `through`: ranks that have no further steps.
     """
 
     contributors: int
@@ -46,14 +46,14 @@ class RoundVector:
     def pack(
         self,
         gradients: Sequence[tuple[torch.Tensor, float]],
-        tally: Tally,
+        tally: RoundCounts,
         *,
         extra: bool,
         rank: int,
         clock: int,
         through: bool,
     ) -> torch.Tensor:
-        """Build one rank's vector from its weighted gradients and facts; see `Facts`."""
+        """Build one rank's vector from its weighted gradients and facts; see `RoundFacts`."""
         world, vector = self._world, torch.empty(self._size)
         own, facts = vector[: self._length], vector[self._length :].zero_()
         if not gradients:
@@ -69,12 +69,12 @@ class RoundVector:
         facts[-world + rank] = through
         return vector
 
-    def unpack(self, vector: torch.Tensor) -> tuple[torch.Tensor, Facts]:
+    def unpack(self, vector: torch.Tensor) -> tuple[torch.Tensor, RoundFacts]:
         """Split the sum of all ranks' vectors into the sum of the gradients and the facts."""
         world = self._world
         facts = [round(value) for value in vector[self._length :].tolist()]
         contributors, dropped, extra = facts[:_COUNTS]
         ages, clocks = facts[_COUNTS : -2 * world], facts[-2 * world : -world]
         through = [rank for rank, done in enumerate(facts[-world:]) if done]
-        facts_of_all = Facts(contributors, dropped, bool(extra), ages, clocks, through)
+        facts_of_all = RoundFacts(contributors, dropped, bool(extra), ages, clocks, through)
         return vector[: self._length], facts_of_all

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from paceline.wire import ENDED
-from paceline.wire.asking import Dumps, DumpStacks, ReadStacks, Stack, Stacks
+from paceline.wire.asking import Dumps, DumpStacks, ReadStacks, Stacks, StackTrace
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.api.logs.asking import ask, missing, refusal
 from paceline_backend.api.logs.holders import LogHolder, holders
@@ -112,7 +112,7 @@ async def get_stacks(
 async def _written(
     store: Store, asker: Asker, run: str, holder: LogHolder, dumps: Dumps
 ) -> list[dict[str, Any]]:
-    stacks = {dump.rank: Stack(dump.rank, "", "", dump.why) for dump in dumps.ranks}
+    stacks = {dump.rank: StackTrace(dump.rank, "", "", dump.why) for dump in dumps.ranks}
     since = [(dump.rank, dump.offset) for dump in dumps.ranks if not dump.why]
     until = time.monotonic() + WRITING_S
     while since and time.monotonic() < until:
@@ -127,7 +127,7 @@ async def _written(
     return [_shown(holder.node, stack) for stack in stacks.values()]
 
 
-def _shown(node: str, stack: Stack) -> dict[str, Any]:
+def _shown(node: str, stack: StackTrace) -> dict[str, Any]:
     silent = f"the rank wrote no stacks within {WRITING_S:g} s" if not stack.text else None
     return {
         "rank": stack.rank,

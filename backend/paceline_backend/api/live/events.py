@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.live.clients import EventStream
-from paceline_backend.api.live.reader import Reader
+from paceline_backend.api.live.reader import ChangeReader
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.store import StoreUnavailableError
 from paceline_backend.store import runs as runs_store
@@ -44,7 +44,7 @@ async def events(request: Request, run: str) -> Response:
     `GET view?since=` returns what has changed. The stream ends when the run has ended, and when the
     client's token is revoked or has expired.
     """
-    reader: Reader = request.app.state.reader
+    reader: ChangeReader = request.app.state.reader
     # This call raises an error for an unknown run.
     await run_in_threadpool(runs_store.get, reader.store, run)
     # A stream lasts for hours, so its token may expire or be revoked meanwhile.
@@ -54,7 +54,7 @@ async def events(request: Request, run: str) -> Response:
 
 
 async def _stream(
-    reader: Reader,
+    reader: ChangeReader,
     run: str,
     closing: Callable[[], bool],
     allowed: Callable[[], Awaitable[bool]],

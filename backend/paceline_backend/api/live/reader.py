@@ -1,10 +1,10 @@
 """One reader of the bus for all event streams of a process.
 
-`Reader` follows the stream of changes on the bus, queries the database about the runs that clients
-follow, and passes each `Follower` its next event. An event reports only that something is new; the
-client requests the data itself. A slow client therefore needs no buffer, because later events are
-merged into the pending one, and nothing has to be replayed. After an outage any run may have
-changed, so every client gets an event.
+`ChangeReader` follows the stream of changes on the bus, queries the database about the runs that
+clients follow, and passes each `PendingEvent` its next event. An event reports only that something
+is new; the client requests the data itself. A slow client therefore needs no buffer, because later
+events are merged into the pending one, and nothing has to be replayed. After an outage any run may
+have changed, so every client gets an event.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _THREADS = 2
 Event = dict[str, Any]
 
 
-class Follower:
+class PendingEvent:
     """The pending event of one client."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Follower:
             await self._news.wait()
 
 
-class Reader:
+class ChangeReader:
     """Reader of the stream of changes. It runs while clients follow a run.
 
     `tell` and `tell_end` raise `StoreUnavailableError` while the database is away.
@@ -88,7 +88,7 @@ class Reader:
         self._url = bus
         self._client: redis.asyncio.Redis | None = None
         # Run → its followers.
-        self._followers: dict[str, set[Follower]] = {}
+        self._followers: dict[str, set[PendingEvent]] = {}
         # Followers have got events for all entries up to this one.
         self._position: bytes | None = None
         self._task: asyncio.Task[None] | None = None
@@ -125,9 +125,9 @@ class Reader:
         if self._client is not None:
             await self._client.aclose()
 
-    def join(self, run: str) -> Follower:
+    def join(self, run: str) -> PendingEvent:
         """Return a follower of a run, which gets an event for each change from now on."""
-        follower = Follower()
+        follower = PendingEvent()
         self._followers.setdefault(run, set()).add(follower)
         if self._task is None or self._task.done():
             # The reader was stopped, so its knowledge about the bus is outdated.
@@ -139,7 +139,7 @@ class Reader:
             self._watch = asyncio.create_task(self._watch_database())
         return follower
 
-    def leave(self, run: str, follower: Follower) -> None:
+    def leave(self, run: str, follower: PendingEvent) -> None:
         """Remove a follower."""
         self._followers[run].discard(follower)
         if not self._followers[run]:
@@ -155,7 +155,7 @@ class Reader:
             for follower in self._followers.get(run, ()):
                 _put(follower, standings.get(run), changed[run])
 
-    async def tell_end(self, run: str, follower: Follower) -> None:
+    async def tell_end(self, run: str, follower: PendingEvent) -> None:
         """Give a follower the final event if its run has already ended."""
         standing = (await self._standing([run])).get(run)
         if standing is None or standing.state in ENDED:
@@ -219,7 +219,7 @@ class Reader:
             await asyncio.sleep(_CHECK_S)
 
 
-def _put(follower: Follower, standing: runs.Standing | None, step: int | None) -> None:
+def _put(follower: PendingEvent, standing: runs.Standing | None, step: int | None) -> None:
     """Give a follower the event of a change; `standing` is None: the run was deleted."""
     ended = standing is None or standing.state in ENDED
     if standing is not None:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Answer:
+class _TokenCheck:
     # Time by the event loop's clock.
     at: float
     # The guard has just checked the token of a new stream.
@@ -35,7 +35,7 @@ class Rights:
 
     def __init__(self, holds: Callable[[str], bool]) -> None:
         self._holds = holds
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _TokenCheck] = {}
 
     async def valid(self, token: str) -> bool:
         """Return whether a token is still valid; without the database, the last answer counts."""
@@ -43,7 +43,7 @@ class Rights:
         known = self._answers.get(token)
         if known is not None and now < known.at + CHECK_S:
             return known.valid
-        known = self._answers[token] = known or _Answer(now)
+        known = self._answers[token] = known or _TokenCheck(now)
         # Set the time before the call, so that other streams do not ask meanwhile.
         known.at = now
         try:

@@ -14,7 +14,7 @@ import redis
 from paceline.wire import State
 from paceline_backend import backends
 from paceline_backend.backends import Engine, EngineRefusedError, Job, Order
-from paceline_backend.control.engines.claims import Claims
+from paceline_backend.control.engines.claims import EngineClaims
 from paceline_backend.control.engines.engine_jobs import age, end, seen_to_begin, telling, timely
 from paceline_backend.control.listening import ListeningClock
 from paceline_backend.requests import streams
@@ -38,7 +38,7 @@ class Attendant:
     """
 
     def __init__(
-        self, store: Store, claims: Claims, pause_s: float, clock: Callable[[], float]
+        self, store: Store, claims: EngineClaims, pause_s: float, clock: Callable[[], float]
     ) -> None:
         self._store = store
         self._claims = claims

@@ -19,7 +19,7 @@ from paceline_backend.store import Store, StoreError
 LEASE_S = 10.0
 
 
-class Claims:
+class EngineClaims:
     """Claims of one worker.
 
     One thread takes them. Another extends them with `keep`, because a call to an engine may take

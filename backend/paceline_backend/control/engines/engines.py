@@ -31,7 +31,7 @@ from paceline.core.outage import Outage
 from paceline_backend import backends
 from paceline_backend.backends import Engine, EngineAwayError, Job
 from paceline_backend.control.engines.attending import Attendant
-from paceline_backend.control.engines.claims import Claims
+from paceline_backend.control.engines.claims import EngineClaims
 from paceline_backend.control.engines.engine_jobs import stop_left
 from paceline_backend.control.nodes import cordons
 from paceline_backend.store import Store, StoreError, jobs
@@ -58,7 +58,7 @@ class Engines:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._claims = Claims(store, owner)
+        self._claims = EngineClaims(store, owner)
         self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
         # By engine: time of the next query.
         self._look_at: dict[str, float] = {}

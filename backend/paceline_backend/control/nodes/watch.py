@@ -1,6 +1,6 @@
 """Detection of slow nodes, and their replacement in runs with `replace_slow_nodes`.
 
-The worker calls `Watch.scan` about every second. Forecasts run in the child process of a
+The worker calls `SlowNodeWatch.scan` about every second. Forecasts run in the child process of a
 `Forecaster`.
 """
 
@@ -38,7 +38,7 @@ _AGAIN = 10
 _POLL_S = 0.25
 
 
-class Watch:
+class SlowNodeWatch:
     """Judge of multi-node runs, which makes a verdict every few steps. Not thread-safe.
 
     When a verdict names a node as slow, the watch forecasts the run without the node's slowness. In

@@ -34,7 +34,7 @@ from paceline_backend.policies.solve import counts
 Expected = Callable[[Ints], Floats]
 
 
-class _Memory(counts.Counted):
+class _BoundMemory(counts.Counted):
     # `counts` before rounding.
     target: list[float]  # [W]
     # The first step that is not in `mean_s`.
@@ -86,7 +86,7 @@ class DynamicAllocator:
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
-        memory = counts.recall(problem, _Memory) or self._begin(problem)
+        memory = counts.recall(problem, _BoundMemory) or self._begin(problem)
         memory = self._follow(memory, StepTable.of(feedback, problem.world, memory.next))
         expected: Expected | None = None
         slowed = _slowed(memory)
@@ -99,10 +99,10 @@ class DynamicAllocator:
             memory = self._adjust(memory, problem, expected)
         return counts.allocation(memory)
 
-    def _begin(self, problem: Problem) -> _Memory:
+    def _begin(self, problem: Problem) -> _BoundMemory:
         world = problem.world
         start = counts_of(self.capacity, problem).tolist()
-        return _Memory(
+        return _BoundMemory(
             counts=start,
             target=[float(count) for count in start],
             next=0,
@@ -115,7 +115,7 @@ class DynamicAllocator:
             since=problem.first_step,
         )
 
-    def _follow(self, memory: _Memory, rows: StepTable) -> _Memory:
+    def _follow(self, memory: _BoundMemory, rows: StepTable) -> _BoundMemory:
         current, mean = np.array(memory.counts), np.array(memory.mean_s)
         for k in range(len(rows)):
             says = rows.usable[k] & (current > 0)
@@ -125,7 +125,7 @@ class DynamicAllocator:
         following = int(rows.step[-1]) + 1 if len(rows) else memory.next
         return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
 
-    def _judge(self, memory: _Memory, problem: Problem, slowed: Floats) -> _Memory:
+    def _judge(self, memory: _BoundMemory, problem: Problem, slowed: Floats) -> _BoundMemory:
         """Return the memory with the upper bounds that the last change revealed.
 
         `slowed` is the time of a sample after the change ÷ before it, [W]; NaN: unknown.
@@ -139,7 +139,9 @@ class DynamicAllocator:
             most[worse], learned[worse] = before[worse], problem.first_step
         return replace(memory, before=[], most=most.tolist(), learned=learned.tolist())
 
-    def _adjust(self, memory: _Memory, problem: Problem, expected: Expected | None) -> _Memory:
+    def _adjust(
+        self, memory: _BoundMemory, problem: Problem, expected: Expected | None
+    ) -> _BoundMemory:
         """Return the memory with new counts and new averages, if the counts change enough.
 
         With expected times, a change must promise a shorter step. Otherwise half of it is tried:
@@ -189,14 +191,14 @@ def _shortens(expected: Expected, current: Ints, chosen: Ints) -> bool:
     return bool(expected(chosen).max() < expected(current).max())
 
 
-def _slowed(memory: _Memory) -> Floats:
+def _slowed(memory: _BoundMemory) -> Floats:
     """Return the time of a sample since the last change ÷ before it, by the averages, [W]."""
     rate, before = _rate(memory), np.array(memory.rate or [0.0] * len(memory.counts))
     known = (rate > 0) & (before > 0)
     return np.where(known, before / np.where(known, rate, 1.0), np.nan)
 
 
-def _slower_than_expected(memory: _Memory, models: Models, feedback: Feedback) -> Floats:
+def _slower_than_expected(memory: _BoundMemory, models: Models, feedback: Feedback) -> Floats:
     """Return the growth of each rank's measured ÷ expected time with the last change, [W].
 
     The expected time already includes the effect of other samples and of more padding.
@@ -214,7 +216,7 @@ def _slower_than_expected(memory: _Memory, models: Models, feedback: Feedback) -
     return np.asarray(medians[1] / medians[0])
 
 
-def _rate(memory: _Memory) -> Floats:
+def _rate(memory: _BoundMemory) -> Floats:
     """Return samples per second of each worker since the last change; 0: unknown, [W]."""
     mean = np.array(memory.mean_s)
     return np.where(mean > 0, memory.counts / np.where(mean > 0, mean, 1.0), 0.0)

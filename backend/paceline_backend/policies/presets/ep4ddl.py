@@ -130,7 +130,7 @@ def _squares(times: Floats) -> float:
     return float(np.square(times - times.mean()).sum())
 
 
-class _Memory(counts.Counted):
+class _Ep4ddlMemory(counts.Counted):
     threads: list[int]  # [W]
     # The first step with `threads`.
     since: int
@@ -156,7 +156,7 @@ class ThreadAllocator:
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
-        memory = counts.recall(problem, _Memory) or self._first(problem)
+        memory = counts.recall(problem, _Ep4ddlMemory) or self._first(problem)
         settled = len(feedback) and int(feedback.step[-1]) >= memory.since + PAST - 1
         if not models.known or not settled:
             return self._allocation(memory, self._expected(models, memory))
@@ -169,7 +169,7 @@ class ThreadAllocator:
         gain = models.b.std() - (single_s * shortened(wanted, serial)).std()
         fewer = wanted.sum() < threads.sum()
         if gain > _WORTH * models.b.mean() or (fewer and gain >= 0):
-            memory = _Memory(
+            memory = _Ep4ddlMemory(
                 counts=memory.counts,
                 threads=wanted.tolist(),
                 since=problem.first_step,
@@ -180,9 +180,9 @@ class ThreadAllocator:
             memory = msgspec.structs.replace(memory, serial=serial, single_s=[])
         return self._allocation(memory, self._expected(models, memory))
 
-    def _first(self, problem: Problem) -> _Memory:
+    def _first(self, problem: Problem) -> _Ep4ddlMemory:
         world, batch = problem.world, problem.global_batch
-        return _Memory(
+        return _Ep4ddlMemory(
             counts=[len(range(rank, batch, world)) for rank in range(world)],
             threads=[1] * world,
             since=problem.first_step,
@@ -191,7 +191,7 @@ class ThreadAllocator:
         )
 
     @staticmethod
-    def _expected(models: Models, memory: _Memory) -> Models:
+    def _expected(models: Models, memory: _Ep4ddlMemory) -> Models:
         """Return models for the new threads while feedback is still of the former threads."""
         if not models.known or not memory.single_s:
             return models
@@ -200,7 +200,7 @@ class ThreadAllocator:
         )
 
     @staticmethod
-    def _allocation(memory: _Memory, models: Models) -> Allocation:
+    def _allocation(memory: _Ep4ddlMemory, models: Models) -> Allocation:
         # Also send threads that are all 1: otherwise ranks would keep the script's threads.
         samples, threads = np.array(memory.counts), tuple(memory.threads)
         return Allocation(samples, msgspec.to_builtins(memory), threads, models)

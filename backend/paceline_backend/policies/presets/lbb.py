@@ -34,7 +34,7 @@ _SEEN = 2
 _BEGIN = 8
 
 
-class _Memory(counts.Counted):
+class _LbbMemory(counts.Counted):
     # The first step that is not used yet.
     next: int
     # The slope of the last rough model in s per sample; 0: unknown.
@@ -124,7 +124,7 @@ class LbbAllocator:
         """See `Allocator.allocate`."""
         profiled = all(problem.profiles) and len(problem.profiles) == problem.world
         cubic = Cubic(np.array([fit_profile(p) for p in problem.profiles])) if profiled else None
-        memory = counts.recall(problem, _Memory) or _begin(problem, cubic, feedback)
+        memory = counts.recall(problem, _LbbMemory) or _begin(problem, cubic, feedback)
         rows = StepTable.of(feedback, problem.world, memory.next)
         fixed = models.b if cubic is None else cubic.terms[:, 0]
         if len(rows):
@@ -136,7 +136,9 @@ class LbbAllocator:
             memory = self._tune(memory, problem, line, rows)
         return counts.allocation(self._retry(memory, problem))
 
-    def _tune(self, memory: _Memory, problem: Problem, line: Line, rows: StepTable) -> _Memory:
+    def _tune(
+        self, memory: _LbbMemory, problem: Problem, line: Line, rows: StepTable
+    ) -> _LbbMemory:
         """Run Alg. 2, lines 7–19, with means over the steps in `rows`."""
         current = np.array(memory.counts)
         expected = line(current)
@@ -156,7 +158,9 @@ class LbbAllocator:
         memory = replace(memory, calm_until=problem.first_step + self.window_steps)
         return _changed(memory, problem, solved)
 
-    def _move(self, memory: _Memory, problem: Problem, line: Line, takes_part: Any) -> _Memory:
+    def _move(
+        self, memory: _LbbMemory, problem: Problem, line: Line, takes_part: Any
+    ) -> _LbbMemory:
         """Apply fine tuning, unless it would make another worker equally slow.
 
         If workers have few samples, a single sample matters and would move back and forth.
@@ -171,7 +175,7 @@ class LbbAllocator:
         better = line(changed)[fastest] < expected[slowest]
         return _changed(memory, problem, changed) if better else memory
 
-    def _retry(self, memory: _Memory, problem: Problem) -> _Memory:
+    def _retry(self, memory: _LbbMemory, problem: Problem) -> _LbbMemory:
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         since = np.where((changed == 0) & (limits > 0), memory.idle, problem.first_step)
         rank, donor = int(np.argmin(since)), int(np.argmax(changed))
@@ -183,7 +187,7 @@ class LbbAllocator:
         return _changed(memory, problem, changed)
 
 
-def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory:
+def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _LbbMemory:
     """Return the first memory, which continues the counts of the previous policy, if any."""
     low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
@@ -195,7 +199,7 @@ def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory
         start = minmax(cubic, problem.global_batch, limits)
     else:
         start = counts.equal(problem)
-    return _Memory(
+    return _LbbMemory(
         counts=start.tolist(),
         next=first,
         slope=[0.0] * problem.world,
@@ -204,7 +208,7 @@ def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory
     )
 
 
-def _changed(memory: _Memory, problem: Problem, chosen: Ints) -> _Memory:
+def _changed(memory: _LbbMemory, problem: Problem, chosen: Ints) -> _LbbMemory:
     was_idle = (np.array(memory.counts) == 0) & (chosen == 0)
     return replace(
         memory,

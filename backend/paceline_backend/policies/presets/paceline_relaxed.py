@@ -41,7 +41,7 @@ _BLIND, _BLIND_S = 16, 60.0
 _REST = 20.0
 
 
-class _Steps(NamedTuple):
+class _ChoiceSteps(NamedTuple):
     """Measurements of the newest steps of the synchroniser in force.
 
     `step_s` is wall time. `whole` is True where the records have exactly the step's batches.
@@ -54,9 +54,9 @@ class _Steps(NamedTuple):
     step_s: Floats  # [S, W]
     whole: npt.NDArray[np.bool_]  # [S]
 
-    def only(self, rows: npt.NDArray[np.bool_]) -> _Steps:
+    def only(self, rows: npt.NDArray[np.bool_]) -> _ChoiceSteps:
         columns = (self.compute_s[rows], self.load[rows], self.sync_s[rows], self.step_s[rows])
-        return _Steps(*columns, self.whole[rows])
+        return _ChoiceSteps(*columns, self.whole[rows])
 
     @property
     def taken_s(self) -> float:
@@ -81,7 +81,7 @@ class _Steps(NamedTuple):
         return float(rows.sum(axis=1).mean()) / max(per_s, 1e-30)
 
 
-class _Memory(msgspec.Struct, forbid_unknown_fields=True):
+class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     # True while the relaxed synchroniser is in force.
     relaxed: bool = False
     # Segments since the last change.
@@ -180,7 +180,7 @@ class Measured:
             self._change(now)
         return self._choice(now, words)
 
-    def _known(self, feedback: Feedback, world: int, now: _Memory) -> _Steps | None:
+    def _known(self, feedback: Feedback, world: int, now: _ChoiceMemory) -> _ChoiceSteps | None:
         rows = feedback.by_step(world)
         timed = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
         good = timed & (rows.step[:, 0] >= now.since)
@@ -197,9 +197,9 @@ class Measured:
         shared = now.relaxed and self.uneven
         whole: Any = (compute_s > 0).all(axis=1) if shared else np.ones(len(newest), bool)
         columns = (rows.load[newest], rows.sync_s[newest], rows.step_s[newest])
-        return _Steps(compute_s, *columns, whole)
+        return _ChoiceSteps(compute_s, *columns, whole)
 
-    def _count_time(self, now: _Memory, steps: _Steps, newest: int) -> None:
+    def _count_time(self, now: _ChoiceMemory, steps: _ChoiceSteps, newest: int) -> None:
         passed_s = max(0, newest + 1 - now.seen) * steps.taken_s
         now.seen = max(now.seen, newest + 1)
         if now.relaxed:
@@ -207,7 +207,7 @@ class Measured:
         else:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
-    def _change(self, now: _Memory) -> None:
+    def _change(self, now: _ChoiceMemory) -> None:
         # The relaxed synchroniser was right, until something changed.
         if now.proved:
             now.wrong = 0
@@ -218,7 +218,7 @@ class Measured:
         now.relaxed, now.segments, now.since = not now.relaxed, 0, self.first
         now.against, now.tried_s = 0, 0.0
 
-    def _gain(self, steps: _Steps, now: _Memory) -> float:
+    def _gain(self, steps: _ChoiceSteps, now: _ChoiceMemory) -> float:
         """Return work per second under the relaxed synchroniser ÷ that under the all-reduce."""
         computing_s = steps.computing_s(shared=self.uneven)
         if not now.relaxed:
@@ -226,7 +226,7 @@ class Measured:
         rest_s = min(now.rest_s, max(0.0, steps.taken_s - computing_s))
         return (steps.slowest_s + now.exchange_s + rest_s) / steps.taken_s
 
-    def _words(self, steps: _Steps, now: _Memory, gain: str) -> str:
+    def _words(self, steps: _ChoiceSteps, now: _ChoiceMemory, gain: str) -> str:
         if now.relaxed:
             reduced_s = self._gain(steps, now) * steps.taken_s
             return (
@@ -243,18 +243,18 @@ class Measured:
             words += f"; it was tried and saved too little: next try in {now.wait_s:.0f} s"
         return words
 
-    def _choice(self, now: _Memory, words: str) -> Choice:
+    def _choice(self, now: _ChoiceMemory, words: str) -> Choice:
         how, name = (self.relaxed, self.relaxed.name) if now.relaxed else (ALLREDUCE, "all-reduce")
         now.segments += 1
         return Choice(how, f"{name}: {words}", msgspec.to_builtins(now))
 
 
-def _recall(memory: Mapping[str, Any]) -> _Memory:
+def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
     """Return the chooser's memory from the bus; a new memory if that does not validate."""
     try:
-        return msgspec.convert(memory, _Memory)
+        return msgspec.convert(memory, _ChoiceMemory)
     except msgspec.ValidationError:
-        return _Memory()
+        return _ChoiceMemory()
 
 
 def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline_backend.policies.jit import compiled
-from paceline_backend.policies.solve.descent import State, descend, pairs
+from paceline_backend.policies.solve.descent import DescentState, descend, pairs
 from paceline_backend.policies.solve.padded import partition_padded
 from paceline_backend.policies.solve.search import search
 from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
@@ -84,7 +84,7 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
     bound = max(least(sizes, workers), alone) if few else goal
     ranks = _largest_gap(sizes, workers, goal) if start is None else start
     enough = bound * (1 + (_CLOSER if few else _CLOSE))
-    state = State.of(sizes, ranks, workers)
+    state = DescentState.of(sizes, ranks, workers)
     if not few:
         pairs(sizes, workers, state, enough)
     descend(sizes, workers, state, enough, _EFFORT // (1 + world // FEW_RANKS))

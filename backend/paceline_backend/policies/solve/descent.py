@@ -14,7 +14,7 @@ from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.policies.values import Floats, Ints
 
 
-class State(NamedTuple):
+class DescentState(NamedTuple):
     """A partition that is being improved; each rank's samples are a linked list that ends with -1.
 
     `first` is the first sample of each rank, `following` the next sample of the same rank, and
@@ -28,14 +28,14 @@ class State(NamedTuple):
     number: Ints  # [W]
 
     @staticmethod
-    def of(sizes: Floats, ranks: Ints, workers: Workers) -> State:
+    def of(sizes: Floats, ranks: Ints, workers: Workers) -> DescentState:
         """Return the state of a partition; `ranks` is then changed in place."""
         world = len(workers.a)
         count = np.bincount(ranks, minlength=world)
         load = np.bincount(ranks, sizes, minlength=world)
         time_s = workers.a * load + workers.c * count + workers.b
         first, following = linked(ranks, world)
-        return State(ranks, first, following, np.where(count > 0, time_s, 0.0), count)
+        return DescentState(ranks, first, following, np.where(count > 0, time_s, 0.0), count)
 
 
 @compiled
@@ -65,7 +65,7 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 
 @compiled
 def _exchange(
-    p: int, q: int, sizes: Floats, w: Workers, state: State, best: float
+    p: int, q: int, sizes: Floats, w: Workers, state: DescentState, best: float
 ) -> tuple[float, int, int]:
     """Find the best exchange between p and q after which both take less than `best`.
 
@@ -95,7 +95,9 @@ def _exchange(
 
 
 @compiled
-def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state: State) -> None:
+def _apply(
+    p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state: DescentState
+) -> None:
     hand_over(state.first, state.following, give, p, q)
     state.ranks[give] = q
     if get >= 0:
@@ -114,7 +116,7 @@ def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state
         state.time_s[j] = w.a[j] * total + w.c[j] * count + w.b[j] if count else 0.0
 
 
-def pairs(sizes: Floats, workers: Workers, state: State, enough: float) -> None:
+def pairs(sizes: Floats, workers: Workers, state: DescentState, enough: float) -> None:
     """Exchange slowest with fastest, next slowest with next fastest, …, while this helps."""
     slowest = np.inf
     while True:
@@ -127,7 +129,7 @@ def pairs(sizes: Floats, workers: Workers, state: State, enough: float) -> None:
 
 
 @compiled
-def _paired(order: Ints, sizes: Floats, w: Workers, state: State, enough: float) -> None:
+def _paired(order: Ints, sizes: Floats, w: Workers, state: DescentState, enough: float) -> None:
     for k in range(len(order) // 2):
         p, q = order[len(order) - 1 - k], order[k]
         if state.time_s[p] <= enough:
@@ -138,7 +140,7 @@ def _paired(order: Ints, sizes: Floats, w: Workers, state: State, enough: float)
 
 
 @compiled
-def descend(sizes: Floats, w: Workers, state: State, enough: float, effort: int) -> None:
+def descend(sizes: Floats, w: Workers, state: DescentState, enough: float, effort: int) -> None:
     """Apply the slowest rank's best exchange, or the first that suffices, while one helps."""
     world = len(w.a)
     while effort > 0:

@@ -14,7 +14,7 @@ from paceline.core.cost import features
 from paceline_backend.policies.parts import Policy
 from paceline_backend.policies.solve.balance import grouped, partition
 from paceline_backend.policies.solve.counts import levelled
-from paceline_backend.policies.solve.descent import State, descend, pairs
+from paceline_backend.policies.solve.descent import DescentState, descend, pairs
 from paceline_backend.policies.solve.filling import homes_of
 from paceline_backend.policies.solve.minmax import minmax
 from paceline_backend.policies.solve.workers import Workers, level, most_of
@@ -112,7 +112,7 @@ class _Division:
             return ranks
         effective = np.array(self._models.cost.sizes(self._sizes), np.float64)
         workers = Workers.of(self._models, np.bincount(ranks, minlength=self._models.world))
-        state = State.of(effective, ranks.copy(), workers)
+        state = DescentState.of(effective, ranks.copy(), workers)
         enough = level(effective, workers)
         pairs(effective, workers, state, enough)
         descend(effective, workers, state, enough, _EFFORT)

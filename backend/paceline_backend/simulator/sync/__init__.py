@@ -18,26 +18,26 @@ from paceline_backend.simulator.sync.base import (
     Costs,
     Dealing,
     Prices,
-    Round,
-    Synchroniser,
-    Timeline,
+    SimulatedRound,
+    SimulatedSync,
+    SimulatedTimeline,
     Work,
 )
-from paceline_backend.simulator.sync.hierarchical import Hierarchical
-from paceline_backend.simulator.sync.pairwise import Pairwise
-from paceline_backend.simulator.sync.pool import Pool, without_empty
-from paceline_backend.simulator.sync.rounds import Partial
-from paceline_backend.simulator.sync.together import AllReduce, Averaging
+from paceline_backend.simulator.sync.hierarchical import SimulatedHierarchical
+from paceline_backend.simulator.sync.pairwise import SimulatedPairwise
+from paceline_backend.simulator.sync.pool import SimulatedPool, without_empty
+from paceline_backend.simulator.sync.rounds import SimulatedPartial
+from paceline_backend.simulator.sync.together import SimulatedAllReduce, SimulatedAveraging
 
 __all__ = [
     "Bodies",
     "Costs",
     "Dealing",
-    "Pool",
     "Prices",
-    "Round",
-    "Synchroniser",
-    "Timeline",
+    "SimulatedPool",
+    "SimulatedRound",
+    "SimulatedSync",
+    "SimulatedTimeline",
     "Work",
     "goes_on",
     "make",
@@ -46,25 +46,25 @@ __all__ = [
 ]
 
 
-def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchroniser:
+def make(what: synchronisation.Synchronisation, world: int, seed: int) -> SimulatedSync:
     """Make the model of a plan's synchroniser for `world` ranks.
 
     `seed` is for random draws; real ranks take the run's seed plus the segment's number.
     """
     match what:
         case synchronisation.AllReduce():
-            return AllReduce()
+            return SimulatedAllReduce()
         case synchronisation.Averaging(rules):
-            return Averaging(rules.every, rules.parts, rules.overlap, rules.keep)
+            return SimulatedAveraging(rules.every, rules.parts, rules.overlap, rules.keep)
         case synchronisation.Pairwise():
-            return Pairwise(world, seed)
+            return SimulatedPairwise(world, seed)
         case synchronisation.Partial(rules):
             call = Call.of(rules, world, seed)
-            return Partial(call, Drift.of(rules))
+            return SimulatedPartial(call, Drift.of(rules))
         case synchronisation.Hierarchical(rules):
             drift = Drift.of(rules)
-            return Hierarchical(
-                (group, Partial(Call.of(rules, len(group), seed), drift))
+            return SimulatedHierarchical(
+                (group, SimulatedPartial(Call.of(rules, len(group), seed), drift))
                 for group in groups.ordered(rules.groups)
             )
 
@@ -105,7 +105,7 @@ def step_time_s(
     samples = np.ones(work_s.shape, np.int64) if samples is None else samples
     all_reduce_s = np.full(work_s.shape, costs.round_s)
     model, now = make(what, world, seed), np.zeros(world)
-    pool = Pool(world)
+    pool = SimulatedPool(world)
     for number, first in enumerate(range(0, steps, segment_steps)):
         part = slice(first, first + segment_steps)
         if not model.goes_on:

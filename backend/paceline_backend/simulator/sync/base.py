@@ -1,7 +1,7 @@
 """Defines the interface between the simulation and the models of synchronisers.
 
-The simulation passes `Work` to `Synchroniser.run` and gets a `Timeline`. `Dealing`, `Bodies` and
-`Prices` are for segments in which ranks take over batches of each other.
+The simulation passes `Work` to `SimulatedSync.run` and gets a `SimulatedTimeline`. `Dealing`,
+`Bodies` and `Prices` are for segments in which ranks take over batches of each other.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Round:
+class SimulatedRound:
     """An exchange; see `paceline.wire.RoundRecord`."""
 
     # The number in its segment.
@@ -188,7 +188,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class SimulatedTimeline:
     """The times of a segment; arrays are [S, W].
 
     A rank's step is its work, then `wait_s`, then `communication_s`. `work_s` is that of `Work`.
@@ -200,10 +200,10 @@ class Timeline:
     work_s: Floats
     wait_s: Floats
     communication_s: Floats
-    rounds: list[Round]
+    rounds: list[SimulatedRound]
 
 
-class Synchroniser(Protocol):
+class SimulatedSync(Protocol):
     """A model of the ranks' waiting for each other, on the virtual clock.
 
     An object is made when the synchroniser takes effect. The same arguments give the same
@@ -215,7 +215,7 @@ class Synchroniser(Protocol):
     # its own.
     goes_on: bool
 
-    def run(self, starts: Floats, work: Work) -> Timeline:
+    def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
         """Return the next segment's timeline; `starts`, [W], are equal unless `goes_on`."""
         ...
 

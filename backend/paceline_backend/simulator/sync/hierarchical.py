@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator.sync.base import Costs, Timeline, Work
-from paceline_backend.simulator.sync.rounds import Partial
+from paceline_backend.simulator.sync.base import Costs, SimulatedTimeline, Work
+from paceline_backend.simulator.sync.rounds import SimulatedPartial
 
 # Reductions at the end: of the server's parameters, and of the optimisers' states.
 _REDUCTIONS = 2
 
 
-class Hierarchical:
+class SimulatedHierarchical:
     """Groups that have rounds of their own. At the segment's end all ranks synchronise.
 
     Earlier pushes to the server make no rank wait, so they take no time here. Each group has a
@@ -24,14 +24,14 @@ class Hierarchical:
 
     goes_on = False
 
-    def __init__(self, groups: Iterable[tuple[list[int], Partial]]) -> None:
+    def __init__(self, groups: Iterable[tuple[list[int], SimulatedPartial]]) -> None:
         self._groups = list(groups)
 
-    def run(self, starts: Floats, work: Work) -> Timeline:
+    def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
         """See `Synchroniser.run`."""
         wait_s, rounds = np.zeros_like(work.work_s), []
         if not len(wait_s):
-            return Timeline(work.work_s, wait_s, wait_s, [])
+            return SimulatedTimeline(work.work_s, wait_s, wait_s, [])
         for group, partial in self._groups:
             timeline = partial.run(starts[group], _of_group(work, group))
             wait_s[:, group] = timeline.wait_s
@@ -39,7 +39,7 @@ class Hierarchical:
         ended_at = starts + (np.where(work.made, work.work_s, 0.0) + wait_s).sum(axis=0)
         wait_s[-1] += self._met_at(ended_at, work.costs) - ended_at
         rounds.sort(key=lambda each: (each.ended_at, each.rank))
-        return Timeline(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
+        return SimulatedTimeline(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from paceline.core.partners import pairs
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
+from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
 # Means at the end: of replicas, and of their optimisers' states.
 _MEANS = 2
 
 
-class Pairwise:
+class SimulatedPairwise:
     """Ranks that step alone. After each step, a rank of even number asks one of odd number.
 
     A rank that asks computes its next step meanwhile; that step does not end before the answer
@@ -38,12 +38,12 @@ class Pairwise:
         # Each rank's steps in earlier segments.
         self._steps = np.zeros(world, np.int64)
 
-    def run(self, starts: Floats, work: Work) -> Timeline:
+    def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
         """See `Synchroniser.run`."""
         steps = len(work.work_s)
         wait_s, communication_s = np.zeros_like(work.work_s), np.zeros_like(work.work_s)
         if not steps:
-            return Timeline(work.work_s, wait_s, communication_s, [])
+            return SimulatedTimeline(work.work_s, wait_s, communication_s, [])
         since = self._since(starts)
         now = starts + since
         made_s = np.where(work.made, work.work_s, 0.0)
@@ -83,7 +83,7 @@ class Pairwise:
         self._ended_at = ended_at[-1]
         self._steps = self._steps + (steps if work.steps is None else work.steps)
         rounds.sort(key=lambda mean: (mean.ended_at, mean.rank))
-        return Timeline(work.work_s, wait_s, communication_s, rounds)
+        return SimulatedTimeline(work.work_s, wait_s, communication_s, rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`."""
@@ -96,13 +96,13 @@ class Pairwise:
     def _met_at(self, ended_at: Floats) -> float:
         return max(float(ended_at.max()), *self._answered_at.values(), 0.0)
 
-    def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> Round:
+    def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> SimulatedRound:
         costs, takes_s = work.costs, work.costs.exchange_s()
         # Steps of the rank before this one.
         steps = int(self._steps[rank]) + k
         other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
-        return Round(
+        return SimulatedRound(
             number=steps,
             step=min(k + 1, len(work.work_s) - 1),
             contributors=2,

@@ -21,14 +21,14 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
     Bodies,
     Dealing,
-    Synchroniser,
-    Timeline,
+    SimulatedSync,
+    SimulatedTimeline,
     Work,
 )
 from paceline_backend.simulator.sync.sharing import Events, Queues, Takes, paces, settled
 
 
-class Pool:
+class SimulatedPool:
     """The pools of a run's segments, one after the other. For one thread."""
 
     def __init__(self, world: int) -> None:
@@ -37,8 +37,8 @@ class Pool:
         self._pace_s = np.zeros(world)
 
     def run(
-        self, what: Synchronisation, model: Synchroniser, starts: Floats, work: Work
-    ) -> Timeline:
+        self, what: Synchronisation, model: SimulatedSync, starts: Floats, work: Work
+    ) -> SimulatedTimeline:
         """Run the model of the synchroniser `what`; ranks may take over each other's batches.
 
         `starts` is when each rank begins, [W]. The dealing of `work` records the batches that ranks
@@ -153,7 +153,7 @@ def _uneven(span: Work, bodies: Bodies) -> Work:
     )
 
 
-def _reported(timeline: Timeline, bodies: Bodies) -> Timeline:
+def _reported(timeline: SimulatedTimeline, bodies: Bodies) -> SimulatedTimeline:
     step, last = bodies.step.copy(), bodies.first + bodies.span - 1
     # The wait at the span's end belongs to the last step.
     step[-1] = last
@@ -164,7 +164,7 @@ def _reported(timeline: Timeline, bodies: Bodies) -> Timeline:
         mine = of_rank[each.rank]
         at = mine[each.step] if each.step < len(mine) else last
         rounds.append(each if each.step == at else replace(each, step=at))
-    return Timeline(
+    return SimulatedTimeline(
         bodies.reported(bodies.work_s),
         ends.reported(timeline.wait_s),
         ends.reported(timeline.communication_s),
@@ -172,8 +172,8 @@ def _reported(timeline: Timeline, bodies: Bodies) -> Timeline:
     )
 
 
-def _joined(parts: list[Timeline]) -> Timeline:
-    return Timeline(
+def _joined(parts: list[SimulatedTimeline]) -> SimulatedTimeline:
+    return SimulatedTimeline(
         np.concatenate([part.work_s for part in parts]),
         np.concatenate([part.wait_s for part in parts]),
         np.concatenate([part.communication_s for part in parts]),

@@ -11,13 +11,13 @@ import math
 
 import numpy as np
 
-from paceline.core.member import Member, Says, Tally
-from paceline.core.rounds import Call, Drift, Progress
+from paceline.core.member import Member, RoundCounts, Says
+from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
+from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
 
-class Partial:
+class SimulatedPartial:
     """Ranks that continue to compute while rounds reduce the gradients that are ready.
 
     `call` is the rule by which ranks call a round; `drift` bounds the drift between ranks.
@@ -28,12 +28,12 @@ class Partial:
     def __init__(self, call: Call, drift: Drift) -> None:
         self._call, self._drift = call, drift
 
-    def run(self, starts: Floats, work: Work) -> Timeline:
+    def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
         """See `Synchroniser.run`."""
         if not len(work.work_s):
-            return Timeline(work.work_s, work.work_s, work.work_s, [])
+            return SimulatedTimeline(work.work_s, work.work_s, work.work_s, [])
         work_s, samples = work.of_ranks(work.work_s), work.of_ranks(work.samples)
-        segment = Segment(self._call, self._drift, work_s, samples, work.costs)
+        segment = SegmentRounds(self._call, self._drift, work_s, samples, work.costs)
         segment.run(starts.tolist())
         ended_at = work.table(segment.ended_at)
         begun = np.concatenate([starts[None], ended_at[:-1]])
@@ -46,18 +46,18 @@ class Partial:
             wait_s[-1] += segment.met_at - starts - busy_s
         # Rounding of sums may make a wait slightly negative.
         wait_s = np.maximum(wait_s, 0.0)
-        return Timeline(work.work_s, wait_s, np.zeros_like(wait_s), segment.rounds)
+        return SimulatedTimeline(work.work_s, wait_s, np.zeros_like(wait_s), segment.rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`."""
         return float(starts.max())
 
 
-class Segment:
+class SegmentRounds:
     """All ranks in one segment, from event to event. Ranks may have different numbers of steps.
 
     `work_s` is each rank's time for each step, [W][its steps]; `samples` has the same shape. `call`
-    and `drift` are as for `Partial`.
+    and `drift` are as for `SimulatedPartial`.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Segment:
         self.ended_at: list[list[float]] = [[] for _ in range(world)]  # [W][its steps]
         # The time at which all ranks have synchronised.
         self.met_at = 0.0
-        self.rounds: list[Round] = []
+        self.rounds: list[SimulatedRound] = []
         self._work_s, self._samples = work_s, samples
         self._costs = costs
-        self._progress = Progress(world, call, drift)
+        self._progress = RoundProgress(world, call, drift)
         self._members = [Member[int](rank, self._progress) for rank in range(world)]
         self._clocks = [0] * world
         self._drift = drift
@@ -94,7 +94,7 @@ class Segment:
         # The number of ranks that are ready for the next round.
         self._ready = 0
         # The tally of the current round, and the state that it reports; see `Progress.end`.
-        self._tally = Tally(drift)
+        self._tally = RoundCounts(drift)
         self._reported = self._clocks, self._through
         # A call is in progress.
         self._called = False
@@ -177,7 +177,7 @@ class Segment:
             self._hear(member.announce())
 
     def _begin(self, now: float) -> None:
-        self._tally = Tally(self._drift)
+        self._tally = RoundCounts(self._drift)
         # A rank that occurs several times contributes only the first time.
         for rank in self._holding:
             self._members[rank].contribute(self._tally)
@@ -192,7 +192,7 @@ class Segment:
         progress, tally = self._progress, self._tally
         step = self._clocks[0] - (0 in self._blocked)
         self.rounds.append(
-            Round(
+            SimulatedRound(
                 number=progress.rounds_done,
                 step=max(min(step, len(self._work_s[0]) - 1), 0),
                 contributors=tally.contributors,

@@ -8,25 +8,25 @@ import numpy as np
 
 from paceline.core.means import part_due
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
+from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
 
-class AllReduce:
+class SimulatedAllReduce:
     """DDP's all-reduce: a step ends for all ranks when the slowest has computed and reduced."""
 
     goes_on = False
 
-    def run(self, starts: Floats, work: Work) -> Timeline:
+    def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
         """See `Synchroniser.run`."""
         wait_s = work.work_s.max(axis=1, keepdims=True) - work.work_s
-        return Timeline(work.work_s, wait_s, work.all_reduce_s, [])
+        return SimulatedTimeline(work.work_s, wait_s, work.all_reduce_s, [])
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`."""
         return float(starts.max())
 
 
-class Averaging:
+class SimulatedAveraging:
     """Ranks that step alone. Every few steps all synchronise, and replicas become their mean.
 
     Args:
@@ -45,16 +45,16 @@ class Averaging:
     ) -> None:
         self._every, self._parts, self._overlap, self._keep = every, parts, overlap, keep
         # The mean that is in flight.
-        self._flight: _Flight | None = None
+        self._flight: _SimulatedMean | None = None
         # Samples since each part's previous mean, [P, W].
         self._worked: Floats | None = None
         self._means = 0
 
-    def run(self, starts: Floats, work: Work) -> Timeline:
+    def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
         """See `Synchroniser.run`."""
         steps, world = work.work_s.shape
         wait_s, communication_s = np.zeros((steps, world)), np.zeros((steps, world))
-        rounds: list[Round] = []
+        rounds: list[SimulatedRound] = []
         worked = np.zeros((self._parts, world)) if self._worked is None else self._worked
         now = starts
         for k, (work_s, samples) in enumerate(_between_means(work)):
@@ -71,7 +71,7 @@ class Averaging:
                 begins_at = float(now.max()) + work.costs.call_s
                 ends_at = begins_at + work.costs.round_s / self._parts
                 gave = worked[part].copy()
-                self._flight = _Flight(part, step + self._overlap, begins_at, ends_at, gave)
+                self._flight = _SimulatedMean(part, step + self._overlap, begins_at, ends_at, gave)
                 worked[part], part = 0, None
             if self._flight is not None and ends:
                 now = self._land(now, k, work.costs, worked, wait_s, communication_s, rounds)
@@ -92,11 +92,13 @@ class Averaging:
             took_s = float(waits_s[0] + round_s)
             givers = int((worked[due] > 0).sum(axis=1).max())
             size, ended_at = work.costs.bytes * len(due) // self._parts, float(now[0])
-            rounds.append(Round(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at))
+            rounds.append(
+                SimulatedRound(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at)
+            )
             self._means += 1
             worked[due] = 0
         self._worked = worked
-        return Timeline(work.work_s, wait_s, communication_s, rounds)
+        return SimulatedTimeline(work.work_s, wait_s, communication_s, rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """Return the end of two means, as at an epoch's end; see `Synchroniser.meet`."""
@@ -113,7 +115,7 @@ class Averaging:
         worked: Floats,
         wait_s: Floats,
         communication_s: Floats,
-        rounds: list[Round],
+        rounds: list[SimulatedRound],
     ) -> Floats:
         """Wait after step `k` for the rest of the mean in flight; return each rank's time, [W]."""
         flight, self._flight = self._flight, None
@@ -126,13 +128,15 @@ class Averaging:
         took_s, givers = float(waits_s[0] + left_s[0]), int((flight.gave > 0).sum())
         worked[flight.part] += self._keep * flight.gave
         size, ended_at = costs.bytes // self._parts, float(now[0])
-        rounds.append(Round(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at))
+        rounds.append(
+            SimulatedRound(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at)
+        )
         self._means += 1
         return now
 
 
 @dataclass(frozen=True)
-class _Flight:
+class _SimulatedMean:
     part: int
     # The mean is applied after this step.
     due: int
