@@ -19,8 +19,7 @@ import typer
 
 from paceline.commands import linking, runs
 from paceline.commands.options import (
-    Authentication,
-    ChangeRequest,
+    ChangeOptions,
     Connection,
     Data,
     Env,
@@ -29,6 +28,7 @@ from paceline.commands.options import (
     Notice,
     RunId,
     Server,
+    TokenOptions,
     data_directory,
     grouped,
     node_name,
@@ -99,7 +99,7 @@ def agent(
     ] = None,
     node: Node = None,
     data: Data = None,
-    authentication: Authentication,
+    authentication: TokenOptions,
     notice: Notice = None,
 ) -> None:
     """Register this node and supervise the runs that the server starts on it."""
@@ -162,7 +162,7 @@ def stop(
     *,
     run_id: RunId,
     force: Annotated[bool, typer.Option("--force", help="Kill the run's processes now.")] = False,
-    change: ChangeRequest,
+    change: ChangeOptions,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
@@ -180,7 +180,7 @@ def stop(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resumption:
+class ResumeOptions:
     """The run to resume, and what changes for its ranks."""
 
     run_id: RunId
@@ -234,11 +234,11 @@ class Resumption:
 @grouped
 def resume(
     *,
-    resumption: Resumption,
+    resumption: ResumeOptions,
     server: Server = None,
     data: Data = None,
-    change: ChangeRequest,
-    authentication: Authentication,
+    change: ChangeOptions,
+    authentication: TokenOptions,
     as_json: Json = False,
 ) -> None:
     """Resume a failed or stopped run from its newest checkpoint.

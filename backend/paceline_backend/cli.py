@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands.options import Authentication, Connection, Json, RunId, grouped
+from paceline.commands.options import Connection, Json, RunId, TokenOptions, grouped
 from paceline_backend.commands import access
 from paceline_backend.commands.options import DATA, Data, Database
 from paceline_backend.commands.server import server
@@ -79,7 +79,7 @@ def simulate(
         ),
     ] = None,
     policies: SimulatedPolicies,
-    authentication: Authentication,
+    authentication: TokenOptions,
     as_json: Json = False,
 ) -> None:
     """Simulate training on a virtual cluster under one or several policies."""

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from paceline.commands.options import ChangeRequest, Connection, Json, RunId, grouped
+from paceline.commands.options import ChangeOptions, Connection, Json, RunId, grouped
 from paceline.commands.printing import local_time, print_json, print_table
 from paceline.core.errors import InputError
 
@@ -71,7 +71,7 @@ def auto(
             show_default="unchanged",
         ),
     ] = None,
-    change: ChangeRequest,
+    change: ChangeOptions,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
@@ -105,7 +105,7 @@ def target(
         ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the run's target.")] = False,
-    change: ChangeRequest,
+    change: ChangeOptions,
     connection: Connection,
     as_json: Json = False,
 ) -> None:

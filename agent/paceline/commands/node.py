@@ -14,13 +14,13 @@ import typer
 
 from paceline.commands import linking
 from paceline.commands.options import (
-    Authentication,
     Connection,
     Data,
     Notice,
     PolicyChoice,
     Restarts,
     Server,
+    TokenOptions,
     data_directory,
     grouped,
     node_name,
@@ -102,7 +102,7 @@ def node(
     training: JobTraining,
     server: Server = None,
     data: Data = None,
-    authentication: Authentication,
+    authentication: TokenOptions,
     notice: Notice = None,
 ) -> None:
     """Supervise one run on this node, until the run ends.
@@ -126,7 +126,7 @@ def node(
         linking.log_to_stderr()
         with connection.client(timeout_s=5.0) as client:
             run, slot, token = _adopted(client, training.script, training, slot)
-        connection = Connection(server=server, authentication=Authentication(token=token))
+        connection = Connection(server=server, authentication=TokenOptions(token=token))
     elif training.script is not None or run is None:
         raise InputError("give either a script, or with --run the run that an engine has started")
     elif slot is None:

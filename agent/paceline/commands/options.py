@@ -186,7 +186,7 @@ YesJson = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Authentication:
+class TokenOptions:
     """The token for a server."""
 
     token: Token = None
@@ -206,7 +206,7 @@ class Connection:
     """The connection to a server."""
 
     server: Server = None
-    authentication: Authentication
+    authentication: TokenOptions
 
     @property
     def url(self) -> str:
@@ -227,7 +227,7 @@ class NodeConnection:
     server: Server = None
     node: Node = None
     data: Data = None
-    authentication: Authentication
+    authentication: TokenOptions
 
     @property
     def required(self) -> bool:
@@ -240,7 +240,7 @@ class NodeConnection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangeRequest:
+class ChangeOptions:
     """Reason and confirmation of a change to a run, for commands that can print JSON."""
 
     why: Why = ""

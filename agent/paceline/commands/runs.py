@@ -34,7 +34,7 @@ _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunQuery:
+class RunListOptions:
     """Filter, order and number of the listed runs."""
 
     state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None
@@ -104,7 +104,7 @@ def register(app: typer.Typer) -> None:
 def runs(
     *,
     context: typer.Context,
-    query: RunQuery,
+    query: RunListOptions,
     watch: Annotated[
         bool, typer.Option("--watch", help="Refresh the list every two seconds, until Ctrl-C.")
     ] = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.commands.options import (
-    ChangeRequest,
+    ChangeOptions,
     Connection,
     Json,
     Parameters,
@@ -38,7 +38,7 @@ def switch(
     run_id: RunId,
     policy: Annotated[str, typer.Argument(metavar="POLICY")],
     param: Parameters = None,
-    change: ChangeRequest,
+    change: ChangeOptions,
     connection: Connection,
     as_json: Json = False,
 ) -> None:

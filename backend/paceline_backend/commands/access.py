@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from paceline.commands.options import Authentication, Connection, Json, Server, grouped
+from paceline.commands.options import Connection, Json, Server, TokenOptions, grouped
 from paceline.commands.printing import local_time, plain, print_json, print_table
 from paceline.core.errors import InputError
 
@@ -81,7 +81,7 @@ def create(
             "server and without another token.",
         ),
     ] = None,
-    authentication: Authentication,
+    authentication: TokenOptions,
     as_json: Json = False,
 ) -> None:
     """Create a token and print it. It is shown only this once."""

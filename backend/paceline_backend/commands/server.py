@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from paceline.commands.options import Authentication, grouped
+from paceline.commands.options import TokenOptions, grouped
 from paceline.core import logs
 from paceline.core.errors import PacelineError
 from paceline_backend.commands import parts
@@ -231,7 +231,7 @@ def server(
         logs.to_stderr(logging.getLogger(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
         os.environ[users.SHARE] = "1" if network.share_bus_password else "0"
         proxies = network.trusted_proxy, network.trust_proxy_header, network.proxy_role
-        authentication = Authentication(token=tokens.token, token_file=tokens.token_file)
+        authentication = TokenOptions(token=tokens.token, token_file=tokens.token_file)
         alone = part.only is not None
         settings = Settings(
             database=endpoints.database or "",
