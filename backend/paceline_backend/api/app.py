@@ -127,8 +127,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.rules = rules
     errors.install(app)
     # The middleware that is added first runs last, next to the routes.
-    app.add_middleware(WakeWorkers, bus=app.state.bus)
     app.add_middleware(Repeats, store=store)
+    app.add_middleware(WakeWorkers, bus=app.state.bus)
     # Pages are mounted first, because Dash registers a catch-all route.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)

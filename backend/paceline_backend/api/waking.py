@@ -25,6 +25,9 @@ class WakeWorkers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and wake the workers when it has been answered."""
-        await self.app(scope, receive, send)
-        if scope["type"] == "http" and scope["method"] not in _READS:
-            await run_in_threadpool(partial(streams.wake, self.bus))
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            # A request that failed may have committed something before.
+            if scope["type"] == "http" and scope["method"] not in _READS:
+                await run_in_threadpool(partial(streams.wake, self.bus))

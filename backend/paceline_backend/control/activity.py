@@ -49,23 +49,28 @@ class Activity:
         """Follow the changes until `stop` is set. Call this in a thread of its own."""
         outage = Outage(log, "following changes: waiting", "following changes: working again")
         position, quiet_at = "$", time.monotonic() + QUIET_AFTER_S
-        with closing(connect(self._bus_url, keep=True)) as client:
-            while not stop.is_set():
-                try:
-                    newest = _newest(client, position)
-                    outage.over()
-                except redis.RedisError as error:
-                    # A bus that restarts loses users, and changes may have been missed.
-                    newest = "$"
-                    stop.wait(outage.failed(error))
-                if newest is not None:
-                    position = newest
-                    quiet_at = time.monotonic() + QUIET_AFTER_S
-                    self._set(quiet=False)
-                elif time.monotonic() >= quiet_at:
-                    quiet_at = time.monotonic() + QUIET_AFTER_S
-                    self._set(quiet=not self.is_any_active())
-        self.end()
+        try:
+            with closing(connect(self._bus_url, keep=True)) as client:
+                while not stop.is_set():
+                    try:
+                        newest = _newest(client, position)
+                        outage.over()
+                    except redis.RedisError as error:
+                        # A bus that restarts loses users, and changes may have been missed.
+                        newest = "$"
+                        stop.wait(outage.failed(error))
+                    if newest is not None:
+                        position = newest
+                        quiet_at = time.monotonic() + QUIET_AFTER_S
+                        self._set(quiet=False)
+                    elif time.monotonic() >= quiet_at:
+                        quiet_at = time.monotonic() + QUIET_AFTER_S
+                        self._set(quiet=not self.is_any_active())
+        except Exception:
+            # Without this thread, the worker works as if something happened all the time.
+            log.exception("following changes failed: no pause is longer than usual from now on")
+        finally:
+            self.end()
 
     def end(self) -> None:
         """End all pauses, because the worker stops."""

@@ -101,6 +101,7 @@ def _parts(
     )
     users, meetings = UserReconciler(store, settings.bus), Meetings(store, settings.bus)
     replacements, guard = Replacements(store, settings.bus), Guard(bus)
+    keep_claims_s = claims.LEASE_S / 3
     keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
 
     def beat() -> None:
@@ -121,8 +122,11 @@ def _parts(
         Periodic("replacements", 0.5, partial(replacements.look, bus)),
         # Short intervals, because a malicious client can write about 300 MB per second.
         Periodic("flood guard", 0.25, partial(floods.look, store, guard), quiet_s=1.0),
-        Periodic("engines", 0.5, partial(engines.look, bus), engines.end),
-        Periodic("claims on engine runs", claims.LEASE_S / 3, engines.keep_claims),
+        # An ended run may have left jobs in an engine, so these two never pause for long.
+        Periodic("engines", 0.5, partial(engines.look, bus), engines.end, quiet_s=3.0),
+        Periodic(
+            "claims on engine runs", keep_claims_s, engines.keep_claims, quiet_s=keep_claims_s
+        ),
         Periodic("bus users", 1.0, partial(users.look, bus)),
         Periodic("auto", 2.0, partial(auto.scan, forecaster, stop)),
         Periodic("slow nodes", 2.0, partial(slow_nodes.scan, forecaster, stop)),

@@ -24,10 +24,12 @@ NEVER_S = 3_600.0
 @contextmanager
 def following(store: Store, bus_url: str) -> Iterator[Activity]:
     followed, stop = Activity(store, bus_url), threading.Event()
-    thread = threading.Thread(target=followed.run, args=[stop])
+    thread = threading.Thread(target=followed.run, args=[stop], daemon=True)
     thread.start()
-    yield followed
-    stop.set()
+    try:
+        yield followed
+    finally:
+        stop.set()
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
@@ -44,11 +46,9 @@ def test_a_change_ends_the_pauses_of_a_quiet_worker(
             followed.pause(0.0, NEVER_S, stop)
             woken.set()
 
-        thread = threading.Thread(target=pause)
-        thread.start()
-        streams.wake(bus)
-        assert woken.wait(DEADLINE_S)
-        thread.join()
+        threading.Thread(target=pause, daemon=True).start()
+        # Quiet may return before the pause begins, as it is quiet at once here.
+        until(lambda: streams.wake(bus) or woken.wait(0.1), "the end of the pause")
 
 
 def test_it_is_not_quiet_while_a_run_is_active(
@@ -77,7 +77,9 @@ def test_the_end_of_the_worker_ends_the_pauses(store: Store, bus_url: str) -> No
     stop, ended = threading.Event(), list[bool]()
     followed = Activity(store, bus_url)
     followed.quiet = True
-    thread = threading.Thread(target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop)))
+    thread = threading.Thread(
+        target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop)), daemon=True
+    )
     thread.start()
     stop.set()
     followed.end()

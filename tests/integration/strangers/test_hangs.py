@@ -283,12 +283,17 @@ def test_a_data_loading_process_that_stands_still(slow_runs: Runs) -> None:
     assert (said["waiting"], phases(said)[1]) == ([0], "data")
 
 
-@pytest.mark.long
-@pytest.mark.xfail(strict=True, reason="nothing is said before the ranks have come to their loops")
-def test_a_rank_that_does_not_come_to_wrap_its_model(slow_runs: Runs) -> None:
+@pytest.fixture
+def before_wrapping(slow_runs: Runs) -> Runs:
     until(lambda: slow_runs.get("before wrapping")["state"] == "running", "its start", 90, 0.5)
     slow_runs.since("worker", 30)
-    said = slow_runs.look("before wrapping")
+    return slow_runs
+
+
+@pytest.mark.long
+@pytest.mark.xfail(strict=True, reason="nothing is said before the ranks have come to their loops")
+def test_a_rank_that_does_not_come_to_wrap_its_model(before_wrapping: Runs) -> None:
+    said = before_wrapping.look("before wrapping")
     assert said["words"]
     assert said["hung"]
 
