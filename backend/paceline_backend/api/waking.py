@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import redis
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,4 +28,4 @@ class WakeWorkers:
         finally:
             # A request that failed may have committed something before.
             if scope["type"] == "http" and scope["method"] not in _READS:
-                await run_in_threadpool(partial(streams.wake, self.bus))
+                await run_in_threadpool(streams.wake, self.bus)

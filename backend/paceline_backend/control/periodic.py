@@ -15,7 +15,7 @@ from collections.abc import Callable
 import redis
 
 from paceline.core.outage import Outage
-from paceline_backend.control.activity import QUIET_S, Activity
+from paceline_backend.control.idle import QUIET_S, IdleMonitor
 from paceline_backend.store import StoreError
 
 log = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ class Periodic:
         self._end = end
         self._quiet_s = quiet_s
 
-    def run(self, stop: threading.Event, activity: Activity | None = None) -> None:
+    def run(self, stop: threading.Event, idle: IdleMonitor | None = None) -> None:
         """Run the first round at once and the others after a pause each, until `stop` is set.
 
-        Without `activity`, all pauses have their usual length.
+        Without `idle`, all pauses have their usual length.
         """
         outage = Outage(log, f"{self.name}: waiting", f"{self.name}: working again")
         pause_s = 0.0
-        while not self._pause(pause_s, stop, activity):
+        while not self._pause(pause_s, stop, idle):
             pause_s = self._every_s
             try:
                 self._work()
@@ -68,7 +68,7 @@ class Periodic:
         if self._end is not None:
             self._end()
 
-    def _pause(self, seconds: float, stop: threading.Event, activity: Activity | None) -> bool:
-        if activity is None or seconds == 0:
+    def _pause(self, seconds: float, stop: threading.Event, idle: IdleMonitor | None) -> bool:
+        if idle is None or seconds == 0:
             return stop.wait(seconds)
-        return activity.pause(seconds, self._quiet_s, stop)
+        return idle.pause(seconds, self._quiet_s, stop)

@@ -16,7 +16,6 @@ import redis
 
 from paceline.wire.bus import connect
 from paceline_backend.control import floods, silence, upkeep
-from paceline_backend.control.activity import Activity
 from paceline_backend.control.advice.advisor import Advisor
 from paceline_backend.control.advice.effects import Effects
 from paceline_backend.control.alerts.sender import Sender
@@ -25,6 +24,7 @@ from paceline_backend.control.engines import claims
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.control.hangs import SCAN_S, HangWatch
+from paceline_backend.control.idle import IdleMonitor
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
 from paceline_backend.control.keeper import UserReconciler
 from paceline_backend.control.manager import ControllerManager
@@ -59,12 +59,11 @@ def run(settings: Settings, owner: str) -> int:
         Forecaster(settings.database) as forecaster,
     ):
         parts = _parts(settings, owner, store, bus, forecaster, ingest, stop)
-        activity = Activity(store, settings.bus)
+        idle = IdleMonitor(store, settings.bus)
         threads = [
-            threading.Thread(target=part.run, args=(stop, activity), name=part.name)
-            for part in parts
+            threading.Thread(target=part.run, args=(stop, idle), name=part.name) for part in parts
         ]
-        threads.append(threading.Thread(target=activity.run, args=(stop,), name="activity"))
+        threads.append(threading.Thread(target=idle.run, args=(stop,), name="idle monitor"))
         # Controllers create as many objects as ingest, because they read all records, too.
         gc.set_threshold(*GARBAGE)
         gc.freeze()
@@ -77,7 +76,7 @@ def run(settings: Settings, owner: str) -> int:
             log.exception("ingest failed: the worker exits")
             failed = True
         stop.set()
-        activity.end()
+        idle.end()
         for thread in threads:
             thread.join()
     return 1 if failed else 0
@@ -95,10 +94,8 @@ def _parts(
     controllers = ControllerManager(store, settings.bus, owner, busy=lambda: ingest.behind)
     engines, fleet = Engines(store, owner), FleetWatch(store, owner)
     alerts, effects = AlertWatch(store, owner), Effects(store, owner)
-    auto, slow_nodes = (
-        Advisor(store, settings.bus, owner),
-        SlowNodeWatch(store, settings.bus, owner),
-    )
+    auto = Advisor(store, settings.bus, owner)
+    slow_nodes = SlowNodeWatch(store, settings.bus, owner)
     users, meetings = UserReconciler(store, settings.bus), Meetings(store, settings.bus)
     replacements, guard = Replacements(store, settings.bus), Guard(bus)
     keep_claims_s = claims.LEASE_S / 3

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from paceline_backend.control.activity import Activity
+from paceline_backend.control.idle import IdleMonitor
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.store import StoreUnavailableError
 
@@ -56,7 +56,7 @@ def test_pauses_are_long_while_nothing_happens_until_something_does() -> None:
     stop, ended = threading.Event(), threading.Event()
     asked: list[tuple[float, float]] = []
 
-    class Scripted(Activity):
+    class Scripted(IdleMonitor):
         def __init__(self) -> None:
             """Without a database and a bus: the test says what happens."""
 

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from paceline.wire import CHANGES
-from paceline_backend.control import activity
-from paceline_backend.control.activity import Activity
+from paceline_backend.control import idle
+from paceline_backend.control.idle import IdleMonitor
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, runs
 from support.records import add_run
@@ -22,8 +22,8 @@ NEVER_S = 3_600.0
 
 
 @contextmanager
-def following(store: Store, bus_url: str) -> Iterator[Activity]:
-    followed, stop = Activity(store, bus_url), threading.Event()
+def following(store: Store, bus_url: str) -> Iterator[IdleMonitor]:
+    followed, stop = IdleMonitor(store, bus_url), threading.Event()
     thread = threading.Thread(target=followed.run, args=[stop], daemon=True)
     thread.start()
     try:
@@ -37,7 +37,7 @@ def following(store: Store, bus_url: str) -> Iterator[Activity]:
 def test_a_change_ends_the_pauses_of_a_quiet_worker(
     monkeypatch: pytest.MonkeyPatch, store: Store, bus_url: str, bus: redis.Redis
 ) -> None:
-    monkeypatch.setattr(activity, "QUIET_AFTER_S", 0.0)
+    monkeypatch.setattr(idle, "QUIET_AFTER_S", 0.0)
     with following(store, bus_url) as followed:
         until(lambda: followed.quiet, "the quiet")
         woken, stop = threading.Event(), threading.Event()
@@ -56,13 +56,13 @@ def test_it_is_not_quiet_while_a_run_is_active(
 ) -> None:
     checks = threading.Semaphore(0)
 
-    class Checked(Activity):
+    class Checked(IdleMonitor):
         def is_any_active(self) -> bool:
             checks.release()
             return super().is_any_active()
 
-    monkeypatch.setattr(activity, "QUIET_AFTER_S", 0.0)
-    monkeypatch.setitem(globals(), "Activity", Checked)
+    monkeypatch.setattr(idle, "QUIET_AFTER_S", 0.0)
+    monkeypatch.setitem(globals(), "IdleMonitor", Checked)
     add_run(store, "r", state="running")
     with following(store, bus_url) as followed:
         for _ in range(3):
@@ -75,7 +75,7 @@ def test_it_is_not_quiet_while_a_run_is_active(
 
 def test_the_end_of_the_worker_ends_the_pauses(store: Store, bus_url: str) -> None:
     stop, ended = threading.Event(), list[bool]()
-    followed = Activity(store, bus_url)
+    followed = IdleMonitor(store, bus_url)
     followed.quiet = True
     thread = threading.Thread(
         target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop)), daemon=True

@@ -1,7 +1,7 @@
 """Signal that something happens on this control plane, so that an idle worker hardly needs the CPU.
 
 Most rounds of the worker's `Periodic`s find nothing to do while no run is active and no client
-changes anything. `Activity` calls that *quiet*: the last entry on `CHANGES` is older than
+changes anything. `IdleMonitor` calls that *quiet*: the last entry on `CHANGES` is older than
 `QUIET_AFTER_S`, and no run is active. The web process adds an entry after each request that may
 have changed something, and ingest adds one for each change that open pages show. While it is quiet,
 each `Periodic` pauses for `QUIET_S` between its rounds, and the first change ends these pauses.
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 QUIET_AFTER_S = 30.0
 QUIET_S = 10.0
-# Maximum delay after which `Activity.run` notices that it should stop.
+# Maximum delay after which `IdleMonitor.run` notices that it should stop.
 _BLOCK_S = 1.0
 
 
-class Activity:
-    """Whether something happens on this control plane. It starts as busy, and is thread-safe.
+class IdleMonitor:
+    """Monitor that finds out when nothing happens on this control plane. It is thread-safe.
 
     Args:
         store: holds the runs.
