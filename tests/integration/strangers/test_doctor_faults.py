@@ -209,7 +209,7 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
     "augmentation without a seed": (
         [(ITEM, "series = self.data[index]; return series + torch.randn(1), float(series[0] > 0)")],
         "random numbers",
-        "random numbers",
+        "random generator",
         "paceline.seeded",
     ),
     "dropout, ranks seeded alike": (
@@ -218,7 +218,7 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
             (FORWARD, "return self.answer(self.drop(self.read(packed)[1][-1])).squeeze(1)"),
         ],
         "random numbers",
-        "alike",
+        "the same seed",
         "session.rank",
     ),
     "optimizer of another model": (
