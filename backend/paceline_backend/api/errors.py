@@ -18,7 +18,7 @@ from paceline_backend.requests import ConflictError, InvalidRequestError
 from paceline_backend.store import StoreRefusedError, StoreUnavailableError
 from paceline_backend.store.audit import RevisionError
 from paceline_backend.store.nodes.cordons import UnknownNodeError
-from paceline_backend.store.runs import RunEndedError, UnknownRunError
+from paceline_backend.store.runs import CursorError, RunEndedError, UnknownRunError
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,11 @@ def install(app: FastAPI) -> None:
         errors = [{"field": error.field, "message": error.message}]
         status = HTTPStatus.UNPROCESSABLE_ENTITY
         return problem_response(status, str(error), errors=errors, **extra)
+
+    @app.exception_handler(CursorError)
+    async def cursor(_: Request, error: CursorError) -> JSONResponse:
+        errors = [{"field": "cursor", "message": str(error)}]
+        return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), errors=errors)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
