@@ -1,10 +1,10 @@
-"""Policy panels: current policy, last switch, `auto`, and forecasts for other policies."""
+"""Panels at the side of a run's page: policy, forecasts, target, changes, and settings."""
 
 from __future__ import annotations
 
 from dash import html
 
-from paceline_dashboard.components import field, option, panel
+from paceline_dashboard.components import field, option, panel, tip
 
 
 def policy_panel() -> html.Section:
@@ -123,3 +123,53 @@ def whatif_panel() -> html.Section:
         html.P(id="whatif-note", className="muted small wrap"),
         labelled="whatif-title",
     )  # fmt: skip
+
+
+def target_panel() -> html.Section:
+    """Return the target in words, and the form that sets it."""
+    meaning = (
+        "A value that a metric of the evaluations shall reach. The time to target goes from the "
+        "run's begin to the first evaluation that meets it. If the script evaluates no loss, a "
+        "target for the loss is about the training loss, as its mean over 100 steps."
+    )
+    directions = [option(">=", "at least"), option("<=", "at most")]
+    form = html.Details(
+        id="target-form",
+        children=[
+            html.Summary("Set a target…"),
+            field("Metric", html.Span(id="target-metric-place"), "target-metric"),
+            field("Direction", html.Select(directions, id="target-direction"), "target-direction"),
+            field("Value", html.Span(id="target-value-place"), "target-value"),
+            html.Div(
+                className="bar",
+                children=[
+                    html.Button("Set target", id="target-set", type="button", className="primary"),
+                    html.Button("Remove", id="target-remove", type="button", hidden=True),
+                ],
+            ),
+            html.P(id="target-problem", className="problem", role="alert", hidden=True),
+        ],
+    )
+    return panel(
+        "Target",
+        html.P(id="target-words", className="small", role="status"),
+        form,
+        labelled="target-title",
+        beside=[tip("Target", meaning)],
+    )
+
+
+def changes_panel() -> html.Section:
+    """Return the list of changes: who changed the run, when, and why."""
+    return panel(
+        "Changes",
+        html.P("Nobody has changed this run.", id="changes-none", className="muted small",
+               hidden=True),
+        html.Ol(id="changes", className="history", **{"aria-labelledby": "changes-title"}),
+        labelled="changes-title",
+    )  # fmt: skip
+
+
+def facts_panel() -> html.Section:
+    """Return the settings of the run."""
+    return panel("Run", html.Dl(id="run-facts", className="facts"), labelled="facts-title")
