@@ -43,7 +43,6 @@ sums_router = APIRouter()
 
 Part = Annotated[str | None, Query(max_length=200, description="substring")]
 Exact = Annotated[str | None, Query(max_length=200, description="exact match")]
-
 Figure = Annotated[
     float | None,
     Query(allow_inf_nan=False, description="limit for the mean over all complete steps of the run"),
@@ -146,60 +145,6 @@ def _value(text: str) -> str | bool | float:
     return number if math.isfinite(number) else text
 
 
-Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]
-
-
-class Note(ChangeRequest):
-    """Request to set the note of a run."""
-
-    note: Annotated[Text, StringConstraints(max_length=10_000)] = Field(
-        description="replaces the previous note; empty: no note", examples=["with the new data"]
-    )
-
-
-class TagCount(BaseModel):
-    """A tag, and the number of runs that have it."""
-
-    tag: str = Field(examples=["nightly"])
-    runs: int = Field(description="number of runs with this tag", examples=[12])
-
-
-class Aggregate(BaseModel):
-    """Sums and means over a group of runs. Only fields of the requested grouping are present."""
-
-    day: str | None = Field(default=None, description="UTC", examples=["2026-01-01"])
-    run: str | None = Field(default=None, examples=["3f9a1c07be52"])
-    node: str | None = Field(default=None, examples=["node-1"])
-    policy: str | None = Field(
-        default=None, description="policy that planned the steps", examples=["paceline"]
-    )
-    tag: str | None = Field(default=None, examples=["nightly"])
-    device: str | None = Field(default=None, examples=["cpu"])
-    backend: str | None = Field(default=None, examples=["local"])
-    simulated: bool = Field(description="simulated runs, which are counted in separate rows")
-    runs: int = Field(examples=[3])
-    steps: int = Field(description="complete steps", examples=[12_000])
-    wall_s: float = Field(description="sum of the step times", examples=[3_600.0])
-    step_s: float | None = Field(description="mean", examples=[0.3])
-    se: float | None = Field(description="mean", examples=[0.1])
-    waste: float | None = Field(description="mean", examples=[0.06])
-    worker_hours: float = Field(description="worker-hours of all ranks", examples=[8.0])
-    waiting_hours: float = Field(
-        description="of these, spent waiting for slower ranks", examples=[0.5]
-    )
-    cost: float | None = Field(
-        description="cost of the time of all ranks; null: no price is set, or the time is "
-        "simulated",
-        examples=[12.4],
-    )
-    waited_cost: float | None = Field(
-        description="part of the cost that is due to waiting", examples=[0.8]
-    )
-    currency: str | None = Field(
-        description="currency of both costs; null: no costs", examples=["USD"]
-    )
-
-
 class RunPage(BaseModel):
     """Runs in the requested order."""
 
@@ -207,7 +152,6 @@ class RunPage(BaseModel):
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
 
 
-_INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 Sort = Literal[
     "created_at",
     "started_at",
@@ -236,31 +180,44 @@ Sort = Literal[
 ]
 
 
-@sums_router.get(
-    "/history",
-    response_model=list[Aggregate],
-    response_model_exclude_unset=True,
+@router.get(
+    "/runs",
+    response_model=RunPage,
     responses=documented(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
     dependencies=[Depends(VIEWER)],
 )
-def get_history(
+def list_runs(
     request: Request,
     which: Filter,
-    by: Annotated[
-        list[history.By],
-        Query(max_length=7, description="fields to group by", examples=[["day", "node"]]),
-    ] = [],  # noqa: B006
-    from_day: Moment = None,
-    to_day: Moment = None,
+    sort: Annotated[
+        Sort, Query(description="with `-`: descending; unknown values come last")
+    ] = "-created_at",
+    *,
+    page: Page,
 ) -> Any:
-    """Return sums and means over the steps of runs, by group.
+    """List runs, newest first unless `sort` gives another order."""
+    items, following = runs_store.page(
+        store_of(request), which, sort=sort, limit=page.limit, cursor=page.cursor
+    )
+    return {"items": with_costs(request, items), "next_cursor": following}
 
-    `from_day` and `to_day` select days (UTC): from the day of the first moment up to the day of the
-    second, both included.
-    """
-    groups, price = tuple(dict.fromkeys(by)), settings_of(request).hour_price
-    with store_of(request).read() as connection:
-        return history.aggregates(connection, which, groups, from_day, to_day, price)
+
+Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]
+
+
+class Note(ChangeRequest):
+    """Request to set the note of a run."""
+
+    note: Annotated[Text, StringConstraints(max_length=10_000)] = Field(
+        description="replaces the previous note; empty: no note", examples=["with the new data"]
+    )
+
+
+class TagCount(BaseModel):
+    """A tag, and the number of runs that have it."""
+
+    tag: str = Field(examples=["nightly"])
+    runs: int = Field(description="number of runs with this tag", examples=[12])
 
 
 @router.get(
@@ -314,23 +271,64 @@ def set_note(request: Request, response: Response, run: str, expected: Expected,
     return row
 
 
-@router.get(
-    "/runs",
-    response_model=RunPage,
-    responses=documented(_INVALID, HTTPStatus.SERVICE_UNAVAILABLE),
+class Aggregate(BaseModel):
+    """Sums and means over a group of runs. Only fields of the requested grouping are present."""
+
+    day: str | None = Field(default=None, description="UTC", examples=["2026-01-01"])
+    run: str | None = Field(default=None, examples=["3f9a1c07be52"])
+    node: str | None = Field(default=None, examples=["node-1"])
+    policy: str | None = Field(
+        default=None, description="policy that planned the steps", examples=["paceline"]
+    )
+    tag: str | None = Field(default=None, examples=["nightly"])
+    device: str | None = Field(default=None, examples=["cpu"])
+    backend: str | None = Field(default=None, examples=["local"])
+    simulated: bool = Field(description="simulated runs, which are counted in separate rows")
+    runs: int = Field(examples=[3])
+    steps: int = Field(description="complete steps", examples=[12_000])
+    wall_s: float = Field(description="sum of the step times", examples=[3_600.0])
+    step_s: float | None = Field(description="mean", examples=[0.3])
+    se: float | None = Field(description="mean", examples=[0.1])
+    waste: float | None = Field(description="mean", examples=[0.06])
+    worker_hours: float = Field(description="worker-hours of all ranks", examples=[8.0])
+    waiting_hours: float = Field(
+        description="of these, spent waiting for slower ranks", examples=[0.5]
+    )
+    cost: float | None = Field(
+        description="cost of the time of all ranks; null: no price is set, or the time is "
+        "simulated",
+        examples=[12.4],
+    )
+    waited_cost: float | None = Field(
+        description="part of the cost that is due to waiting", examples=[0.8]
+    )
+    currency: str | None = Field(
+        description="currency of both costs; null: no costs", examples=["USD"]
+    )
+
+
+@sums_router.get(
+    "/history",
+    response_model=list[Aggregate],
+    response_model_exclude_unset=True,
+    responses=documented(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
     dependencies=[Depends(VIEWER)],
 )
-def list_runs(
+def get_history(
     request: Request,
     which: Filter,
-    sort: Annotated[
-        Sort, Query(description="with `-`: descending; unknown values come last")
-    ] = "-created_at",
-    *,
-    page: Page,
+    by: Annotated[
+        list[history.By],
+        Query(max_length=7, description="fields to group by", examples=[["day", "node"]]),
+    ] = [],  # noqa: B006
+    from_day: Moment = None,
+    to_day: Moment = None,
 ) -> Any:
-    """List runs, newest first unless `sort` gives another order."""
-    items, following = runs_store.page(
-        store_of(request), which, sort=sort, limit=page.limit, cursor=page.cursor
-    )
-    return {"items": with_costs(request, items), "next_cursor": following}
+    """Return sums and means over the steps of runs, by group.
+
+    `from_day` and `to_day` select days (UTC): from the day of the first moment up to the day of the
+    second, both included.
+    """
+    groups, price = tuple(dict.fromkeys(by)), settings_of(request).hour_price
+    with store_of(request).read() as connection:
+        return history.aggregates(connection, which, groups, from_day, to_day, price)
