@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 # Maximum number of errors in a response: a body of 1 MiB can contain half a million.
-_MOST_ERRORS = 20
+MOST_ERRORS = 20
 # Maximum length of a text from the request that an error message quotes.
 _LONGEST = 200  # characters
 
@@ -161,7 +161,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [_field_error(item) for item in error.errors()[:_MOST_ERRORS]]
+        errors = [_field_error(item) for item in error.errors()[:MOST_ERRORS]]
         detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
         return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import redis
@@ -31,6 +31,7 @@ from paceline.wire.asking import (
     LogFile,
     LogList,
     LogPart,
+    Output,
     ReadLog,
 )
 from paceline_backend.api.asking import AskedNode, LogHolder, ask, holders, missing, refusal
@@ -56,8 +57,6 @@ _POSITION = r"^[0-9]{1,10}-[0-9]{1,15}$"
 
 # Pause before the next read of a log that has grown, and maximum pause for one that has not.
 _SOON_S, _LATER_S = 0.5, 2.0  # seconds
-
-Output = Literal["stdout", "stderr"]
 
 
 class NodeLog(BaseModel):
@@ -427,13 +426,8 @@ async def list_logs(
         "run": run,
         "state": row["state"],
         "nodes": [{"node": node, "problem": why} for node, why in listing.nodes.items()],
-        "logs": [_file(node, log) for node, log in listing.logs],
+        "logs": [{"node": node, **msgspec.structs.asdict(log)} for node, log in listing.logs],
     }
-
-
-def _file(node: str, log: Any) -> dict[str, Any]:
-    names = ("rank", "output", "attempt", "size", "modified_at", "may_grow")
-    return {"node": node, **{name: getattr(log, name) for name in names}}
 
 
 @router.get("/{rank}", response_model=LogExcerpt)

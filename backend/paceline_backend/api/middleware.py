@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline_backend.api.errors import problem_response
+from paceline_backend.api.rules import SAFE_METHODS
 from paceline_backend.requests import streams
 
 
@@ -112,9 +113,6 @@ class BodyLimit:
         )
 
 
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
 class WakeWorkers:
     """ASGI middleware that adds an entry to `CHANGES` after each request that is not a read.
 
@@ -131,5 +129,5 @@ class WakeWorkers:
             await self.app(scope, receive, send)
         finally:
             # A request that failed may have committed something before.
-            if scope["type"] == "http" and scope["method"] not in _READS:
+            if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
                 await run_in_threadpool(streams.wake, self.bus)

@@ -19,11 +19,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paceline_backend.api.errors import FieldError, ProblemError, short
+from paceline_backend.api.errors import MOST_ERRORS, FieldError, ProblemError, short
 from paceline_backend.store import reads
-
-# Maximum number of errors in a response.
-_MOST_ERRORS = 20
 
 # Greatest integer that a database can store.
 BIGGEST = 2**63 - 1
@@ -102,7 +99,7 @@ async def known_parameters(request: Request) -> None:
     place = f"{request.method} {request.scope['path']}"
     errors = [
         FieldError(field=short(name), message=_message(name, place, known)).model_dump()
-        for name in unknown[:_MOST_ERRORS]
+        for name in unknown[:MOST_ERRORS]
     ]
     detail = "; ".join(f"{each['field']}: {each['message']}" for each in errors)
     raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)
