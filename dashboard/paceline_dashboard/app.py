@@ -2,7 +2,8 @@
 
 Dash provides the frame, the pages and the theme. Data never passes through Dash: modules in the
 browser (``assets/js``) read ``/api/v1`` and its event stream. A page therefore needs hardly any CPU
-time of the server.
+time of the server. `KeptFiles` caches the compressed files, so that a process compresses each file
+only once.
 """
 
 from __future__ import annotations
@@ -21,19 +22,11 @@ from dash.exceptions import DependencyException, InvalidResourceError
 from dash.fingerprint import build_fingerprint
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline_backend.api.rules import VIEWER
-from paceline_dashboard import (
-    alerts_page,
-    compare_page,
-    fleet_page,
-    forecasts_page,
-    launch_page,
-    layout,
-    rank_page,
-    run_page,
-)
-from paceline_dashboard.files import KeptFiles
+from paceline_dashboard import pages, rank_page, run_page
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -57,6 +50,13 @@ RULES = dict.fromkeys(
     ),
     VIEWER,
 )
+
+# Places of the files that `KeptFiles` caches.
+_FILES = ("/assets/", "/_dash-component-suites/")
+# Maximum number of cached files, about ten times the number of files of the dashboard.
+_MOST_FILES = 1024
+# Requests with one of these headers are not cached, because the answer depends on it.
+_DEPENDS = ("if-none-match", "if-modified-since", "range")
 
 
 @dash.hooks.websocket_connect()  # type: ignore[untyped-decorator]
@@ -93,7 +93,7 @@ def mount(app: FastAPI) -> None:
     app.add_middleware(KeptFiles)
     # Otherwise every page opens a WebSocket.
     dashboard.backend.websocket_capability = False
-    dashboard.layout = layout.shell()
+    dashboard.layout = pages.shell()
     _route(dashboard)
     # Dash calls this only at the first request for "/". Without this line, a first visitor of
     # /runs/… would get a page without the dashboard's styles and scripts.
@@ -117,22 +117,22 @@ def _route(dashboard: dash.Dash) -> None:
     async def page(pathname: str) -> Any:
         match (dashboard.strip_relative_path(pathname) or "").split("/"):
             case [""]:
-                return layout.runs_page()
+                return pages.runs_page()
             case ["forecasts"]:
-                return forecasts_page.forecasts_page()
+                return pages.forecasts_page()
             case ["compare"]:
-                return compare_page.compare_page()
+                return pages.compare_page()
             case ["alerts"]:
-                return alerts_page.alerts_page()
+                return pages.alerts_page()
             case ["fleet"]:
-                return fleet_page.fleet_page()
+                return pages.fleet_page()
             case ["launch"]:
-                return launch_page.launch_page()
+                return pages.launch_page()
             case ["runs", run]:
                 return run_page.run_page(run)
             case ["runs", run, "ranks", rank] if rank.isdecimal():
                 return rank_page.rank_page(run, rank)
-        return layout.missing_page(pathname)
+        return pages.missing_page(pathname)
 
     dashboard.clientside_callback(
         dash.ClientsideFunction("paceline", "open"),
@@ -169,3 +169,47 @@ def _modules(prefix: str) -> dict[str, str]:
         digest = hashlib.sha256(module.read_bytes()).hexdigest()[:12]
         versions[url] = f"{url}?v={digest}"
     return versions
+
+
+class KeptFiles:
+    """ASGI middleware that caches answers for files, which do not change while the process runs.
+
+    Compressing all files of a page takes a second of CPU time, in which no other client is served.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._answers: dict[tuple[str, bool], list[Message]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer from the cache, or call the application."""
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if (
+            scope["type"] != "http"
+            or scope["method"] != "GET"
+            or not any(place in scope["path"] for place in _FILES)
+            or any(name in headers for name in _DEPENDS)
+        ):
+            await self.app(scope, receive, send)
+            return
+        key = (scope["path"], "gzip" in headers.get("accept-encoding", ""))
+        if key in self._answers:
+            for message in self._answers[key]:
+                await send(_copy(message))
+            return
+        answer: list[Message] = []
+
+        async def keeping(message: Message) -> None:
+            answer.append(_copy(message))
+            await send(message)
+
+        await self.app(scope, receive, keeping)
+        if answer and answer[0].get("status") == 200 and len(self._answers) < _MOST_FILES:
+            self._answers[key] = answer
+
+
+def _copy(message: Message) -> Message:
+    """Copy a message, because other middleware may change its headers."""
+    if "headers" in message:
+        return {**message, "headers": list(message["headers"])}
+    return message

@@ -1,6 +1,7 @@
-"""Page of a run: its panels and dialogs.
+"""Page of a run.
 
-`run_summary` has the top of the page, and `run_charts` the charts.
+`run_summary` has the top of the page, `run_charts` the charts, `run_panels` the panels beside them,
+and `run_dialogs` the dialogs.
 """
 
 from __future__ import annotations
@@ -9,11 +10,8 @@ from typing import Any
 
 from dash import html
 
-from paceline_dashboard import columns, run_actions, run_charts, run_summary
+from paceline_dashboard import columns, run_charts, run_dialogs, run_panels, run_summary
 from paceline_dashboard.components import chart, page_data, panel, table
-from paceline_dashboard.policy_panel import policy_panel, whatif_panel
-from paceline_dashboard.switch_dialog import switch_dialog
-from paceline_dashboard.target_panel import target_panel
 
 
 def run_page(run: str) -> list[Any]:
@@ -43,11 +41,11 @@ def run_page(run: str) -> list[Any]:
                         ),
                         html.Aside(
                             [
-                                policy_panel(),
-                                whatif_panel(),
-                                target_panel(),
-                                _changes_panel(),
-                                _facts_panel(),
+                                run_panels.policy_panel(),
+                                run_panels.whatif_panel(),
+                                run_panels.target_panel(),
+                                run_panels.changes_panel(),
+                                run_panels.facts_panel(),
                             ],
                             className="side",
                         ),
@@ -58,25 +56,11 @@ def run_page(run: str) -> list[Any]:
                 run_summary.dock(),
             ],
         ),
-        switch_dialog(),
-        run_summary.replace_dialog(),
-        run_actions.stop_dialog(),
-        run_actions.resume_dialog(),
+        run_dialogs.switch_dialog(),
+        run_dialogs.replace_dialog(),
+        run_dialogs.stop_dialog(),
+        run_dialogs.resume_dialog(),
     ]
-
-
-def _changes_panel() -> html.Section:
-    return panel(
-        "Changes",
-        html.P("Nobody has changed this run.", id="changes-none", className="muted small",
-               hidden=True),
-        html.Ol(id="changes", className="history", **{"aria-labelledby": "changes-title"}),
-        labelled="changes-title",
-    )  # fmt: skip
-
-
-def _facts_panel() -> html.Section:
-    return panel("Run", html.Dl(id="run-facts", className="facts"), labelled="facts-title")
 
 
 def _workers_panel() -> html.Section:

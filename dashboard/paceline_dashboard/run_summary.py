@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dash_mantine_components as dmc
 from dash import dcc, html
 
-from paceline_dashboard.components import dialog, field, here, quality, tile, tip
+from paceline_dashboard.components import here, quality, tile, tip
 
 
 def problems(run: str) -> list[html.Div]:
@@ -167,30 +166,4 @@ def dock() -> html.Div:
             html.Button("Switch policy…", id="dock-switch", type="button"),
             html.Button("Stop…", id="dock-stop", type="button", className="danger"),
         ],
-    )
-
-
-def replace_dialog() -> html.Dialog:
-    """Return the dialog that confirms the replacement of a node."""
-    return dialog(
-        "replace-dialog",
-        html.H2("Replace this node?", id="replace-dialog-title"),
-        html.P(
-            "Another node joins first: a spare of the run, or the least busy one. Then this one "
-            "leaves. The ranks go on from the newest checkpoint."
-        ),
-        dmc.Checkbox(
-            id="replace-cordon",
-            label="Cordon it, too: it gets no new run until somebody lifts that.",
-            size="xs",
-        ),
-        field(
-            "Why? (for the list of changes)",
-            html.Textarea(id="replace-why", rows=1, maxLength=500),
-            "replace-why",
-        ),
-        html.P(id="replace-problem", className="problem", role="alert", hidden=True),
-        confirm=html.Button(
-            "Replace node", id="replace-confirm", type="button", className="primary"
-        ),
     )

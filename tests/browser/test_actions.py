@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from paceline_backend.api import runs
+from paceline_backend.api import admin
 from paceline_backend.api.identity import Identity
 from paceline_backend.demo import example
 from paceline_backend.server.stack import Stack
@@ -71,7 +71,7 @@ def test_a_viewer_is_offered_no_change_and_reads_why(
     monkeypatch: pytest.MonkeyPatch, page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     viewer = Identity("vera", "viewer", "127.0.0.1")
-    monkeypatch.setattr(runs, "identity_of", lambda _request: viewer)
+    monkeypatch.setattr(admin, "identity_of", lambda _request: viewer)
     Training(store, bus_url, "r").train(10)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 9)
@@ -88,7 +88,7 @@ def test_a_viewer_reads_alerts_and_is_offered_no_change(
     monkeypatch: pytest.MonkeyPatch, page: Page, web: httpx.Client, store: Store
 ) -> None:
     viewer = Identity("vera", "viewer", "127.0.0.1")
-    monkeypatch.setattr(runs, "identity_of", lambda _request: viewer)
+    monkeypatch.setattr(admin, "identity_of", lambda _request: viewer)
     values = {"rule": "run-waste", "run": "r", "severity": "warning", "value": 0.4}
     values |= {"threshold": 0.2, "words": "Ranks wait.", "since": 1.0, "raised_at": 2.0}
     with store.write() as connection:

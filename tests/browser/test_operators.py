@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 from paceline.wire import control
 from paceline.wire.bus import connect
-from paceline_backend.api.audit import precondition
+from paceline_backend.api import preconditions
 from paceline_backend.api.identity import Identity, identity_of
 from paceline_backend.store import Store, switches
 from support.pages import confirm_switch, open_run, open_switch_dialog, wait_for_chart
@@ -33,7 +33,7 @@ def named(request: HTTPConnection) -> Identity:
 
 @pytest.fixture(autouse=True)
 def _run(monkeypatch: pytest.MonkeyPatch, store: Store, bus_url: str) -> None:
-    monkeypatch.setattr(precondition, "identity_of", named)
+    monkeypatch.setattr(preconditions, "identity_of", named)
     Training(store, bus_url, "r").train(10)
 
 
@@ -113,7 +113,7 @@ def test_who_looks_again_switches_knowingly(ada: Page, bob: Page, store: Store) 
 def test_two_browsers_with_one_shared_token_know_each_other(
     page: Page, web: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precondition, "identity_of", identity_of)
+    monkeypatch.setattr(preconditions, "identity_of", identity_of)
     browser = page.context.browser
     assert browser is not None
     with browser.new_context(extra_http_headers=SIGNED_IN) as context:

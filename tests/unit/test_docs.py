@@ -14,26 +14,37 @@ from pathlib import Path
 
 import pytest
 import typer
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 from paceline import cli
 from paceline_backend import policies
-from paceline_backend.api import models, report_models, run_nodes, runs, telemetry
-from paceline_backend.api.admin import rejected
-from paceline_backend.api.alerts import models as alert_models
-from paceline_backend.api.alerts import routes as alerts
-from paceline_backend.api.alerts import webhooks
-from paceline_backend.api.audit import models as audit_models
-from paceline_backend.api.audit import routes as audit
-from paceline_backend.api.engines import routes as engines
-from paceline_backend.api.evidence import attribution, hang, scores, verdict, whatif
-from paceline_backend.api.fleet import models as fleet_models
-from paceline_backend.api.fleet import routes as fleet
-from paceline_backend.api.history import aggregates, compare, details, export, labels, listing
-from paceline_backend.api.history import models as history_models
-from paceline_backend.api.logs import models as log_models
-from paceline_backend.api.logs import routes as logs
+from paceline_backend.api import (
+    admin,
+    alerts,
+    audit,
+    compare,
+    details,
+    engines,
+    evidence,
+    export,
+    fleet,
+    forecasts,
+    history,
+    live,
+    logs,
+    models,
+    monitoring,
+    nodes,
+    quality,
+    report,
+    run_nodes,
+    runs,
+    switching,
+    telemetry,
+    tokens,
+)
 from paceline_backend.server import tracing
 
 ROOT = Path(__file__).parents[2]
@@ -169,27 +180,19 @@ def test_commands_that_are_named_exist(page: Path) -> None:
             assert name in _commands(), f"paceline {name}: no such command"
 
 
+RESOURCES = (
+    *(admin, runs, run_nodes, switching, quality, engines, telemetry, report, live, evidence),
+    *(forecasts, history, compare, details, export, alerts, fleet, audit, nodes, logs, tokens),
+)
+
+
 def _fields() -> Iterator[tuple[str, str]]:
-    documents = (
-        models,
-        run_nodes,
-        engines,
-        report_models,
-        attribution,
-        hang,
-        verdict,
-        audit_models,
-        rejected,
-        log_models,
-        history_models,
-        alert_models,
-        fleet_models,
-    )
-    for module in documents:
+    for module in (models, *RESOURCES, monitoring):
         for made in vars(module).values():
-            if isinstance(made, type) and issubclass(made, BaseModel) and made is not BaseModel:
+            if isinstance(made, type) and issubclass(made, BaseModel):
                 for name, field in made.model_fields.items():
-                    yield made.__name__, field.alias or name
+                    if not issubclass(made, RootModel):
+                        yield made.__name__, field.alias or name
 
 
 def test_rest_has_every_field() -> None:
@@ -200,18 +203,15 @@ def test_rest_has_every_field() -> None:
         assert name in words or stem in words, f"docs/rest.md: {name} of {model} is missing"
 
 
-HISTORY = (aggregates, compare, details, export, labels, listing)
+def _routers() -> Iterator[APIRouter]:
+    for module in RESOURCES:
+        yield from (value for value in vars(module).values() if isinstance(value, APIRouter))
 
 
 def test_rest_has_every_call() -> None:
     text = (ROOT / "docs/rest.md").read_text()
     documented = {re.sub(r"\{\w+\}", "{}", path) for path in _PATH.findall(text)}
-    reads = (telemetry.router, attribution.router, hang.router, verdict.router)
-    reads += (scores.router, whatif.router)
-    reads += tuple(module.router for module in HISTORY)
-    others = (audit.router, rejected.router, logs.router, engines.router)
-    others += (alerts.router, webhooks.router, fleet.router)
-    for router in (runs.router, run_nodes.router, *reads, *others):
+    for router in _routers():
         for route in router.routes:
             assert isinstance(route, APIRoute)
             path = re.sub(r"\{\w+\}", "{}", route.path)

@@ -10,7 +10,7 @@ import httpx
 from starlette.responses import PlainTextResponse
 
 from paceline_backend.api.auth import Authentication, CredentialCheck
-from paceline_backend.api.limits import MOST_WRONG, WRONG_S, LoginThrottle
+from paceline_backend.api.auth.failures import MOST_WRONG, WRONG_S, LoginThrottle
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.store import Store
 

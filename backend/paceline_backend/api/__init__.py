@@ -4,12 +4,18 @@ The supervisor starts `web.run`, which serves the application that `create_app` 
 
     app = create_app(store, Settings(database, bus))
 
-`create_app` includes one router per module: `runs` (runs and requests about them), `telemetry`,
-`evidence` (why a run is slow), `live` (event streams), `health`, `metrics` and others. The
-middleware `auth.Authentication` checks every request before a route runs. `errors` turns
-exceptions into problem documents. `models` and `report_models` describe request and response
-bodies; a value that `insight` or `requests` computes is returned as it is, and its dataclass there
-describes the fields.
+There is one module per resource, with its routes and the models of its queries and bodies: `runs`
+(start, stop, resume) with `run_nodes`, `switching`, `quality` and `engines`; `history`, `compare`,
+`details` and `export` (what is stored); `telemetry`, `report` and `live` (what ranks did and do);
+`evidence` (why a run is slow) and `forecasts`; `nodes`, `fleet`, `alerts`, `logs`, `audit`,
+`tokens` and `admin`; `monitoring` (probes and metrics). A value that `insight` or `requests`
+computes is returned as it is, and its dataclass there describes the fields.
+
+What all routes have in common: the middleware `auth.Authentication` checks every request before a
+route runs, by the rule of the route (`rules`). `middleware`, `headers` and `idempotency` have the
+rest of the middleware. Routes get the caller from `identity`, the store from `state`, shared
+parameters from `queries`, and the revision that a change is meant for from `preconditions`.
+`errors` turns exceptions into problem documents, and `openapi` completes the OpenAPI document.
 
 Routes read from the store and pass requests to `paceline_backend.requests`. They contain no SQL
 and never import `control`.

@@ -12,61 +12,49 @@ from http import HTTPStatus
 from importlib.metadata import entry_points
 
 from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse
 
 from paceline.core.version import __version__
 from paceline.wire.bus import connect
 from paceline_backend.api import (
+    admin,
+    alerts,
+    audit,
+    compare,
+    details,
+    engines,
     errors,
-    health,
-    metrics,
+    evidence,
+    export,
+    fleet,
+    forecasts,
+    history,
+    live,
+    logs,
+    monitoring,
+    nodes,
     openapi,
     quality,
+    report,
     run_nodes,
     runs,
+    switching,
     telemetry,
     tokens,
 )
-from paceline_backend.api.admin import rejected
-from paceline_backend.api.alerts import routes as alerts
-from paceline_backend.api.alerts import webhooks
-from paceline_backend.api.audit import routes as audit
 from paceline_backend.api.auth import CREDENTIALS, Authentication, CredentialCheck, ProxyIdentity
-from paceline_backend.api.engines import routes as engines
+from paceline_backend.api.change_reader import ChangeReader
 from paceline_backend.api.errors import ProblemError, documented
-from paceline_backend.api.evidence import (
-    attribution,
-    hang,
-    scores,
-    stacks,
-    timeline,
-    verdict,
-    whatif,
-)
-from paceline_backend.api.fleet import routes as fleet
+from paceline_backend.api.event_streams import Rights, Streams
 from paceline_backend.api.headers import SecurityHeaders
-from paceline_backend.api.history import aggregates, compare, details, export, labels, listing
 from paceline_backend.api.idempotency import Repeats
 from paceline_backend.api.identity import Scope
-from paceline_backend.api.limits import BodyLimit
-from paceline_backend.api.live import events, view
-from paceline_backend.api.live.clients import Streams
-from paceline_backend.api.live.reader import ChangeReader
-from paceline_backend.api.live.rights import Rights
-from paceline_backend.api.logs import routes as logs
-from paceline_backend.api.logs.reading import Logs
-from paceline_backend.api.nodes import routes as nodes
-from paceline_backend.api.prefix import PathPrefix
+from paceline_backend.api.middleware import BodyLimit, PathPrefix, WakeWorkers
+from paceline_backend.api.openapi import ASSETS
 from paceline_backend.api.queries import known_parameters
 from paceline_backend.api.rules import VIEWER, Allow, Rules
-from paceline_backend.api.runs import settings_of
-from paceline_backend.api.sharing import routes as sharing
-from paceline_backend.api.switching import routes as switching
-from paceline_backend.api.waking import WakeWorkers
 from paceline_backend.insight.figures import Figures
 from paceline_backend.insight.reuse import Reused
 from paceline_backend.requests.asking import Asker
@@ -80,11 +68,43 @@ _REFUSALS = documented(
     *(HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE),
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
-_ASSETS = "/docs-assets"
-_DOCS = ("/openapi.json", "/docs", _ASSETS)
+_DOCS = ("/openapi.json", "/docs", ASSETS)
 _UNKNOWN = ("/api", "/api/{path:path}")
 _UNOBSERVED = ("/login", "/healthz", "/readyz", "/metrics")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+# The order of paths in the OpenAPI document. Routes are also matched in this order.
+_ROUTERS = (
+    admin.router,
+    nodes.agents_router,
+    runs.router,
+    switching.router,
+    quality.router,
+    run_nodes.router,
+    engines.router,
+    telemetry.router,
+    report.router,
+    live.router,
+    evidence.attribution_router,
+    evidence.hang_router,
+    forecasts.scores_router,
+    evidence.stacks_router,
+    evidence.timeline_router,
+    evidence.verdict_router,
+    forecasts.router,
+    history.sums_router,
+    compare.router,
+    details.router,
+    export.router,
+    history.router,
+    alerts.router,
+    alerts.webhooks_router,
+    fleet.router,
+    audit.router,
+    nodes.router,
+    logs.router,
+    tokens.router,
+    admin.rejected_router,
+)
 
 
 @asynccontextmanager
@@ -105,7 +125,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         servers=[{"url": prefix}] if prefix else None,
         docs_url=None,
         redoc_url=None,
-        static_url=_ASSETS,
+        static_url=ASSETS,
         lifespan=_lifespan,
         telemetry=_telemetry(),
     )
@@ -120,7 +140,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.bus = connect(settings.bus)
     app.state.reader = ChangeReader(store, settings.bus)
     app.state.asker = Asker(settings.bus)
-    app.state.logs = Logs(store, app.state.asker)
+    app.state.logs = logs.Logs(store, app.state.asker)
     app.state.streams = Streams(settings.max_streams)
     app.state.reused = Reused()
     rules: dict[str, Allow] = dict.fromkeys((*_DOCS, *_UNKNOWN), VIEWER)
@@ -132,19 +152,13 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # Pages are mounted first, because Dash registers a catch-all route.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
-    evidence = (attribution, hang, scores, stacks, timeline, verdict, whatif)
-    live = (events.router, view.router)
-    reads = (telemetry.router, sharing.router, *live, *(module.router for module in evidence))
-    others = (audit.router, nodes.router, logs.router, tokens.router, rejected.router)
-    history = (aggregates, compare, details, export, labels, listing)
-    reads = (*reads, *(module.router for module in history))
-    of_runs = (runs.router, switching.router, quality.router, run_nodes.router, engines.router)
-    of_alerts = (alerts.router, webhooks.router, fleet.router)
     before = [*CREDENTIALS, Depends(known_parameters)]
-    for router in (*of_runs, *reads, *of_alerts, *others):
+    for router in _ROUTERS:
         app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=before)
-    app.include_router(health.router, responses=documented(HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
-    app.include_router(metrics.router, responses=_REFUSALS, dependencies=before)
+    too_large = documented(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    app.include_router(monitoring.probes_router, responses=too_large)
+    app.include_router(monitoring.metrics_router, responses=_REFUSALS, dependencies=before)
+    app.include_router(openapi.router)
     app.include_router(_rest)
     openapi.complete(app)
     # The middleware that is added last runs first. Authentication must come before middleware of
@@ -179,21 +193,6 @@ def _telemetry() -> TelemetryConfig:
 
 
 _rest = APIRouter()
-
-
-@_rest.get("/docs", include_in_schema=False)
-def docs(request: Request) -> HTMLResponse:
-    """Return the Swagger page, whose links include the path prefix of a proxy."""
-    app, prefix = request.app, settings_of(request).path_prefix
-    return get_swagger_ui_html(
-        openapi_url=f"{prefix}{app.openapi_url}",
-        title=f"{app.title}: API",
-        oauth2_redirect_url=None,
-        swagger_js_url=f"{prefix}{_ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{prefix}{_ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{prefix}{_ASSETS}/favicon.png",
-        swagger_ui_parameters={"validatorUrl": None},
-    )
 
 
 @_rest.api_route("/api", methods=_METHODS, include_in_schema=False)

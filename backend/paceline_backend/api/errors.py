@@ -18,13 +18,13 @@ from paceline_backend.requests import ConflictError, InvalidRequestError
 from paceline_backend.store import StoreRefusedError, StoreUnavailableError
 from paceline_backend.store.audit import RevisionError
 from paceline_backend.store.nodes.cordons import UnknownNodeError
-from paceline_backend.store.runs import RunEndedError, UnknownRunError
+from paceline_backend.store.runs import CursorError, RunEndedError, UnknownRunError
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 # Maximum number of errors in a response: a body of 1 MiB can contain half a million.
-_MOST_ERRORS = 20
+MOST_ERRORS = 20
 # Maximum length of a text from the request that an error message quotes.
 _LONGEST = 200  # characters
 
@@ -146,6 +146,11 @@ def install(app: FastAPI) -> None:
         status = HTTPStatus.UNPROCESSABLE_ENTITY
         return problem_response(status, str(error), errors=errors, **extra)
 
+    @app.exception_handler(CursorError)
+    async def cursor(_: Request, error: CursorError) -> JSONResponse:
+        errors = [{"field": "cursor", "message": str(error)}]
+        return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), errors=errors)
+
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
@@ -156,7 +161,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [_field_error(item) for item in error.errors()[:_MOST_ERRORS]]
+        errors = [_field_error(item) for item in error.errors()[:MOST_ERRORS]]
         detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
         return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)
 

@@ -1,4 +1,10 @@
-"""Request and response bodies. `docs/rest.md` describes the fields."""
+"""Bodies that several resources share, and the types of their fields.
+
+Texts of requests have types with limits (`Name`, `Why`, `Location` and so on). `In` is the base of
+request bodies, `ChangeRequest` of those that the audit log records. `RunInfo` is a run, as routes
+of several resources return it. All other bodies are in the modules of their routes. `docs/rest.md`
+describes the fields.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from paceline.wire import State, problems
-from paceline_backend import backends
-from paceline_backend.api.quality_models import EvaluationInfo, Target
-from paceline_backend.policies import Changes
 from paceline_backend.store.audit import RESERVED
 
 
@@ -48,7 +51,8 @@ def bounded_variables(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
+def plain(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the value if JSON and MessagePack can hold it."""
     if reason := problems.of_plain(value, "it"):
         raise ValueError(reason)
     return value
@@ -90,223 +94,56 @@ class ChangeRequest(In):
     )
 
 
-class Version(BaseModel):
-    """Version and identity of this server."""
-
-    version: str = Field(examples=["0.1.0"])
-    protocol: int = Field(description="protocol version of messages on the bus", examples=[1])
-    id: str = Field(description="permanent id of this control plane", examples=["3f9a1c07be52d4e6"])
-    bus: str = Field(description="URL of the bus for agents", examples=["redis://127.0.0.1:6379/0"])
+Direction = Literal[">=", "<="]
+Source = Literal["evaluations", "training"]
 
 
-class PolicyInfo(BaseModel):
-    """A preset."""
+class EvaluationInfo(BaseModel):
+    """An evaluation: measurements on held-out data after a step."""
 
-    name: str = Field(examples=["chronica"])
-    summary: str = Field(examples=["Balances the load of every step by learned speeds"])
-    source: str = Field(examples=["CHRONICA (2022)"])
-    parameters: dict[str, dict[str, Any]] = Field(
-        description="JSON Schema of each", examples=[{"window": {"type": "integer", "default": 64}}]
+    step: int = Field(description="last step before it; -1: none", examples=[279])
+    epoch: int = Field(description="epoch of that step", examples=[19])
+    attempt: int = Field(examples=[0])
+    trained: int = Field(
+        description="samples that the run had trained on by then", examples=[17_180]
     )
-    changes: Changes = Field(
-        description="what the preset changes in the training with default parameters, compared "
-        "with plain DDP of the same seed: nothing; which samples share a global batch; or also "
-        "which gradients are reduced together, and when",
-        examples=["batches"],
+    at: float = Field(description="Unix time", examples=[1767225704.0])
+    after_s: float | None = Field(
+        description="seconds since the start of the run; null: unknown", examples=[100.5]
     )
-    changes_with: dict[str, dict[str, Changes]] = Field(
-        description="the same for enum values of parameters that change the answer",
-        examples=[{"mode": {"free": "batches"}}],
+    ranks: int = Field(description="number of ranks whose values it combines", examples=[1])
+    metrics: dict[str, float | None] = Field(
+        description="values by name; null: not a finite number", examples=[{"accuracy": 0.91}]
     )
 
 
-class Cordoned(BaseModel):
-    """Cordon of a node: who set it, when, and why."""
+class Met(BaseModel):
+    """First evaluation that met a target."""
 
-    by: str = Field(description="a token's name", examples=["ada"])
-    at: float = Field(description="Unix time", examples=[1767225800.0])
-    reason: str = Field(examples=["its disk is slow"])
-
-
-class NodeSpeed(BaseModel):
-    """Speed of a machine, measured by its agent while no rank trained there."""
-
-    compute_gflops: float = Field(
-        description="10⁹ operations per second of one core, while all cores are busy",
-        examples=[48.0],
+    step: int = Field(description="last step before it", examples=[279])
+    epoch: int = Field(description="epoch of that step", examples=[19])
+    trained: int = Field(description="samples trained on by then", examples=[17_180])
+    at: float = Field(description="Unix time", examples=[1767225704.0])
+    after_s: float | None = Field(
+        description="time to target: seconds since the start of the run; null: unknown",
+        examples=[100.5],
     )
-    memory_gbps: float = Field(
-        description="10⁹ bytes per second that one core copies", examples=[9.5]
-    )
-    disk_mbps: float | None = Field(
-        description="10⁶ bytes per second written to the agent's data directory", examples=[410.0]
-    )
+    value: float = Field(examples=[0.91])
 
 
-class InEngine(BaseModel):
-    """State of a cordon, or of its end, in the node's engine."""
+class Target(BaseModel):
+    """Target that an operator has set for a run."""
 
-    backend: str = Field(examples=["slurm"])
-    host: str | None = Field(description="the engine's name for the machine", examples=["gpu7"])
-    cordoned: bool = Field(
-        description="state that the engine must have; false: the cordon is lifted", examples=[True]
+    metric: str = Field(examples=["accuracy"])
+    value: float = Field(examples=[0.9])
+    direction: Direction = Field(examples=[">="])
+    source: Source = Field(
+        description="source of the values: evaluations, or means of the training loss over 100 "
+        "steps"
     )
-    told_at: float | None = Field(
-        description="Unix time at which the engine was notified; null without `refusal`: pending",
-        examples=[1767225801.0],
-    )
-    refusal: str | None = Field(description="error message of the engine", examples=[None])
-
-
-class GpuInfo(BaseModel):
-    """State of a GPU at the last heartbeat; null: the driver does not report the value."""
-
-    sm_mhz: int | None = Field(description="clock of the streaming multiprocessors", examples=[780])
-    most_sm_mhz: int | None = Field(description="maximum clock", examples=[1980])
-    throttled_by: list[str] = Field(
-        description="why the clock is lower; empty: not throttled", examples=[["heat"]]
-    )
-    temperature_c: int | None = Field(examples=[87])
-    power_w: float | None = Field(examples=[212.5])
-    ecc_errors: int | None = Field(
-        description="uncorrected memory errors since the driver was loaded", examples=[0]
-    )
-
-
-class NodeInfo(BaseModel):
-    """A machine with an agent."""
-
-    id: str = Field(examples=["node-1"])
-    hostname: str = Field(examples=["node-1.example.org"])
-    cores: int = Field(examples=[16])
-    memory_bytes: int = Field(examples=[68719476736])
-    gpus: list[str] = Field(examples=[[]])
-    paceline: str = Field(description="Paceline version of the agent", examples=["0.1.0"])
-    registered_at: float = Field(examples=[1767225600.0])
-    heartbeat_at: float = Field(description="Unix time", examples=[1767225660.0])
-    alive: bool = Field(description="the agent sent a heartbeat in the last 7 s", examples=[True])
-    runs: list[str] = Field(examples=[["3f9a1c07be52"]])
-    cordoned: Cordoned | None = Field(description="null: not cordoned")
-    spare_of: str | None = Field(
-        description="run for which the node is reserved as a spare", examples=[None]
-    )
-    check: NodeSpeed | None = Field(description="null: not measured yet")
-    checked_at: float | None = Field(
-        description="Unix time, by the node's clock", examples=[1767225602.0]
-    )
-    gpu_states: list[GpuInfo] | None = Field(
-        description="state of each GPU, in the driver's order; null: unknown"
-    )
-    revoked: bool = Field(
-        description="the token that admitted the node was revoked or has expired", examples=[False]
-    )
-    only_run: str | None = Field(
-        description="only run that this agent serves, because an engine started it; null: any run",
-        examples=[None],
-    )
-    host: str | None = Field(
-        description="the engine's name for the machine; null: no engine, or unknown",
-        examples=[None],
-    )
-    in_engine: InEngine | None = Field(
-        description="null: no cordon, or end of a cordon, to report to an engine"
-    )
-
-
-class NodeSession(BaseModel):
-    """Credentials of a node's agent for the bus. Secret."""
-
-    id: str = Field(description="id of this control plane", examples=["3f9a1c07be52d4e6"])
-    bus: str = Field(
-        description="URL of the bus with the node's own user",
-        examples=["redis://user:password@host:6379/0"],
-    )
-    key: str = Field(description="key for MACs and seals, in hexadecimal", examples=["c0ffee"])
-
-
-class RunSession(BaseModel):
-    """Credentials of a run's processes for the bus. Secret."""
-
-    bus: str = Field(
-        description="URL of the bus with the run's own user",
-        examples=["redis://user:password@host:6379/0"],
-    )
-    key: str = Field(description="key for MACs, in hexadecimal", examples=["c0ffee"])
-
-
-class RunCreate(In):
-    """Request to start a run."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "script": "/home/me/train.py",
-                    "args": ["--epochs", "3"],
-                    "nproc": 4,
-                    "policy": "chronica",
-                }
-            ]
-        },
-    )
-
-    script: Location = Field(
-        min_length=1, description="path on the node; absolute, or relative to `cwd`"
-    )
-    args: Annotated[list[Text], AfterValidator(bounded)] = []
-    nproc: int = Field(ge=1, le=100_000, description="ranks on each node")
-    nodes_min: int = Field(
-        default=1, ge=1, le=1000, description="minimum number of nodes; at most `nodes_max`"
-    )
-    nodes_max: int = Field(
-        default=1,
-        ge=1,
-        le=1000,
-        description="maximum number of nodes; above 1: the run trains on several nodes",
-    )
-    spares: int = Field(
-        default=0, ge=0, le=1000, description="number of idle nodes to reserve while the run trains"
-    )
-    replace_slow_nodes: bool = Field(
-        default=False,
-        description="replace a node by a spare if verdicts report it as slow for long",
-    )
-    restart_hung_s: float | None = Field(
-        default=None,
-        ge=10,
-        le=86_400,
-        description="seconds of a hang after which all ranks restart, counted in `max_restarts`; "
-        "if none is left, the run fails; null: never",
-    )
-    join_check: float = Field(
-        default=1.5,
-        ge=0,
-        le=1000,
-        description="with several nodes: how many times slower than the median a node may be to "
-        "be chosen automatically; 1 or more; 0: no limit",
-    )
-    policy: PolicyName = "paceline"
-    parameters: dict[str, Any] = {}
-    name: Name | None = Field(default=None, description="default: the script's name")
-    node: NodeName | None = Field(
-        default=None, description="default: the least busy node that is alive"
-    )
-    env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = {}
-    cwd: Location | None = None
-    max_restarts: int = Field(default=0, ge=0, le=1000)
-    launch: bool = Field(default=True, description="false: the caller starts the run itself")
-    backend: Annotated[Text, StringConstraints(max_length=200)] = Field(
-        default="local",
-        description="name of a backend in `GET /backends`",
-        json_schema_extra={"enum": list(backends.names())},
-    )
-    backend_options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(
-        default={}, description="options of the backend; `GET /backends` has the schemas"
-    )
-    scenario: Annotated[dict[str, Any], AfterValidator(_plain)] | None = Field(
-        default=None, description="scenario of a simulated run; see docs/simulator.md"
-    )
+    met: Met | None = Field(description="null: not met yet")
+    best: float | None = Field(description="best value so far; null: none", examples=[0.91])
+    best_step: int | None = Field(description="last step before it", examples=[279])
 
 
 class ControllerState(BaseModel):
@@ -458,114 +295,3 @@ class RunInfo(BaseModel):
         description="why the run shows no steps, or is not planned, in words; null: no notice",
         examples=[None],
     )
-
-
-class RunPage(BaseModel):
-    """Runs in the requested order."""
-
-    items: list[RunInfo]
-    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
-
-
-class Stop(ChangeRequest):
-    """Request to stop a run."""
-
-    force: bool = Field(
-        default=False,
-        description="true: end the processes now; false: at the next segment",
-        examples=[False],
-    )
-
-
-class Resume(ChangeRequest):
-    """Request to resume a run."""
-
-    max_restarts: int | None = Field(
-        default=None, ge=0, le=1000, description="default: as before", examples=[None]
-    )
-    env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(
-        default={},
-        description="environment variables; their values are not stored: give all that the "
-        "run needs",
-    )
-    launch: bool = Field(default=True, description="false: the caller starts the run itself")
-    backend: Annotated[Text, StringConstraints(max_length=200)] | None = Field(
-        default=None,
-        description="backend on which the run continues; default: as before",
-        examples=[None],
-    )
-    backend_options: Annotated[dict[str, Any], AfterValidator(_plain)] | None = Field(
-        default=None,
-        description="options of the backend; default: as before, or the defaults of another "
-        "backend",
-        examples=[None],
-    )
-    nodes_min: int | None = Field(
-        default=None, ge=1, le=1000, description="default: as before", examples=[None]
-    )
-    nodes_max: int | None = Field(
-        default=None, ge=1, le=1000, description="default: as before", examples=[None]
-    )
-    nproc: int | None = Field(
-        default=None, ge=1, le=100_000, description="default: as before", examples=[None]
-    )
-
-
-class Attempt(BaseModel):
-    """Start of an attempt of a run."""
-
-    attempt: int = Field(examples=[1])
-    started_at: float = Field(examples=[1767225700.0])
-    step: int = Field(description="its first step", examples=[40])
-    reached: int = Field(
-        description="one past the last step that earlier attempts had reported by then",
-        examples=[47],
-    )
-    again: int = Field(description="number of steps that it repeats: `step` … `reached` − 1")
-
-
-class SwitchInfo(BaseModel):
-    """A request for a policy, and the step from which the policy plans.
-
-    Version 0 is the policy at the run's start.
-    """
-
-    version: int = Field(examples=[1])
-    policy: str = Field(examples=["chronica"])
-    parameters: dict[str, Any] = Field(examples=[{}])
-    requested_at: float = Field(examples=[1767225700.0])
-    requested_by: str = Field(
-        description="a token's name, or the name that its holder gave, or `auto`", examples=["ada"]
-    )
-    why: str = Field(description="the reason that was given", examples=["rank 3 is slow"])
-    effective_step: int | None = Field(
-        description="first step that the policy planned", examples=[64]
-    )
-    effective_at: float | None = Field(examples=[1767225700.8])
-
-
-class Me(BaseModel):
-    """The caller."""
-
-    name: str = Field(description="name of the caller in the audit log", examples=["ada"])
-    scope: Literal["viewer", "operator", "agent", "admin"] = Field(
-        description="role of the caller", examples=["operator"]
-    )
-    shared: bool = Field(
-        description="several people may share the token, so a change may name the person in "
-        "`operator`"
-    )
-
-
-class Health(BaseModel):
-    """Response of a process that serves requests."""
-
-    status: Literal["ok"] = "ok"
-
-
-class Readiness(BaseModel):
-    """State of each part: `ok`, or what is wrong. The server's log has the reason."""
-
-    database: str = Field(examples=["ok"])
-    bus: str = Field(examples=["ok"])
-    worker: str = Field(examples=["ok"])

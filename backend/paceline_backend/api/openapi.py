@@ -1,4 +1,4 @@
-"""Completion of the OpenAPI document that FastAPI generates.
+"""The page that shows the OpenAPI document, and completion of what FastAPI generates.
 
 FastAPI lacks three facts. Middleware reads `Idempotency-Key`, so no route declares this header.
 Routes declare `If-Match` as optional so that they can answer 428 without it, although some require
@@ -10,11 +10,18 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.responses import HTMLResponse
 
 from paceline_backend.api.errors import PROBLEM, ProblemDocument, documented
 from paceline_backend.api.idempotency import HEADER, LONGEST
+from paceline_backend.api.state import settings_of
 
+router = APIRouter()
+
+# Path of the scripts and styles of the page.
+ASSETS = "/docs-assets"
 _REFERENCES = "#/components/schemas/{model}"
 _KEY = {
     "name": HEADER,
@@ -24,6 +31,21 @@ _KEY = {
     "description": "a text that is unique among your requests: for a day, a repeated request with "
     "it gets the first response and changes nothing",
 }
+
+
+@router.get("/docs", include_in_schema=False)
+def docs(request: Request) -> HTMLResponse:
+    """Return the Swagger page, whose links include the path prefix of a proxy."""
+    app, prefix = request.app, settings_of(request).path_prefix
+    return get_swagger_ui_html(
+        openapi_url=f"{prefix}{app.openapi_url}",
+        title=f"{app.title}: API",
+        oauth2_redirect_url=None,
+        swagger_js_url=f"{prefix}{ASSETS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{prefix}{ASSETS}/swagger-ui.css",
+        swagger_favicon_url=f"{prefix}{ASSETS}/favicon.png",
+        swagger_ui_parameters={"validatorUrl": None},
+    )
 
 
 def complete(app: FastAPI) -> None:

@@ -1,27 +1,27 @@
-"""REST: evaluations, training metrics and the target of a run."""
+"""REST: what a run's model reaches: evaluations, training metrics, and the run's target."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from paceline.wire import metrics
 from paceline_backend import requests
-from paceline_backend.api import models
-from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, QueryRequester, etag, requester_of
 from paceline_backend.api.errors import RUN_REFUSALS, documented
-from paceline_backend.api.quality_models import (
-    BestValue,
-    Direction,
-    EvaluationInfo,
-    MetricName,
-    Metrics,
+from paceline_backend.api.models import ChangeRequest, Direction, EvaluationInfo, RunInfo, Target
+from paceline_backend.api.preconditions import (
+    CHANGE_REFUSALS,
+    Expected,
+    QueryRequester,
+    etag,
+    requester_of,
 )
+from paceline_backend.api.queries import Points, Steps
 from paceline_backend.api.rules import OPERATOR, VIEWER
-from paceline_backend.api.runs import store_of
-from paceline_backend.api.telemetry import Points, Steps
+from paceline_backend.api.state import store_of
 from paceline_backend.insight import quality
 from paceline_backend.store import attempts, runs
 from paceline_backend.store.audit import RequestedChange
@@ -31,7 +31,71 @@ from paceline_backend.store.quality import metrics as stored
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 
-class NewTarget(models.ChangeRequest):
+def _metric(name: str) -> str:
+    if reason := metrics.of_names([name]):
+        raise ValueError(reason)
+    return name
+
+
+MetricName = Annotated[str, AfterValidator(_metric)]
+
+
+class MetricColumns(BaseModel):
+    """A training metric over steps."""
+
+    step: list[int] = Field(examples=[[0, 1]])
+    value: list[float | None] = Field(
+        description="value of the global batch; for a bucket, the mean", examples=[[0.5, 0.6]]
+    )
+    min: list[float | None] | None = Field(
+        default=None, description="minimum of a bucket", examples=[None]
+    )
+    max: list[float | None] | None = Field(
+        default=None, description="maximum of a bucket", examples=[None]
+    )
+
+
+class Metrics(BaseModel):
+    """A run's training metrics, without the loss."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int | None = Field(alias="from", examples=[0])
+    to: int | None = Field(examples=[279])
+    bucket: int = Field(description="steps per point", examples=[1])
+    metrics: dict[str, MetricColumns] = Field(description="metrics by name; empty: none")
+
+
+class BestValue(BaseModel):
+    """Best, least or greatest value of a metric over the evaluations, and its first occurrence."""
+
+    metric: str = Field(examples=["accuracy"])
+    figure: Literal["best", "least", "greatest"] = Field(
+        description="`best` if the run's target defines which values are better, and for `loss`; "
+        "otherwise `least` and `greatest`"
+    )
+    value: float = Field(examples=[0.91])
+    step: int = Field(description="last step before it; -1: none", examples=[279])
+    epoch: int = Field(description="epoch of that step", examples=[19])
+    trained: int = Field(description="samples trained on by then", examples=[17_180])
+    at: float = Field(description="Unix time", examples=[1767225704.0])
+    after_s: float | None = Field(
+        description="seconds since the start of the run; null: unknown", examples=[100.5]
+    )
+
+
+class Quality(BaseModel):
+    """Metrics that a run's model has reached, and when."""
+
+    queued_s: float | None = Field(description="as in `GET /runs/{id}`", examples=[3.5])
+    jct_s: float | None = Field(description="as in `GET /runs/{id}`", examples=[100.5])
+    eta_at: float | None = Field(description="as in `GET /runs/{id}`", examples=[None])
+    target: Target | None = Field(description="null: no target is set")
+    best: list[BestValue] = Field(description="best values of each metric of the evaluations")
+    evaluations: list[EvaluationInfo] = Field(description="oldest first; the newest 1,000")
+
+
+class NewTarget(ChangeRequest):
     """Request to set the target of a run."""
 
     metric: MetricName = Field(
@@ -85,7 +149,7 @@ def get_metrics(request: Request, run: str, steps: Steps, points: Points = 1000)
 
 @router.put(
     "/target",
-    response_model=models.RunInfo,
+    response_model=RunInfo,
     responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST)},
     dependencies=[Depends(OPERATOR)],
 )
@@ -101,7 +165,7 @@ def set_target(
 
 @router.delete(
     "/target",
-    response_model=models.RunInfo,
+    response_model=RunInfo,
     responses=CHANGE_REFUSALS,
     dependencies=[Depends(OPERATOR)],
 )

@@ -1,23 +1,91 @@
-"""Rejection of unknown query parameters.
+"""Query parameters: the refusal of unknown ones, and those that several resources share.
 
 If a misspelt parameter were ignored, the server would answer a different question: `?stat=running`
 would list all runs. `create_app` runs `known_parameters` before every route.
+
+Routes declare shared parameters by these types: `Steps` for a range of steps, `Points` for the size
+of a chart, `Ranks`, `Since`, `Until` and `Moment`, and `Page` for a page of a list.
 """
 
 from __future__ import annotations
 
 import difflib
 from http import HTTPStatus
+from typing import Annotated
 
-from fastapi import Request, params
+from fastapi import Query, Request, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paceline_backend.api.errors import FieldError, ProblemError, short
+from paceline_backend.api.errors import MOST_ERRORS, FieldError, ProblemError, short
+from paceline_backend.store import reads
 
-# Maximum number of errors in a response.
-_MOST_ERRORS = 20
+# Greatest integer that a database can store.
+BIGGEST = 2**63 - 1
+
+# Unix time beyond the range of any calendar.
+_LATEST = 1e12  # seconds
+
+Points = Annotated[
+    int, Query(ge=2, le=5000, description="maximum number of points; longer ranges are thinned out")
+]
+Since = Annotated[
+    float | None,
+    Query(allow_inf_nan=False, description="steps that ended at this Unix time or later"),
+]
+Until = Annotated[
+    float | None, Query(allow_inf_nan=False, description="steps that ended before this Unix time")
+]
+Ranks = Annotated[
+    str | None,
+    Query(
+        # Bounds the number of ranks to what a database accepts in a list.
+        max_length=50_000,
+        pattern=r"^\d{1,9}(,\d{1,9})*$",
+        description="only these ranks",
+        examples=["0,3"],
+    ),
+]
+
+Moment = Annotated[
+    float | None, Query(ge=-_LATEST, le=_LATEST, allow_inf_nan=False, description="Unix time")
+]
+
+
+class StepRange(BaseModel):
+    """Query parameters that select steps of a run."""
+
+    first: Annotated[
+        int | None, Query(alias="from", ge=0, le=BIGGEST, description="first step, included")
+    ] = None
+    to: Annotated[int | None, Query(ge=0, le=BIGGEST, description="last step, included")] = None
+
+    @property
+    def span(self) -> reads.Range:
+        """Return the range as the store takes it."""
+        return self.first, self.to
+
+
+Steps = Annotated[StepRange, Query()]
+
+
+def ranks_of(given: str | None) -> list[int] | None:
+    """Parse a list of ranks; None: all ranks."""
+    return None if given is None else [int(rank) for rank in given.split(",")]
+
+
+class PageQuery(BaseModel):
+    """Query parameters that select a page of a list."""
+
+    limit: Annotated[int, Query(ge=1, le=500)] = 50
+    cursor: Annotated[
+        str | None, Query(max_length=100, description="`next_cursor` of the previous page")
+    ] = None
+
+
+Page = Annotated[PageQuery, Query()]
 
 
 async def known_parameters(request: Request) -> None:
@@ -31,7 +99,7 @@ async def known_parameters(request: Request) -> None:
     place = f"{request.method} {request.scope['path']}"
     errors = [
         FieldError(field=short(name), message=_message(name, place, known)).model_dump()
-        for name in unknown[:_MOST_ERRORS]
+        for name in unknown[:MOST_ERRORS]
     ]
     detail = "; ".join(f"{each['field']}: {each['message']}" for each in errors)
     raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)

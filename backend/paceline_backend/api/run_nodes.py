@@ -10,11 +10,16 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from paceline.wire import State
 from paceline_backend import requests
-from paceline_backend.api import models
-from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, QueryRequester, requester_of
 from paceline_backend.api.errors import RUN_REFUSALS, documented
+from paceline_backend.api.models import ChangeRequest, NodeName, Text, Variable, bounded_variables
+from paceline_backend.api.preconditions import (
+    CHANGE_REFUSALS,
+    Expected,
+    QueryRequester,
+    requester_of,
+)
 from paceline_backend.api.rules import OPERATOR, VIEWER
-from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.api.state import settings_of, store_of
 from paceline_backend.insight import replacements
 from paceline_backend.store import runs
 from paceline_backend.store.audit import RequestedChange
@@ -51,38 +56,34 @@ class RunNodeInfo(BaseModel):
     )
 
 
-class Join(models.ChangeRequest):
+class Join(ChangeRequest):
     """Request to add nodes to a run."""
 
     nodes: (
         Annotated[int, Field(ge=1, le=1000)]
-        | Annotated[list[models.NodeName], Field(min_length=1, max_length=1000)]
+        | Annotated[list[NodeName], Field(min_length=1, max_length=1000)]
     ) = Field(description="number of nodes, or their names", examples=[1])
-    env: Annotated[dict[models.Variable, models.Text], AfterValidator(models.bounded_variables)] = (
-        Field(
-            default={},
-            description="environment variables; their values are not stored: give all that the "
-            "run needs",
-        )
+    env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(
+        default={},
+        description="environment variables; their values are not stored: give all that the "
+        "run needs",
     )
 
 
-class Replace(models.ChangeRequest):
+class Replace(ChangeRequest):
     """Request to replace a node of a run."""
 
-    node: models.NodeName | None = Field(
+    node: NodeName | None = Field(
         default=None,
         description="node that joins; default: a spare, or the least busy node; an engine chooses "
         "its own",
         examples=[None],
     )
     cordon: bool = Field(default=False, description="cordon the node that leaves")
-    env: Annotated[dict[models.Variable, models.Text], AfterValidator(models.bounded_variables)] = (
-        Field(
-            default={},
-            description="environment variables; their values are not stored: give all that the "
-            "run needs",
-        )
+    env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(
+        default={},
+        description="environment variables; their values are not stored: give all that the "
+        "run needs",
     )
 
 

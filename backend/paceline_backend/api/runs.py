@@ -1,33 +1,44 @@
-"""REST: the server, its nodes and policies, and runs: start, stop, resume."""
+"""REST: runs: start, stop, resume, and the credentials of a run's processes.
+
+Routes of other modules are about a run, too: `run_nodes` changes the nodes that it trains on,
+`switching` its policy, `quality` its target, and `history` lists runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from paceline.core.version import __version__
-from paceline.wire import PROTOCOL_VERSION
-from paceline.wire.bus import at_host, without_password
-from paceline_backend import policies, requests
-from paceline_backend.api import models
-from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
-from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
-from paceline_backend.api.identity import identity_of
-from paceline_backend.api.rules import OPERATOR, VIEWER, allow
+from paceline_backend import backends, policies, requests
+from paceline_backend.api.errors import RUN_REFUSALS, documented
+from paceline_backend.api.models import (
+    ChangeRequest,
+    In,
+    Location,
+    Name,
+    NodeName,
+    PolicyName,
+    RunInfo,
+    Text,
+    Variable,
+    bounded,
+    bounded_variables,
+    plain,
+)
+from paceline_backend.api.preconditions import CHANGE_REFUSALS, Expected, etag, requester_of
+from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.state import bus_url, settings_of, store_of
 from paceline_backend.insight import costs
-from paceline_backend.insight.reuse import Reused
 from paceline_backend.policies.streams import problem_of
-from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, attempts, nodes, switches
+from paceline_backend.store import Store, attempts, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.new_runs import NewRun
-
-router = APIRouter()
 
 _MALFORMED = HTTPStatus.BAD_REQUEST
 _CONFLICT = HTTPStatus.CONFLICT
@@ -35,22 +46,149 @@ _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def store_of(request: Request) -> Store:
-    """Return the application's store."""
-    store: Store = request.app.state.store
-    return store
+class RunCreate(In):
+    """Request to start a run."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "script": "/home/me/train.py",
+                    "args": ["--epochs", "3"],
+                    "nproc": 4,
+                    "policy": "chronica",
+                }
+            ]
+        },
+    )
+
+    script: Location = Field(
+        min_length=1, description="path on the node; absolute, or relative to `cwd`"
+    )
+    args: Annotated[list[Text], AfterValidator(bounded)] = Field(default=[])
+    nproc: int = Field(ge=1, le=100_000, description="ranks on each node")
+    nodes_min: int = Field(
+        default=1, ge=1, le=1000, description="minimum number of nodes; at most `nodes_max`"
+    )
+    nodes_max: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="maximum number of nodes; above 1: the run trains on several nodes",
+    )
+    spares: int = Field(
+        default=0, ge=0, le=1000, description="number of idle nodes to reserve while the run trains"
+    )
+    replace_slow_nodes: bool = Field(
+        default=False,
+        description="replace a node by a spare if verdicts report it as slow for long",
+    )
+    restart_hung_s: float | None = Field(
+        default=None,
+        ge=10,
+        le=86_400,
+        description="seconds of a hang after which all ranks restart, counted in `max_restarts`; "
+        "if none is left, the run fails; null: never",
+    )
+    join_check: float = Field(
+        default=1.5,
+        ge=0,
+        le=1000,
+        description="with several nodes: how many times slower than the median a node may be to "
+        "be chosen automatically; 1 or more; 0: no limit",
+    )
+    policy: PolicyName = "paceline"
+    parameters: dict[str, Any] = Field(default={})
+    name: Name | None = Field(default=None, description="default: the script's name")
+    node: NodeName | None = Field(
+        default=None, description="default: the least busy node that is alive"
+    )
+    env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(default={})
+    cwd: Location | None = None
+    max_restarts: int = Field(default=0, ge=0, le=1000)
+    launch: bool = Field(default=True, description="false: the caller starts the run itself")
+    backend: Annotated[Text, StringConstraints(max_length=200)] = Field(
+        default="local",
+        description="name of a backend in `GET /backends`",
+        json_schema_extra={"enum": list(backends.names())},
+    )
+    backend_options: Annotated[dict[str, Any], AfterValidator(plain)] = Field(
+        default={}, description="options of the backend; `GET /backends` has the schemas"
+    )
+    scenario: Annotated[dict[str, Any], AfterValidator(plain)] | None = Field(
+        default=None, description="scenario of a simulated run; see docs/simulator.md"
+    )
 
 
-def reused_of(request: Request) -> Reused:
-    """Return the application's cache of results."""
-    reused: Reused = request.app.state.reused
-    return reused
+class Stop(ChangeRequest):
+    """Request to stop a run."""
+
+    force: bool = Field(
+        default=False,
+        description="true: end the processes now; false: at the next segment",
+        examples=[False],
+    )
 
 
-def settings_of(request: Request) -> Settings:
-    """Return the application's settings."""
-    settings: Settings = request.app.state.settings
-    return settings
+class Resume(ChangeRequest):
+    """Request to resume a run."""
+
+    max_restarts: int | None = Field(
+        default=None, ge=0, le=1000, description="default: as before", examples=[None]
+    )
+    env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(
+        default={},
+        description="environment variables; their values are not stored: give all that the "
+        "run needs",
+    )
+    launch: bool = Field(default=True, description="false: the caller starts the run itself")
+    backend: Annotated[Text, StringConstraints(max_length=200)] | None = Field(
+        default=None,
+        description="backend on which the run continues; default: as before",
+        examples=[None],
+    )
+    backend_options: Annotated[dict[str, Any], AfterValidator(plain)] | None = Field(
+        default=None,
+        description="options of the backend; default: as before, or the defaults of another "
+        "backend",
+        examples=[None],
+    )
+    nodes_min: int | None = Field(
+        default=None, ge=1, le=1000, description="default: as before", examples=[None]
+    )
+    nodes_max: int | None = Field(
+        default=None, ge=1, le=1000, description="default: as before", examples=[None]
+    )
+    nproc: int | None = Field(
+        default=None, ge=1, le=100_000, description="default: as before", examples=[None]
+    )
+
+
+class Attempt(BaseModel):
+    """Start of an attempt of a run."""
+
+    attempt: int = Field(examples=[1])
+    started_at: float = Field(examples=[1767225700.0])
+    step: int = Field(description="its first step", examples=[40])
+    reached: int = Field(
+        description="one past the last step that earlier attempts had reported by then",
+        examples=[47],
+    )
+    again: int = Field(description="number of steps that it repeats: `step` … `reached` − 1")
+
+
+class RunSession(BaseModel):
+    """Credentials of a run's processes for the bus. Secret."""
+
+    bus: str = Field(
+        description="URL of the bus with the run's own user",
+        examples=["redis://user:password@host:6379/0"],
+    )
+    key: str = Field(description="key for MACs, in hexadecimal", examples=["c0ffee"])
+
+
+router = APIRouter()
 
 
 def with_costs(request: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -64,108 +202,25 @@ def own_url(request: Request) -> str:
     return str(request.base_url).rstrip("/") + settings_of(request).path_prefix
 
 
-@router.get("/version", dependencies=[Depends(allow("viewer", "agent"))])
-def version(request: Request) -> models.Version:
-    """Return the release, the protocol version, the control plane's ID, and the URL of its bus.
-
-    The URL includes the password only for an admin's token.
-    """
-    bus = _bus(request, settings_of(request).bus)
-    return models.Version(
-        version=__version__,
-        protocol=PROTOCOL_VERSION,
-        id=request.app.state.control_id,
-        bus=bus if identity_of(request).scope == "admin" else without_password(bus),
-    )
-
-
-def _bus(request: Request, url: str) -> str:
-    """Return the URL of the bus for the caller. The embedded bus listens on the server's host."""
-    host = request.url.hostname
-    return at_host(url, host) if settings_of(request).trust_network and host else url
-
-
-@router.get("/me", dependencies=[Depends(allow("viewer", "agent"))])
-def me(request: Request) -> models.Me:
-    """Return the caller's name and role."""
-    identity = identity_of(request)
-    return models.Me(name=identity.name, scope=identity.scope, shared=identity.shared)
-
-
-@router.get("/policies", dependencies=[Depends(VIEWER)])
-def list_policies() -> list[models.PolicyInfo]:
-    """List all registered presets."""
-    return [_policy_info(policies.get(name)) for name in policies.names()]
-
-
-def _policy_info(preset: policies.Preset[Any]) -> models.PolicyInfo:
-    changes = policies.make(preset.name).changes
-    changes_with: dict[str, dict[str, policies.Changes]] = {}
-    schemas = policies.properties(preset.parameters)
-    for parameter, schema in schemas.items():
-        for value in schema.get("enum", ()):
-            with_value = policies.make(preset.name, {parameter: value}).changes
-            if with_value != changes:
-                changes_with.setdefault(parameter, {})[str(value)] = with_value
-    return models.PolicyInfo(
-        name=preset.name,
-        summary=preset.summary,
-        source=preset.source,
-        parameters={name: dict(schema) for name, schema in schemas.items()},
-        changes=changes,
-        changes_with=changes_with,
-    )
-
-
-@router.get(
-    "/nodes",
-    response_model=list[models.NodeInfo],
-    responses=documented(_AWAY),
-    dependencies=[Depends(VIEWER)],
-)
-def list_nodes(request: Request) -> Any:
-    """List all nodes that ever registered. Nodes whose agent answers come first."""
-    with store_of(request).read() as connection:
-        return nodes.listed(connection)
-
-
-@router.post(
-    "/nodes/{node}/session",
-    responses=documented(_CONFLICT, _INVALID, _AWAY),
-    dependencies=[Depends(allow("agent"))],
-)
-def create_node_session(request: Request, node: str) -> models.NodeSession:
-    """Return credentials for a node's agent; only their holder can act as the node from then on."""
-    only = identity_of(request).node
-    if only is not None and only != node:
-        message = f"this token is for the node {only}: create another for {node} with --node {node}"
-        raise ProblemError(HTTPStatus.FORBIDDEN, message)
-    who, store = identity_of(request), store_of(request)
-    token = who.token or None
-    made = requests.sessions.of_node(store, settings_of(request).bus, node, token, who.run)
-    bus = _bus(request, made.bus)
-    return models.NodeSession(id=request.app.state.control_id, bus=bus, key=made.key.hex())
-
-
 @router.post(
     "/runs/{run}/session",
     responses={**RUN_REFUSALS, **documented(_CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
-def create_run_session(request: Request, run: str) -> models.RunSession:
+def create_run_session(request: Request, run: str) -> RunSession:
     """Return credentials for a run that its caller starts; only their holder can act as the run."""
     made = requests.sessions.of_run(store_of(request), settings_of(request).bus, run)
-    return models.RunSession(bus=_bus(request, made.bus), key=made.key.hex())
+    return RunSession(bus=bus_url(request, made.bus), key=made.key.hex())
 
 
 @router.post(
     "/runs",
     status_code=HTTPStatus.CREATED,
-    response_model=models.RunInfo,
+    response_model=RunInfo,
     responses=documented(_MALFORMED, _CONFLICT, _INVALID, _AWAY),
     dependencies=[Depends(OPERATOR)],
 )
-def create_run(request: Request, body: models.RunCreate) -> Any:
+def create_run(request: Request, body: RunCreate) -> Any:
     """Create a run. With `launch`, ask a node's agent or an engine to start it."""
     store = store_of(request)
     new = NewRun(
@@ -187,7 +242,7 @@ def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
 
 @router.get(
     "/runs/{run}",
-    response_model=models.RunInfo,
+    response_model=RunInfo,
     responses=RUN_REFUSALS,
     dependencies=[Depends(VIEWER)],
 )
@@ -217,18 +272,16 @@ def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
 @router.post(
     "/runs/{run}/stop",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=models.RunInfo,
+    response_model=RunInfo,
     responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
-def stop_run(
-    request: Request, run: str, expected: Expected, body: models.Stop | None = None
-) -> Any:
+def stop_run(request: Request, run: str, expected: Expected, body: Stop | None = None) -> Any:
     """Stop a run at its next segment.
 
     With `force`, or if the run does not train yet, end its processes now.
     """
-    body = body or models.Stop()
+    body = body or Stop()
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why, body.operator)
     why = "stopped over the API"
@@ -239,18 +292,16 @@ def stop_run(
 @router.post(
     "/runs/{run}/resume",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=models.RunInfo,
+    response_model=RunInfo,
     responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
-def resume_run(
-    request: Request, run: str, expected: Expected, body: models.Resume | None = None
-) -> Any:
+def resume_run(request: Request, run: str, expected: Expected, body: Resume | None = None) -> Any:
     """Resume a run that failed or was stopped, usually from its newest checkpoint.
 
     The run may continue on another backend, and with other numbers of nodes and ranks.
     """
-    body = body or models.Resume()
+    body = body or Resume()
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why, body.operator)
     to = requests.Elsewhere(
@@ -264,7 +315,7 @@ def resume_run(
 
 @router.get(
     "/runs/{run}/attempts",
-    response_model=list[models.Attempt],
+    response_model=list[Attempt],
     responses=RUN_REFUSALS,
     dependencies=[Depends(VIEWER)],
 )

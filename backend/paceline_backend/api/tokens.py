@@ -18,11 +18,11 @@ from pydantic import (
 
 from paceline.wire import is_node, problems
 from paceline_backend import requests
-from paceline_backend.api.audit import requester_of
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.identity import Scope, identity_of
+from paceline_backend.api.preconditions import requester_of
 from paceline_backend.api.rules import ADMIN, OPERATOR
-from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.api.state import settings_of, store_of
 from paceline_backend.store import Connection, audit, nodes
 from paceline_backend.store.access import tokens
 from paceline_backend.store.audit import RESERVED, Requester

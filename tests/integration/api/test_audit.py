@@ -12,7 +12,7 @@ import redis
 from starlette.requests import HTTPConnection
 
 from paceline.wire import control
-from paceline_backend.api.audit import precondition
+from paceline_backend.api import preconditions
 from paceline_backend.api.identity import Identity
 from paceline_backend.requests import stop
 from paceline_backend.store import Store, runs, switches
@@ -36,7 +36,7 @@ def named(request: HTTPConnection) -> Identity:
 
 @pytest.fixture(autouse=True)
 def _operators(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    monkeypatch.setattr(precondition, "identity_of", named)
+    monkeypatch.setattr(preconditions, "identity_of", named)
     add_run(store, "r", node="n1", state="running")
 
 
@@ -181,5 +181,5 @@ def test_a_stop_that_was_not_published_is_in_the_log_all_the_same(
     module = importlib.import_module("paceline_backend.requests.stop")
     monkeypatch.setattr(module, "publish", publish)
     with pytest.raises(redis.ConnectionError):
-        stop(store, bus_url, RequestedChange("r", precondition.Requester("ada")), "by me")
+        stop(store, bus_url, RequestedChange("r", preconditions.Requester("ada")), "by me")
     assert runs.get(store, "r")["revision"] == 1, "its caller was told, and asks again"

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.wire import RankDevice, RoundBatch, StepBatch, pack_indices
-from paceline_backend.api.history.writers import written
+from paceline_backend.api.export import written
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.details.rows import TABLES, Wanted, parts

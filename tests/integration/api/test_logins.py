@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from paceline_backend.api.auth import COOKIE
-from paceline_backend.api.auth.failures import MOST_ROWS, FailedLogins
-from paceline_backend.api.limits import MOST_WRONG
+from paceline_backend.api.auth.failures import MOST_ROWS, MOST_WRONG, FailedLogins
 from paceline_backend.store import Store, StoreUnavailableError, audit
 from support.waiting import DEADLINE_S
 from support.web import ADMIN, SIGNED_IN, serving

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline_backend.api.auth import COOKIE
-from paceline_backend.api.limits import MOST_WRONG
+from paceline_backend.api.auth.failures import MOST_WRONG
 from paceline_backend.server.settings import Proxies
 from paceline_backend.store import Store
 from support.web import serving

@@ -28,7 +28,7 @@ from paceline.wire import (
     StepBatch,
 )
 from paceline.wire.bus import publish
-from paceline_backend.api.live import reader
+from paceline_backend.api import change_reader
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.silence import Sweep
 from paceline_backend.server.embedded import EmbeddedBus
@@ -303,8 +303,8 @@ def test_a_client_hears_that_the_database_hangs(
         asked.append(of)
         answers.wait(DEADLINE_S)
 
-    monkeypatch.setattr(reader.meta, "ask", ask)
-    monkeypatch.setattr(reader, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(change_reader.meta, "ask", ask)
+    monkeypatch.setattr(change_reader, "_ANSWER_S", 0.5)
     with serving(store, bus_url) as client, following(client) as events:
         try:
             until(lambda: waits(events) == "database", "nobody says that the database hangs")

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from paceline.wire import CHANGES, StepBatch
-from paceline_backend.api.live.reader import ChangeReader, PendingEvent
+from paceline_backend.api.change_reader import ChangeReader, PendingEvent
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, telemetry
 from support.records import add_run, hello, record

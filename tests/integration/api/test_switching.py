@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from starlette.requests import HTTPConnection
 
-from paceline_backend.api.audit import precondition
+from paceline_backend.api import preconditions, switching
 from paceline_backend.api.identity import Identity
-from paceline_backend.api.switching import routes
 from paceline_backend.store import Store, switches, telemetry
 from support.records import add_first_policy, add_run, hello
 from support.training import Training
@@ -69,7 +68,7 @@ def test_a_switch_may_follow_the_etag_of_the_one_before(client: httpx.Client) ->
 def test_the_answer_to_a_switch_carries_its_warnings(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "WARNINGS_S", 60.0)
+    monkeypatch.setattr(switching, "WARNINGS_S", 60.0)
     asked = client.get(f"{RUN}/policy/warnings", params={"policy": "rna"}).json()["warnings"]
     made = client.post(f"{RUN}/policy", json={"policy": "rna"}, headers=ANY).json()
     assert made["warnings"] == asked
@@ -85,8 +84,8 @@ def test_a_switch_does_not_wait_for_slow_warnings(
         answered.wait()
         return ["too late"]
 
-    monkeypatch.setattr(routes, "_warnings", slow)
-    monkeypatch.setattr(routes, "WARNINGS_S", 0.01)
+    monkeypatch.setattr(switching, "_warnings", slow)
+    monkeypatch.setattr(switching, "WARNINGS_S", 0.01)
     try:
         made = client.post(f"{RUN}/policy", json={"policy": "rna"}, headers=ANY)
     finally:
@@ -114,7 +113,7 @@ def test_a_name_does_not_replace_that_of_ones_own_token(
     def bob(_: HTTPConnection) -> Identity:
         return Identity("bob", "operator")
 
-    monkeypatch.setattr(precondition, "identity_of", bob)
+    monkeypatch.setattr(preconditions, "identity_of", bob)
     body = {"policy": "chronica", "operator": "ada"}
     made = client.post(f"{RUN}/policy", json=body, headers=ANY).json()
     assert made["requested_by"] == "bob"

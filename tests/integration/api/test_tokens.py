@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline_backend.api.auth import COOKIE
-from paceline_backend.api.limits import MOST_WRONG
+from paceline_backend.api.auth.failures import MOST_WRONG
 from paceline_backend.store import Store
 from paceline_backend.store.access import tokens
 from paceline_backend.store.schema import tokens as table

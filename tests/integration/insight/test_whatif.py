@@ -22,7 +22,7 @@ from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
-from paceline_backend.api.evidence.whatif import _kept
+from paceline_backend.api.forecasts import _kept
 from paceline_backend.insight.whatif import cautions, simulate
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, kept
 from paceline_backend.insight.whatif.command import from_database

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from paceline_backend.api.live import rights
-from paceline_backend.api.live.rights import Rights
+from paceline_backend.api import event_streams
+from paceline_backend.api.event_streams import Rights
 from paceline_backend.store import StoreUnavailableError
 
 
@@ -19,7 +19,7 @@ def answers(checks: Rights, *tokens: str) -> list[bool]:
 
 
 def test_streams_of_a_token_share_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rights, "CHECK_S", 3600.0)
+    monkeypatch.setattr(event_streams, "CHECK_S", 3600.0)
     asked: list[str] = []
 
     def holds(token: str) -> bool:
@@ -36,7 +36,7 @@ def test_streams_of_a_token_share_the_question(monkeypatch: pytest.MonkeyPatch) 
 def test_asked_again_after_a_while_and_as_it_was_without_a_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rights, "CHECK_S", 0.0)
+    monkeypatch.setattr(event_streams, "CHECK_S", 0.0)
     happens: list[bool | Exception] = [
         *(True, StoreUnavailableError("away")),
         *(False, StoreUnavailableError("away")),

@@ -1,17 +1,27 @@
-"""Record of failed logins in the log and, at a bounded rate, in the audit log."""
+"""Failed logins: a limit on their rate, and their record in the log and the audit log.
+
+An attacker tries tokens from one network or from many. `LoginThrottle` bounds the attempts of each
+network, `FailedLogins` the rows that all attempts together write.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from paceline_backend.api.limits import network_of
 from paceline_backend.store import Store, StoreError, audit
 from paceline_backend.store.access.tokens import Holder
 from paceline_backend.store.audit import UNKNOWN, Requester
+
+MOST_WRONG = 10
+WRONG_S = 60.0  # seconds
+# Maximum number of remembered networks, about 4 MB.
+_MOST_ADDRESSES = 4096
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +31,50 @@ _MINUTE_S = 60.0
 _QUIET_S = 600.0  # seconds
 # Maximum number of remembered clients.
 _MOST_REPEATING = 4096
+
+
+class LoginThrottle:
+    """Rate limit for wrong logins: `MOST_WRONG` per client network in `WRONG_S` seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # Network → times of its wrong logins. The network with the newest one comes last.
+        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def wait_s(self, address: str) -> int:
+        """Return the seconds until the address may try again; 0: now."""
+        times = self._wrong.get(network_of(address), deque())
+        if len(times) < MOST_WRONG:
+            return 0
+        return max(0, math.ceil(times[0] + WRONG_S - self._clock()))
+
+    def wrong(self, address: str) -> None:
+        """Count a wrong login."""
+        network = network_of(address)
+        self._wrong.setdefault(network, deque(maxlen=MOST_WRONG)).append(self._clock())
+        self._wrong.move_to_end(network)
+        if len(self._wrong) > _MOST_ADDRESSES:
+            self._wrong.popitem(last=False)
+
+    def right(self, address: str) -> None:
+        """Take the newest wrong login back. Each login is counted as wrong before it is checked."""
+        if times := self._wrong.get(network_of(address)):
+            times.pop()
+
+
+def network_of(address: str) -> str:
+    """Return the network of an address: IPv4 the address itself, IPv6 its /64 network.
+
+    A client can choose freely among the 2⁶⁴ addresses of its IPv6 network.
+    """
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        # The client's address may also be the path of a socket.
+        return address[:64]
+    if parsed.version == 4:
+        return address
+    return str(ipaddress.ip_network((int(parsed), 64), strict=False))
 
 
 class FailedLogins:

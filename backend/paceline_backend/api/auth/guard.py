@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline_backend.api.auth import login, proxies
 from paceline_backend.api.auth.credentials import COOKIE, CredentialCheck
+from paceline_backend.api.auth.failures import LoginThrottle
 from paceline_backend.api.errors import forbidden, problem_response
 from paceline_backend.api.identity import Identity
-from paceline_backend.api.limits import LoginThrottle
 from paceline_backend.api.rules import ANYBODY, SAFE_METHODS, Allow
 from paceline_backend.store import StoreError
 from paceline_backend.store.access.tokens import Holder

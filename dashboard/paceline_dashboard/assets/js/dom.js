@@ -1,6 +1,6 @@
 // Helpers for the document.
 /**
- * The element with this id, which layout.py defines.
+ * The element with this id, which the pages in Python define.
  * @type {(id: string) => any}
  */
 export const byId = (id) => document.getElementById(id);

@@ -1,1 +1,0 @@
-"""REST: routes about the control plane itself, which only administrators may change."""

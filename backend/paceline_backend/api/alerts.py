@@ -1,0 +1,415 @@
+"""REST: alerts, alert rules, and webhooks that receive alerts.
+
+An alert is raised while the condition of its rule holds, and resolved when it is gone. Operators
+acknowledge alerts; admins change rules, and create the webhooks.
+"""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from pydantic import BaseModel, Field
+
+from paceline_backend.api.errors import ProblemError, documented
+from paceline_backend.api.models import ChangeRequest, In, Name
+from paceline_backend.api.preconditions import etag, requester_of
+from paceline_backend.api.queries import Page
+from paceline_backend.api.rules import ADMIN, OPERATOR, VIEWER
+from paceline_backend.api.state import settings_of, store_of
+from paceline_backend.insight.alerts import DEFAULTS, rules_with
+from paceline_backend.insight.alerts.rules import Rule, Severity
+from paceline_backend.requests import InvalidRequestError
+from paceline_backend.requests import webhooks as sending
+from paceline_backend.requests.webhooks import addresses
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import Connection, Store, audit, meta
+from paceline_backend.store.alerts import rows, webhooks
+from paceline_backend.store.alerts import rules as changed_rules
+
+_AWAY = HTTPStatus.SERVICE_UNAVAILABLE
+_INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
+_MISSING = HTTPStatus.NOT_FOUND
+_MALFORMED = HTTPStatus.BAD_REQUEST
+_CHANGEABLE = ("enabled", "threshold", "raise_after_s", "resolve_after_s", "severity")
+
+IfMatch = Annotated[
+    str | None,
+    Header(
+        description="`revision` of the rule on which the change is based, in quotes; `*` or "
+        "absent: any",
+        examples=['"81985529"'],
+    ),
+]
+
+router = APIRouter(prefix="/alerts", responses=documented(_AWAY))
+webhooks_router = APIRouter(
+    prefix="/alerts/webhooks", responses=documented(_AWAY), dependencies=[Depends(ADMIN)]
+)
+
+_Seconds = Annotated[float, Field(ge=0, le=7 * 86_400)]
+
+
+class Alert(BaseModel):
+    """An alert, active or resolved."""
+
+    id: int = Field(examples=[17])
+    state: Literal["raised", "resolved"] = Field(examples=["raised"])
+    rule: str = Field(examples=["run-held-up"])
+    severity: Severity = Field(examples=["warning"])
+    run: str | None = Field(
+        description="run, which may have been deleted; null: the alert is about the control plane",
+        examples=["3f9a1c07be52"],
+    )
+    value: float = Field(description="last value beyond the threshold", examples=[0.41])
+    threshold: float = Field(description="threshold of the rule at that time", examples=[0.1])
+    words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
+    since: float = Field(
+        description="Unix time at which the condition began", examples=[1767225000]
+    )
+    raised_at: float = Field(examples=[1767225600])
+    gone_at: float | None = Field(
+        description="Unix time at which the condition ended; null: it still holds", examples=[None]
+    )
+    resolved_at: float | None = Field(description="null: still active", examples=[None])
+    acknowledged_at: float | None = Field(examples=[1767225660])
+    acknowledged_by: str | None = Field(
+        description="name of a token, or the `operator` of the request", examples=["ada"]
+    )
+    acknowledged_why: str | None = Field(examples=["its disk is being replaced"])
+
+
+class AlertCounts(BaseModel):
+    """Number of active alerts, independent of the filter of the request."""
+
+    raised: int = Field(examples=[3])
+    unacknowledged: int = Field(description="active alerts that are not acknowledged", examples=[2])
+    critical: int = Field(description="critical alerts among the unacknowledged ones", examples=[0])
+
+
+class AlertPage(BaseModel):
+    """Alerts, newest first."""
+
+    items: list[Alert]
+    counts: AlertCounts
+    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
+
+
+class Acknowledgement(ChangeRequest):
+    """Acknowledgement of an alert: who takes care of it, and why no one else needs to."""
+
+
+class AlertRule(BaseModel):
+    """Condition on which an alert is raised and resolved."""
+
+    name: str = Field(examples=["run-held-up"])
+    words: str = Field(description="condition of the rule, as a clause")
+    unit: Literal["share", "ratio", "factor", "seconds", "count"] = Field(examples=["share"])
+    below: bool = Field(description="the condition holds below the threshold instead of above")
+    enabled: bool = Field(examples=[True])
+    threshold: float = Field(examples=[0.1])
+    raise_after_s: float = Field(
+        description="seconds for which the condition must hold before an alert is raised",
+        examples=[600],
+    )
+    resolve_after_s: float = Field(
+        description="seconds for which the condition must be gone before the alert is resolved",
+        examples=[300],
+    )
+    severity: Severity = Field(examples=["warning"])
+    changed_at: float | None = Field(
+        description="null: the rule has its default values", examples=[None]
+    )
+    changed_by: str | None = Field(examples=[None])
+    revision: int = Field(
+        description="changes when an admin changes the rule; for the `If-Match` header of a change",
+        examples=[81_985_529],
+    )
+
+
+class RuleChange(ChangeRequest):
+    """Change of an alert rule. Fields that are left out keep their values."""
+
+    enabled: bool | None = None
+    threshold: Annotated[float | None, Field(ge=0, le=1e9)] = None
+    raise_after_s: _Seconds | None = None
+    resolve_after_s: _Seconds | None = None
+    severity: Severity | None = None
+
+
+class NewWebhook(In):
+    """Request to create a webhook."""
+
+    name: Name = Field(examples=["on-call"])
+    url: Annotated[str, Field(min_length=8, max_length=2_000)] = Field(
+        description="URL at an origin that the server allows with `--webhook-to`",
+        examples=["https://hooks.example.com/paceline"],
+    )
+    severity: Severity = Field(
+        default="warning", description="lowest severity that is sent to the webhook"
+    )
+
+
+class Webhook(BaseModel):
+    """A webhook: a URL that receives alerts, and the state of its newest delivery."""
+
+    id: str = Field(examples=["9f31c0de5a7b"])
+    name: str = Field(examples=["on-call"])
+    url: str = Field(examples=["https://hooks.example.com/paceline"])
+    severity: Severity = Field(
+        description="lowest severity that is sent to the webhook", examples=["warning"]
+    )
+    created_at: float = Field(examples=[1767225600])
+    created_by: str = Field(examples=["ada"])
+    tries: int | None = Field(
+        description="attempts of the newest delivery; null: no delivery yet", examples=[1]
+    )
+    tried_at: float | None = Field(
+        description="Unix time of the last attempt", examples=[1767225600]
+    )
+    sent_at: float | None = Field(description="null: not delivered", examples=[1767225600])
+    due_at: float | None = Field(
+        description="Unix time of the next attempt; null: delivered or given up", examples=[None]
+    )
+    status: int | None = Field(description="HTTP status of the last attempt", examples=[200])
+    error: str | None = Field(description="why the last attempt failed", examples=[None])
+
+
+class CreatedWebhook(Webhook):
+    """A webhook that the request has just created, with its secret."""
+
+    secret: str = Field(
+        description="for checking signatures; shown only here", examples=["whsec_…"]
+    )
+
+
+class WebhookTest(BaseModel):
+    """Result of a test delivery."""
+
+    sent: bool = Field(description="whether the receiver accepted the delivery", examples=[True])
+    status: int | None = Field(description="HTTP status; null: no response", examples=[200])
+    error: str | None = Field(examples=[None])
+
+
+class AlertQuery(BaseModel):
+    """Query parameters that select alerts."""
+
+    state: Annotated[
+        Literal["raised", "resolved"] | None, Query(description="`raised` alerts are still active")
+    ] = None
+    rule: Annotated[str | None, Query(max_length=100, description="only alerts of this rule")] = (
+        None
+    )
+    run: Annotated[str | None, Query(max_length=200, description="only alerts about this run")] = (
+        None
+    )
+    severity: Annotated[Severity | None, Query(description="only alerts of this severity")] = None
+    acknowledged: Annotated[
+        bool | None,
+        Query(description="only alerts that are acknowledged, or only those that are not"),
+    ] = None
+    since: Annotated[
+        float | None, Query(description="only alerts raised at this Unix time or later")
+    ] = None
+
+
+@router.get(
+    "",
+    response_model=AlertPage,
+    responses=documented(_INVALID),
+    dependencies=[Depends(VIEWER)],
+)
+def list_alerts(request: Request, which: Annotated[AlertQuery, Query()], page: Page) -> Any:
+    """List alerts, newest first, including alerts about deleted runs."""
+    wanted = rows.AlertFilter(**which.model_dump())
+    with store_of(request).read() as connection:
+        items, following = rows.page(connection, wanted, page.limit, page.cursor)
+        counts = rows.counts(connection)
+    return {"items": items, "counts": counts, "next_cursor": following}
+
+
+@router.post(
+    "/{alert}/acknowledge",
+    response_model=Alert,
+    responses=documented(_MALFORMED, _MISSING, _INVALID, HTTPStatus.CONFLICT),
+    dependencies=[Depends(OPERATOR)],
+)
+def acknowledge_alert(
+    request: Request,
+    alert: Annotated[int, Path(ge=1, le=2**63 - 1)],
+    body: Acknowledgement | None = None,
+) -> Any:
+    """Acknowledge an alert. It stays active, but no longer counts as unacknowledged."""
+    body = body or Acknowledgement()
+    by = requester_of(request, body.by, body.why, body.operator)
+    try:
+        with store_of(request).write() as connection:
+            known = rows.acknowledge(connection, alert, by.known_as, by.why)
+            details = {"rule": known["rule"]}
+            audit.record(
+                connection,
+                by,
+                "alert.acknowledge",
+                run=known["run"],
+                target=str(alert),
+                details=details,
+            )
+            return known
+    except rows.UnknownAlertError as error:
+        raise ProblemError(_MISSING, str(error)) from error
+    except rows.AcknowledgedError as error:
+        raise ProblemError(HTTPStatus.CONFLICT, str(error)) from error
+
+
+@router.get("/rules", response_model=list[AlertRule], dependencies=[Depends(VIEWER)])
+def list_rules(request: Request) -> Any:
+    """List the alert rules: when an alert is raised, and when it is resolved."""
+    with store_of(request).read() as connection:
+        return [_shown(rule) for rule in _rules(connection).values()]
+
+
+@router.put(
+    "/rules/{rule}",
+    response_model=AlertRule,
+    responses=documented(_MALFORMED, _MISSING, _INVALID, HTTPStatus.PRECONDITION_FAILED),
+    dependencies=[Depends(ADMIN)],
+)
+def change_rule(request: Request, rule: str, body: RuleChange, if_match: IfMatch = None) -> Any:
+    """Change an alert rule. The change applies from the next check on."""
+    _check(rule)
+    by = requester_of(request, body.by, body.why, body.operator)
+    given = body.model_dump(include=set(_CHANGEABLE), exclude_none=True)
+    with store_of(request).write() as connection:
+        before = _locked(connection, rule, if_match)
+        values = {name: getattr(before, name) for name in _CHANGEABLE} | given
+        changed_rules.change(connection, rule, by.known_as, values)
+        audit.record(connection, by, "alert.rule", target=rule, details=given)
+        return _shown(_rules(connection)[rule])
+
+
+@router.delete(
+    "/rules/{rule}",
+    response_model=AlertRule,
+    responses=documented(_MISSING, _INVALID, HTTPStatus.PRECONDITION_FAILED),
+    dependencies=[Depends(ADMIN)],
+)
+def restore_rule(request: Request, rule: str, if_match: IfMatch = None) -> Any:
+    """Restore the defaults of an alert rule."""
+    _check(rule)
+    with store_of(request).write() as connection:
+        _locked(connection, rule, if_match)
+        changed_rules.restore(connection, rule)
+        audit.record(connection, requester_of(request), "alert.rule", target=rule)
+        return _shown(_rules(connection)[rule])
+
+
+def _rules(connection: Connection) -> dict[str, Rule]:
+    return rules_with(changed_rules.changed(connection))
+
+
+def _locked(connection: Connection, rule: str, if_match: str | None) -> Rule:
+    """Lock a rule until the transaction ends, and return it."""
+    changed_rules.lock(connection, rule)
+    known = _rules(connection)[rule]
+    _check_seen(known, if_match)
+    return known
+
+
+def _shown(rule: Rule) -> dict[str, Any]:
+    return {**vars(rule), "revision": rule.revision}
+
+
+def _check_seen(rule: Rule, if_match: str | None) -> None:
+    if if_match is None or if_match.strip() in ("*", etag(rule.revision)):
+        return
+    who = (
+        f"{rule.changed_by} has changed"
+        if rule.changed_by
+        else "an admin has restored the defaults of"
+    )
+    raise ProblemError(
+        HTTPStatus.PRECONDITION_FAILED,
+        f"{who} {rule.name} in the meantime: read GET /alerts/rules again",
+        rule=_shown(rule),
+        revision=rule.revision,
+        who=rule.changed_by,
+        at=rule.changed_at,
+    )
+
+
+def _check(rule: str) -> None:
+    if rule not in DEFAULTS:
+        names = ", ".join(DEFAULTS)
+        raise ProblemError(_MISSING, f"no alert rule {rule!r}; the rules are {names}")
+
+
+@webhooks_router.get("", response_model=list[Webhook])
+def list_webhooks(request: Request) -> Any:
+    """List the webhooks, each with the result of its newest delivery."""
+    with store_of(request).read() as connection:
+        return webhooks.listed(connection)
+
+
+@webhooks_router.post(
+    "",
+    status_code=HTTPStatus.CREATED,
+    response_model=CreatedWebhook,
+    responses=documented(HTTPStatus.BAD_REQUEST, _INVALID),
+)
+def create_webhook(request: Request, body: NewWebhook) -> Any:
+    """Create a webhook. The response is the only one that shows its secret."""
+    try:
+        origin = addresses.check(body.url, settings_of(request).webhook_origins)
+    except addresses.AddressError as error:
+        raise InvalidRequestError("url", str(error)) from error
+    store, by = store_of(request), requester_of(request)
+    with store.write() as connection:
+        made = webhooks.create(connection, body.name, body.url, body.severity, by.name)
+        # The path of a webhook's URL is often a secret, so the audit log gets only the host.
+        details = {"id": made, "host": origin.host, "severity": body.severity}
+        audit.record(connection, by, "webhook.create", target=body.name, details=details)
+        return {**webhooks.get(connection, made), "secret": sending.secret_text(_key(store, made))}
+
+
+@webhooks_router.delete(
+    "/{webhook}", response_model=Webhook, responses=documented(_MISSING, _INVALID)
+)
+def delete_webhook(request: Request, webhook: str) -> Any:
+    """Delete a webhook. Deliveries that are still due are dropped."""
+    try:
+        with store_of(request).write() as connection:
+            known = webhooks.get(connection, webhook)
+            webhooks.delete(connection, webhook)
+            by, details = requester_of(request), {"id": webhook}
+            audit.record(connection, by, "webhook.delete", target=known["name"], details=details)
+            return known
+    except webhooks.UnknownWebhookError as error:
+        raise ProblemError(_MISSING, str(error)) from error
+
+
+@webhooks_router.post(
+    "/{webhook}/test",
+    response_model=WebhookTest,
+    responses=documented(_MISSING, _INVALID),
+)
+def test_webhook(request: Request, webhook: str) -> Any:
+    """Send one test delivery now, without retries, and return its result."""
+    store = store_of(request)
+    try:
+        with store.write() as connection:
+            known = webhooks.get(connection, webhook)
+            audit.record(connection, requester_of(request), "webhook.test", target=known["name"])
+    except webhooks.UnknownWebhookError as error:
+        raise ProblemError(_MISSING, str(error)) from error
+    at = time.time()
+    body = sending.body_of("test", None, at)
+    name = f"test_{webhook}_{at:.3f}"
+    allowed = settings_of(request).webhook_origins
+    sent = sending.post(known["url"], body, name, _key(store, webhook), allowed)
+    return {"sent": sent.error is None, "status": sent.status, "error": sent.error}
+
+
+def _key(store: Store, webhook: str) -> bytes:
+    return Keys(meta.secret(store)).of_webhook(webhook)

@@ -1,1 +1,0 @@
-"""REST: alerts, alert rules, and webhooks that receive alerts."""

@@ -1,0 +1,151 @@
+"""REST: runs, or parts of runs, side by side with confidence intervals."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.core.errors import InputError
+from paceline_backend.api.errors import documented
+from paceline_backend.api.models import Direction, Source
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.state import settings_of, store_of
+from paceline_backend.insight import compare, compare_results
+from paceline_backend.requests import InvalidRequestError
+
+router = APIRouter()
+
+
+class ComparedSide(BaseModel):
+    """One side of a comparison: a run, or some of its steps."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    side: str = Field(description="side as in the request", examples=["3f9a1c07be52@1"])
+    run: str = Field(examples=["3f9a1c07be52"])
+    name: str = Field(examples=["train"])
+    policy: str = Field(description="policy in force in the last step", examples=["paceline"])
+    version: int = Field(examples=[1])
+    from_: int | None = Field(alias="from", description="first step", examples=[84])
+    to: int | None = Field(description="last step", examples=[599])
+    steps: int = Field(description="number of complete steps that count", examples=[516])
+    trained: list[tuple[int, int]] = Field(
+        description="some steps, each with the number of samples that the run had trained on "
+        "before it",
+        examples=[[(84, 2_688), (599, 19_168)]],
+    )
+
+
+class Difference(BaseModel):
+    """Difference of one side from the first side.
+
+    `low` and `high` bound the 95 % confidence interval; null: unknown.
+    """
+
+    value: float = Field(description="this side's value minus the first side's", examples=[-0.15])
+    low: float | None = Field(examples=[-0.16])
+    high: float | None = Field(examples=[-0.14])
+    ratio: float | None = Field(
+        description="this side's value ÷ the first side's − 1", examples=[-0.25]
+    )
+    known: bool = Field(description="the interval is known and excludes zero")
+    better: bool | None = Field(
+        description="whether a known change is an improvement; null: neither better nor worse"
+    )
+
+
+class ComparedTarget(BaseModel):
+    """A target of one of the sides."""
+
+    metric: str = Field(examples=["accuracy"])
+    value: float = Field(examples=[0.9])
+    direction: Direction = Field(examples=[">="])
+    source: Source = Field(description="source of the values, as in a run's target")
+
+
+class ComparedFigure(BaseModel):
+    """A metric of all sides."""
+
+    figure: str = Field(
+        description="`last`, `best`, `least`, `greatest` of a metric; `after_s`, `epoch`, "
+        "`trained` of a target; `cost`, `waited_cost`; otherwise a metric of steps",
+        examples=["step_s"],
+    )
+    unit: str = Field(description="unit; for costs, the currency", examples=["s"])
+    metric: str | None = Field(
+        default=None,
+        description="metric of evaluations to which the figure belongs",
+        examples=[None],
+    )
+    target: ComparedTarget | None = Field(
+        default=None, description="target to which the figure belongs", examples=[None]
+    )
+    values: list[float | None] = Field(description="value of each side", examples=[[0.6, 0.45]])
+    changes: list[Difference | None] = Field(
+        description="difference of each further side; null: unknown"
+    )
+
+
+class Comparison(BaseModel):
+    """Comparison of runs, or of parts of runs."""
+
+    sides: list[ComparedSide]
+    differences: list[ComparedFigure]
+    words: list[str] = Field(
+        description="a sentence about each further side",
+        examples=[["B takes 25.4 % ± 0.8 less time per step."]],
+    )
+
+
+@router.get(
+    "/compare",
+    response_model=Comparison,
+    responses=documented(
+        HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE
+    ),
+    dependencies=[Depends(VIEWER)],
+)
+def get_comparison(
+    request: Request,
+    side: Annotated[
+        list[str],
+        Query(
+            min_length=2,
+            max_length=6,
+            description="id of a run; with `:100-499`: only these steps; with `@1`: only the "
+            "steps of this policy version, without the first 20",
+            examples=[["3f9a1c07be52@0", "3f9a1c07be52@1"]],
+        ),
+    ],
+) -> Any:
+    """Return metrics of each side, and the differences between the first side and the others."""
+    with store_of(request).read() as connection:
+        try:
+            sides = [compare.read(connection, text) for text in side]
+        except InputError as error:
+            raise InvalidRequestError("side", str(error)) from error
+    rows = compare.differences(sides)
+    results = compare_results.rows(store_of(request), sides, settings_of(request).hour_price)
+    return {
+        "sides": [_shown(each) for each in sides],
+        "differences": [*rows, *results],
+        "words": compare.words(sides, rows),
+    }
+
+
+def _shown(side: compare.Side) -> dict[str, Any]:
+    count = len(side.steps)
+    return {
+        "side": side.text,
+        "run": side.run,
+        "name": side.name,
+        "policy": side.policy,
+        "version": side.version,
+        "from": int(side.steps[0]) if count else None,
+        "to": int(side.steps[-1]) if count else None,
+        "steps": count,
+        "trained": compare.trained_at(side),
+    }

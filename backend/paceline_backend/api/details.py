@@ -1,0 +1,290 @@
+"""REST: all that is stored about one run: epochs, samples, devices, forecasts and verdicts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel, Field
+
+from paceline_backend.api.errors import RUN_REFUSALS
+from paceline_backend.api.evidence import RunVerdict
+from paceline_backend.api.forecasts import AutoDecision
+from paceline_backend.api.queries import BIGGEST, Ranks, Steps, ranks_of
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.state import store_of
+from paceline_backend.api.telemetry import DeviceInfo
+from paceline_backend.insight import verdict as verdicts
+from paceline_backend.insight.whatif.answer import (
+    Forecast,
+    LeftOut,
+    NodeForecast,
+    PolicyInForce,
+    PresetForecast,
+    kept,
+)
+from paceline_backend.store import Connection, attempts, reads
+from paceline_backend.store import runs as runs_store
+from paceline_backend.store.details import epoch_workers, epochs, samples
+from paceline_backend.store.outcomes import forecasts
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
+
+
+class EpochSummary(BaseModel):
+    """Sums and means over the complete steps of an epoch."""
+
+    epoch: int = Field(examples=[1])
+    first_step: int = Field(examples=[300])
+    last_step: int = Field(examples=[599])
+    steps: int = Field(examples=[300])
+    samples: int = Field(examples=[19_200])
+    wall_s: float = Field(description="sum of the steps' times", examples=[90.0])
+    first_ended_at: float = Field(
+        description="Unix time at which its first step ended", examples=[1767225700.0]
+    )
+    ended_at: float = Field(
+        description="Unix time at which its last step ended", examples=[1767225790.0]
+    )
+    step_s: float = Field(examples=[0.3])
+    se: float | None = Field(examples=[0.1])
+    waste: float | None = Field(examples=[0.06])
+    dif: float | None = Field(examples=[120.0])
+    ett_error: float | None = Field(examples=[0.02])
+    comm_s: float | None = Field(examples=[0.05])
+    loss: float | None = Field(examples=[1.2])
+
+
+class EpochWorker(BaseModel):
+    """Sums over a worker's complete steps in an epoch."""
+
+    rank: int = Field(examples=[3])
+    steps: int = Field(description="steps that the worker reported", examples=[300])
+    samples: int = Field(examples=[4_800])
+    load: float = Field(examples=[1_536_000.0])
+    share: float = Field(description="share of the load of all workers", examples=[0.25])
+    dif: float | None = Field(
+        description="sample standard deviation of the sizes of its samples; null: unknown",
+        examples=[96.5],
+    )
+    ett_s: float | None = Field(
+        description="Σ ETT of the steps that have one; null: none has", examples=[58.1]
+    )
+    compute_s: float = Field(description="Σ T", examples=[57.0])
+    ett_error: float | None = Field(
+        description="|Σ ETT − Σ T| / Σ T over the steps with an ETT", examples=[0.02]
+    )
+    data_s: float = Field(description="seconds spent waiting for the data loader", examples=[0.3])
+    wait_s: float = Field(description="seconds spent waiting for slower ranks", examples=[6.2])
+    wall_s: float = Field(description="sum of its step times", examples=[90.0])
+    waste: float | None = Field(description="wait_s ÷ wall_s", examples=[0.07])
+    slowest_share: float = Field(
+        description="share of steps in which it was the slowest", examples=[0.1]
+    )
+    came: int | None = Field(
+        description="its samples that another worker had in the previous epoch; null: unknown",
+        examples=[1_204],
+    )
+    came_load: float | None = Field(description="load of these samples", examples=[385_280.0])
+    went: int | None = Field(
+        description="its samples of the previous epoch that another worker has now",
+        examples=[1_204],
+    )
+    went_load: float | None = Field(description="load of these samples", examples=[385_280.0])
+
+
+class Assigned(BaseModel):
+    """The samples that a rank got in a step."""
+
+    step: int = Field(examples=[12])
+    epoch: int = Field(examples=[0])
+    attempt: int = Field(examples=[0])
+    rank: int = Field(examples=[3])
+    samples: list[int] = Field(description="indices in the data set", examples=[[17, 4, 91]])
+
+
+class Assignments(BaseModel):
+    """Samples that each rank got, by step and rank."""
+
+    items: list[Assigned]
+    next_from: int | None = Field(
+        description="`from` of the next page; null: the last page", examples=[None]
+    )
+
+
+class PlacedRank(BaseModel):
+    """A rank's node, and what is known about its device."""
+
+    rank: int = Field(examples=[0])
+    node: str | None = Field(description="null: unknown", examples=["node-1"])
+    limit: int | None = Field(
+        description="samples that fit into its memory; null: unknown", examples=[64]
+    )
+    profile: list[tuple[int, float]] = Field(
+        description="samples and seconds of its trial steps; empty: no trial steps",
+        examples=[[[8, 0.1], [16, 0.18]]],
+    )
+    device: DeviceInfo | None = Field(description="null: unknown")
+
+
+class RunDevices(BaseModel):
+    """Ranks and their devices, as the leader of the latest attempt reported them."""
+
+    attempt: int | None = Field(description="null: its leader has not reported yet", examples=[0])
+    device: str | None = Field(examples=["NVIDIA H100"])
+    emulated: dict[str, Any] | None = Field(description="emulated device speeds", examples=[None])
+    paceline: str | None = Field(description="Paceline version of the ranks", examples=["0.1.0"])
+    torch: str | None = Field(examples=["2.8.0"])
+    ranks: list[PlacedRank]
+
+
+class PastForecast(BaseModel):
+    """A stored forecast, with the decision of `auto` on it."""
+
+    made_at: float = Field(description="Unix time", examples=[1767225700.0])
+    step: int | None = Field(description="last step that the forecast uses", examples=[263])
+    first_step: int | None = Field(examples=[8])
+    steps: int = Field(examples=[256])
+    current: PolicyInForce
+    fit_error: float | None = Field(examples=[0.01])
+    forecasts: list[PresetForecast]
+    left_out: list[LeftOut]
+    slow_node: NodeForecast | None
+    option: str | None = Field(
+        description="only preset in this forecast, made to confirm an earlier forecast"
+    )
+    decision: AutoDecision | None = Field(description="decision of `auto`; null: it made none")
+
+
+class Verdicts(BaseModel):
+    """Verdicts about consecutive parts of a run."""
+
+    items: list[RunVerdict]
+
+
+@router.get("/epochs", response_model=list[EpochSummary])
+def list_epochs(
+    request: Request,
+    run: str,
+    limit: Annotated[
+        int, Query(ge=1, le=10_000, description="maximum number of epochs; the newest are returned")
+    ] = 1_000,
+) -> Any:
+    """List the epochs of a run with sums and means, oldest first."""
+    with store_of(request).read() as connection:
+        return epochs.epochs(connection, runs_store.key_of(connection, run), limit)
+
+
+@router.get("/epochs/{epoch}/workers", response_model=list[EpochWorker])
+def list_epoch_workers(
+    request: Request,
+    run: str,
+    epoch: Annotated[int, Path(ge=0, le=2**31 - 1, description="counted from 0")],
+) -> Any:
+    """List the workers of an epoch, by rank; empty: none of its steps is complete."""
+    with store_of(request).read() as connection:
+        return epoch_workers.workers(connection, runs_store.key_of(connection, run), epoch)
+
+
+@router.get("/samples", response_model=Assignments)
+def list_samples(
+    request: Request,
+    run: str,
+    steps: Steps,
+    ranks: Ranks = None,
+    sample: Annotated[
+        int | None,
+        Query(ge=0, le=BIGGEST, description="only steps and ranks that got this sample"),
+    ] = None,
+    limit: Annotated[
+        int, Query(ge=1, le=10_000, description="maximum number of items; a step is never cut")
+    ] = 1_000,
+) -> Any:
+    """List which samples each rank got, by step and rank, from the plans that ran."""
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        items, following = samples.assigned(
+            connection, key, steps.span, ranks_of(ranks), sample, limit
+        )
+    return {"items": items, "next_from": following}
+
+
+@router.get("/devices", response_model=RunDevices)
+def get_devices(request: Request, run: str) -> Any:
+    """Return ranks and their devices, as the leader of the latest attempt reported them."""
+    with store_of(request).read() as connection:
+        hello = runs_store.hello(connection, runs_store.key_of(connection, run))
+    if hello is None:
+        names = ("attempt", "device", "emulated", "paceline", "torch")
+        return {**dict.fromkeys(names), "ranks": []}
+    devices = msgspec.to_builtins(hello.devices)
+    ranks = [
+        {
+            "rank": rank,
+            "node": hello.placement[rank] if rank < len(hello.placement) else None,
+            "limit": hello.limits[rank] if rank < len(hello.limits) else None,
+            "profile": hello.profiles[rank] if rank < len(hello.profiles) else [],
+            "device": devices[rank] if rank < len(devices) else None,
+        }
+        for rank in range(hello.world)
+    ]
+    return {
+        "attempt": hello.attempt,
+        "device": hello.device,
+        "emulated": hello.emulated,
+        "paceline": hello.paceline,
+        "torch": hello.torch,
+        "ranks": ranks,
+    }
+
+
+@router.get("/forecasts", response_model=list[PastForecast])
+def list_forecasts(
+    request: Request,
+    run: str,
+    decided: Annotated[
+        bool, Query(description="only forecasts on which `auto` based a decision")
+    ] = False,
+) -> Any:
+    """List the stored forecasts, oldest first: the newest 50, and all that led to a switch."""
+    with store_of(request).read() as connection:
+        bodies = forecasts.bodies(connection, runs_store.key_of(connection, run))
+    made = [forecast for forecast in kept(bodies) if forecast.decision or not decided]
+    return [_past(forecast) for forecast in made]
+
+
+def _past(forecast: Forecast) -> dict[str, Any]:
+    body: dict[str, Any] = msgspec.to_builtins(forecast)
+    decision = body["decision"] and {**body["decision"], "at": body["made_at"]}
+    return {**body, "decision": decision}
+
+
+@router.get("/verdicts", response_model=Verdicts)
+def list_verdicts(
+    request: Request,
+    run: str,
+    steps: Steps,
+    parts: Annotated[int, Query(ge=1, le=20, description="number of equal parts of the range")] = 8,
+) -> Any:
+    """List verdicts about a run over time. The range is cut into parts, each with its own verdict.
+
+    If a part is longer than a verdict can cover, only its newest steps are evaluated.
+    """
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        begin, end = reads.complete_bounds(connection, key, steps.span)
+    if begin is None or end is None:
+        return {"items": []}
+    size = -(-(end - begin + 1) // parts)
+    items = []
+    for at in range(begin, end + 1, size):
+        with store_of(request).read() as connection:
+            items.append(_verdict(connection, key, (at, min(end, at + size - 1))))
+    return {"items": items}
+
+
+def _verdict(connection: Connection, key: int, span: tuple[int, int]) -> dict[str, Any]:
+    placement = attempts.placement(connection, key, span[1])
+    seen = verdicts.read_observed(connection, key, span, placement)
+    return verdicts.facts_of(verdicts.judge(seen))

@@ -1,1 +1,0 @@
-"""REST: training backends, and the nodes that engines start."""

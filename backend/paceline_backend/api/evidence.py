@@ -1,0 +1,560 @@
+"""REST: evidence about a run: who slows it down, and what its ranks wait for.
+
+The verdict names the causes of lost time with their costs, and the attribution divides the waiting
+of ranks among its causes. Both judge the same steps (`judged`), and their results are reused for
+some seconds. The timeline shows the phases of ranks within a few steps. If the run hangs, `hang`
+names the ranks that make no progress, and `stacks` shows where in the script they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+
+from paceline.wire import ENDED
+from paceline.wire.asking import Dumps, DumpStacks, ReadStacks, Stacks, StackTrace
+from paceline_backend.api.asking import AskedNode, LogHolder, ask, holders, missing, refusal
+from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
+from paceline_backend.api.queries import Points, Steps
+from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.state import reused_of, settings_of, store_of
+from paceline_backend.insight import hangs, replacements
+from paceline_backend.insight import verdict as verdicts
+from paceline_backend.insight.attribution import CAUSES, Attribution, attribute, read_rows
+from paceline_backend.insight.costs import SIMULATED
+from paceline_backend.insight.verdict import SlowNode, TimeLoss, Verdict, slow_node, throttled
+from paceline_backend.insight.whatif.answer import Saving
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.requests import ConflictError, InvalidRequestError
+from paceline_backend.requests.asking import Asker
+from paceline_backend.store import Store, attempts, runs
+from paceline_backend.store.nodes import states_of_gpus
+from paceline_backend.store.reads import Range, bucket_of
+from paceline_backend.store.telemetry.timeline import newest_steps, timeline
+
+# A router for each route, because `create_app` gives the order of paths in the OpenAPI document.
+verdict_router = APIRouter(
+    prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)]
+)
+attribution_router = APIRouter(
+    prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)]
+)
+timeline_router = APIRouter(
+    prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)]
+)
+hang_router = APIRouter(
+    prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)]
+)
+# Only operators may request stacks: they name files and functions of the script, and each rank gets
+# a signal to write them.
+stacks_router = APIRouter(
+    prefix="/runs/{run}",
+    responses={
+        **RUN_REFUSALS,
+        **documented(HTTPStatus.CONFLICT, HTTPStatus.GATEWAY_TIMEOUT),
+    },
+    dependencies=[Depends(OPERATOR)],
+)
+
+
+class Cause(BaseModel):
+    """A cause of lost time."""
+
+    kind: str = Field(
+        description="node, transient, periodic, input, data, network, between or planning",
+        examples=["node"],
+    )
+    ranks: list[int] = Field(
+        description="ranks with this cause; empty: it names none", examples=[[3]]
+    )
+    who: str = Field(description="the ranks in words; empty: none", examples=["Rank 3"])
+    nodes: list[str] = Field(
+        description="nodes of these ranks; empty: unknown", examples=[["vm-3"]]
+    )
+    since: int | None = Field(
+        description="first step of the cause; null: it began before the range", examples=[1204]
+    )
+    until: int | None = Field(description="last step of the cause; null: still active")
+    factor: float | None = Field(
+        description="time of these ranks with the cause ÷ without it, in the affected steps",
+        examples=[2.7],
+    )
+    trend: tuple[float, float] | None = Field(
+        description="factor when it began to grow, and now; null: the factor does not grow"
+    )
+    period: int | None = Field(
+        description="steps from one occurrence to the next; null: not periodic"
+    )
+    times: int = Field(
+        description="number of occurrences; 1 if the cause is continuous", examples=[1]
+    )
+    hidden: bool = Field(description="the plan compensates for the cause by smaller batches")
+    cost_s: float = Field(
+        description="wall time of the range minus what it would be without this cause",
+        examples=[41.0],
+    )
+    share: float = Field(description="`cost_s` ÷ the wall time", examples=[0.26])
+    worker_hours: float = Field(description="`cost_s` of all ranks", examples=[0.09])
+    words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
+    what: str = Field(
+        description="the same as a clause, without the cost",
+        examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
+    )
+    to_do: str = Field(
+        description="recommended action, as a clause", examples=["look at its machine"]
+    )
+
+
+class RunVerdict(BaseModel):
+    """Reasons why a run takes longer than it could."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int | None = Field(alias="from", description="first step", examples=[1000])
+    to: int | None = Field(description="last step", examples=[1499])
+    steps: int = Field(
+        description="number of steps in which at least two ranks had samples", examples=[500]
+    )
+    wall_s: float = Field(description="wall time of these steps", examples=[158.0])
+    waste: float = Field(
+        description="mean share of `wall_s` that ranks spend waiting", examples=[0.24]
+    )
+    noise: float = Field(
+        description="relative standard deviation of the time of a normal step", examples=[0.02]
+    )
+    cost_s: float = Field(description="time lost to all causes together", examples=[41.0])
+    causes: list[Cause] = Field(
+        description="significant causes: the active ones by cost, then the past ones"
+    )
+    words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
+    level: str = Field(
+        description="level of the newest steps: healthy, watch, held-up, or unknown (too few "
+        "steps)",
+        examples=["held-up"],
+    )
+    what: str = Field(
+        description="the first cause as a clause; empty: unknown",
+        examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
+    )
+    was: str = Field(
+        description="the same in the past tense, for a run that has ended",
+        examples=["rank 3 on vm-3 computed 2.7 × slower since step 1,204"],
+    )
+    lost_now: float = Field(
+        description="share of the wall time that is lost to active causes, in the newest steps",
+        examples=[0.26],
+    )
+    waste_now: float = Field(description="`waste` of the newest steps", examples=[0.24])
+    step_time_s: float | None = Field(
+        description="mean wall time of the newest 50 steps; null: too few", examples=[0.609]
+    )
+    limit_s: float | None = Field(
+        description="fluid limit of these steps, with the measured time per load of each rank; "
+        "null: unknown",
+        examples=[0.446],
+    )
+
+
+class Price(BaseModel):
+    """Price of one worker-hour."""
+
+    amount: float = Field(examples=[2.5])
+    currency: str = Field(examples=["EUR"])
+
+
+class PricedVerdict(RunVerdict):
+    """A run's verdict, with the price of a worker-hour."""
+
+    price: Price | None = Field(
+        description="price of a worker-hour, from `paceline server --hour-price`; null: no price "
+        "is set, or the run is simulated"
+    )
+
+
+@verdict_router.get("/verdict", response_model=PricedVerdict)
+def get_verdict(request: Request, run: str, steps: Steps) -> Any:
+    """Return the causes of lost time and their costs, by default in the newest 500 steps."""
+    with store_of(request).read() as connection:
+        key = runs.key_of(connection, run)
+        simulated = runs.terms(connection, [run])[run].backend == SIMULATED
+    _, verdict, _ = judged(request, key, steps.span)
+    price = settings_of(request).hour_price
+    shown = None if price is None or simulated else vars(price)
+    return {**verdicts.facts_of(verdict), "price": shown}
+
+
+def judged(
+    request: Request, run: int, span: Range
+) -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
+    """Return a range of steps, the verdict on it, and the placement of ranks at its end.
+
+    The result may be some seconds old. Without `span`, it covers as many of the newest steps as a
+    verdict can.
+    """
+
+    def judge() -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
+        with store_of(request).read() as connection:
+            placement = attempts.placement(connection, run, span[1])
+            seen = verdicts.read_observed(connection, run, span, placement)
+        # The judgement takes a while, so no database connection is held during the call.
+        return seen, verdicts.judge(seen), placement
+
+    return reused_of(request).get(("verdict", run, span), judge)
+
+
+class Shares(BaseModel):
+    """Fraction of the SP of all steps for each cause. They add up to 1, or are all 0."""
+
+    data: float = Field(description="uneven loads of the batches", examples=[0.1])
+    node: float = Field(description="lasting differences in speed", examples=[0.8])
+    transient: float = Field(description="the rest: temporary slowness and noise", examples=[0.1])
+    input: float = Field(description="slow data loading", examples=[0.0])
+
+
+class AttributedWorker(BaseModel):
+    """A rank over the range of steps. `data`, `node`, `transient`, `input` add up to `caused`."""
+
+    rank: int = Field(examples=[3])
+    on_node: str | None = Field(description="node of the rank; null: unknown", examples=["n2"])
+    cause: str = Field(
+        description="kind of the first cause in the verdict that names the rank, or none",
+        examples=["node"],
+    )
+    factor: float | None = Field(
+        description="time at equal load ÷ the median rank's; null: too few steps", examples=[2.1]
+    )
+    slow_steps: list[tuple[int, int]] = Field(
+        description="first and last step of each span in which the rank was temporarily slow",
+        examples=[[]],
+    )
+    caused: float = Field(
+        description="share of all waiting that is due to this rank", examples=[0.78]
+    )
+    data: float = Field(examples=[0.0])
+    node: float = Field(examples=[0.75])
+    transient: float = Field(examples=[0.03])
+    input: float = Field(examples=[0.0])
+    hidden: float = Field(
+        description="seconds per step by which the rank would be slower with an equal share of "
+        "the load",
+        examples=[0.0],
+    )
+    words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
+
+
+class AttributionOverTime(BaseModel):
+    """SP per step and cause, in seconds; means over `bucket` steps."""
+
+    bucket: int = Field(description="steps per point", examples=[1])
+    step: list[int] = Field(description="first step of each bucket", examples=[[0, 1]])
+    data: list[float] = Field(examples=[[0.0, 0.01]])
+    node: list[float] = Field(examples=[[0.1, 0.1]])
+    transient: list[float] = Field(examples=[[0.01, 0.02]])
+    input: list[float] = Field(examples=[[0.0, 0.0]])
+
+
+class RunAttribution(BaseModel):
+    """Reasons why the ranks of a run wait for each other."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int | None = Field(alias="from", description="first step", examples=[0])
+    to: int | None = Field(description="last step", examples=[99])
+    steps: int = Field(
+        description="number of steps in which at least two ranks had samples", examples=[100]
+    )
+    se: float = Field(description="SE of the times at which ranks are ready", examples=[0.9])
+    sp_s: float = Field(description="SP of the same times, seconds per step", examples=[0.11])
+    waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
+    shares: Shares
+    cause: str = Field(
+        description="the kind of the verdict's first cause, or none", examples=["node"]
+    )
+    ranks: list[int] = Field(description="ranks that this cause names, ascending", examples=[[3]])
+    node: str | None = Field(
+        description="node of all slow ranks; null: no rank is slow, slow ranks are on several "
+        "nodes, or there is only one node",
+        examples=["n2"],
+    )
+    factor: float | None = Field(
+        description="time of that node's slow ranks ÷ the other nodes', at equal load",
+        examples=[2.1],
+    )
+    saving: Saving | None = Field(
+        description="forecast if that node were as fast as the others; null: no forecast yet"
+    )
+    words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
+    workers: list[AttributedWorker]
+    over_time: AttributionOverTime
+
+
+@attribution_router.get("/attribution", response_model=RunAttribution)
+def get_attribution(request: Request, run: str, steps: Steps, points: Points = 200) -> Any:
+    """Return why ranks wait, by default in the newest 100 steps."""
+    with store_of(request).read() as connection:
+        key = runs.key_of(connection, run)
+    asked = ("attribution", key, steps.span, points)
+    return reused_of(request).get(asked, lambda: _attributed(request, key, steps.span, points))
+
+
+def _attributed(request: Request, run: int, span: Range, points: int) -> dict[str, Any]:
+    seen, verdict, placement = judged(request, run, span)
+    # The verdict may be some seconds old: leave out the steps that have completed since.
+    if len(seen.step):
+        span = (span[0], int(seen.step[-1]))
+    with store_of(request).read() as connection:
+        rows = read_rows(connection, run, span, placement)
+    # This takes a while, so no database connection is held during the call.
+    result = attribute(rows)
+    nodes = None if placement is None else placement.nodes
+    slow, forecast, gpus = slow_node(verdict), None, []
+    if slow is not None and placement is not None:
+        with store_of(request).read() as connection:
+            forecast = replacements.forecast_of(connection, run, slow.node, placement.since)
+            gpus = states_of_gpus(connection, slow.node)
+    return _answer(result, verdict, points, nodes, slow, gpus) | {"saving": forecast}
+
+
+def _answer(
+    attribution: Attribution,
+    verdict: Verdict,
+    points: int,
+    nodes: Sequence[str] | None,
+    slow: SlowNode | None,
+    gpus: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    step = attribution.step
+    cause = verdict.causes[0] if verdict.causes else None
+    of_node = [] if slow is None else [slow.words, *throttled(gpus)]
+    return {
+        "from": int(step[0]) if len(step) else None,
+        "to": int(step[-1]) if len(step) else None,
+        "steps": len(step),
+        "se": attribution.se,
+        "sp_s": float(attribution.sp_s.mean()) if len(step) else 0.0,
+        "waste": attribution.waste,
+        "shares": attribution.shares,
+        "cause": _kind(cause),
+        "ranks": list(cause.ranks) if cause else [],
+        "node": None if slow is None else slow.node,
+        "factor": None if slow is None else slow.factor,
+        "words": " ".join([*of_node, verdicts.words(verdict)]),
+        "workers": [
+            {
+                **vars(worker),
+                "on_node": _at(nodes, worker.rank),
+                "cause": _kind(verdicts.cause_of(verdict, worker.rank)),
+                "words": verdicts.rank_words(verdict, worker.rank, worker.factor),
+            }
+            for worker in attribution.workers
+        ],
+        "over_time": _over_time(step, attribution.parts, points),
+    }
+
+
+def _kind(cause: TimeLoss | None) -> str:
+    return "none" if cause is None else cause.kind
+
+
+def _at(nodes: Sequence[str] | None, rank: int) -> str | None:
+    return nodes[rank] if nodes is not None and rank < len(nodes) else None
+
+
+def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
+    if not len(step):
+        return {"bucket": 1, "step": [], **{name: [] for name in CAUSES}}
+    bucket = bucket_of(int(step[0]), int(step[-1]), points)
+    starts = np.flatnonzero(np.diff(step // bucket, prepend=-1))
+    counts = np.diff(np.append(starts, len(step)))
+    means: dict[str, Floats] = {
+        name: np.add.reduceat(parts[name], starts) / counts for name in CAUSES
+    }
+    return {
+        "bucket": bucket,
+        "step": step[starts].tolist(),
+        **{name: values.tolist() for name, values in means.items()},
+    }
+
+
+# Number of steps if the request gives no range.
+_STEPS = 3
+_MOST_STEPS = 50
+_MOST_RANKS = 64
+
+Column = list[float | None]
+
+
+class RunTimeline(BaseModel):
+    """Phases of each rank: ``column[rank][step]``, ranks in the given order; null: no record."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int = Field(alias="from", description="first step", examples=[118])
+    to: int = Field(description="last step", examples=[120])
+    ranks: list[int] = Field(examples=[[0]])
+    step: list[int] = Field(examples=[[118, 119, 120]])
+    began_at: list[Column] = Field(
+        description="Unix time at which the rank starts to wait for its data, by the clock of its "
+        "node"
+    )
+    data_s: list[Column]
+    compute_s: list[Column]
+    wait_s: list[Column] = Field(description="waiting for slower ranks")
+    reduce_s: list[Column] = Field(description="the reduction itself")
+    rest_s: list[Column] = Field(description="rest of the step: optimiser and script")
+
+
+@timeline_router.get("/timeline", response_model=RunTimeline)
+def get_timeline(
+    request: Request,
+    run: str,
+    ranks: Annotated[
+        str,
+        Query(
+            max_length=640,
+            pattern=r"^\d{1,9}(,\d{1,9})*$",
+            description="at most 64 ranks",
+            examples=["0,3"],
+        ),
+    ],
+    steps: Steps,
+) -> Any:
+    """Return the phases of ranks in at most 50 steps, by default the newest 3."""
+    chosen = list(dict.fromkeys(map(int, ranks.split(","))))
+    if len(chosen) > _MOST_RANKS:
+        raise InvalidRequestError("ranks", f"name at most {_MOST_RANKS} ranks")
+    with store_of(request).read() as connection:
+        key = runs.key_of(connection, run)
+        span = newest_steps(connection, key, _STEPS) or (0, 0)
+        first, to = steps.span
+        span = (span[0] if first is None else first, span[1] if to is None else to)
+        if not 0 <= span[1] - span[0] < _MOST_STEPS:
+            words = f"give a range of 1 to {_MOST_STEPS} steps, such as from=100&to=102"
+            raise InvalidRequestError("to", words)
+        return timeline(connection, key, *span, chosen)
+
+
+@hang_router.get("/hang")
+def get_hang(
+    request: Request,
+    run: str,
+    after_s: Annotated[
+        float, Query(ge=0, le=86_400, description="minimum time without progress, seconds")
+    ] = hangs.LEAST_S,
+) -> hangs.Hang:
+    """Return whether the run hangs, and which ranks wait.
+
+    A run hangs if no step has completed for `after_s`, and for 10 times the duration of a step.
+    """
+    with store_of(request).read() as connection:
+        return hangs.look(connection, runs.key_of(connection, run), after_s)
+
+
+# Deadline for ranks. A rank that is able to write its stacks takes a fraction of a second.
+WRITING_S = 3.0  # seconds
+
+_PAUSE_S = 0.15  # seconds between two polls
+
+
+class RankStack(BaseModel):
+    """Python stacks of one rank."""
+
+    rank: int = Field(examples=[2])
+    node: str = Field(examples=["node-1"])
+    text: str = Field(
+        description="the Python stacks of all threads, innermost frame first, the main thread last",
+        examples=['Current thread 0x00007f2c8a7fe740 (most recent call first):\n  File "…'],
+    )
+    frame: str = Field(
+        description="innermost frame of the user's code, preferably of the main thread",
+        examples=["train.py:14 in __getitem__"],
+    )
+    problem: str | None = Field(description="why there are no stacks", examples=[None])
+
+
+class RunStacks(BaseModel):
+    """Python stacks of the ranks of a run."""
+
+    run: str = Field(examples=["3f9a1c07be52"])
+    nodes: list[AskedNode]
+    stacks: list[RankStack] = Field(description="sorted by rank")
+
+
+@stacks_router.get("/stacks", response_model=RunStacks)
+async def get_stacks(
+    request: Request,
+    run: str,
+    rank: Annotated[
+        int | None, Query(ge=0, lt=10**9, description="only this rank; default: all ranks")
+    ] = None,
+) -> Any:
+    """Return the current Python stacks of a run's ranks, at most 64 ranks per node.
+
+    The agents send each rank a signal whose handler `paceline.Session` has installed. This works
+    even while the rank hangs, in Python or in C.
+    """
+    store, asker = store_of(request), request.app.state.asker
+    row = await run_in_threadpool(runs.get, store, run)
+    if row["state"] in ENDED:
+        raise ConflictError(f"run {run} has ended: its ranks no longer have stacks")
+    if row["driver"]:
+        raise ConflictError(
+            f"run {run}: its script starts the ranks itself, so agents cannot read their stacks; "
+            "for Ray workers, run `ray stack` on their machine"
+        )
+    known = await run_in_threadpool(holders, store, run, rank)
+    answers = await ask(store, asker, known, run, DumpStacks(rank))
+    asked = [
+        (holder, answer)
+        for holder, answer in zip(known, answers, strict=True)
+        if isinstance(answer, Dumps)
+    ]
+    if not asked and any(isinstance(answer, Exception) for answer in answers):
+        raise refusal(answers)
+    if not asked:
+        words = missing(known, answers) or f"run {run} has no ranks: no node has started it"
+        raise ProblemError(HTTPStatus.NOT_FOUND, words)
+    parts = await asyncio.gather(*(_written(store, asker, run, *pair) for pair in asked))
+    problems = [
+        {"node": holder.node, "problem": str(answer) if isinstance(answer, Exception) else None}
+        for holder, answer in zip(known, answers, strict=True)
+    ]
+    stacks = sorted((stack for part in parts for stack in part), key=lambda stack: stack["rank"])
+    return {"run": run, "nodes": problems, "stacks": stacks}
+
+
+async def _written(
+    store: Store, asker: Asker, run: str, holder: LogHolder, dumps: Dumps
+) -> list[dict[str, Any]]:
+    stacks = {dump.rank: StackTrace(dump.rank, "", "", dump.why) for dump in dumps.ranks}
+    since = [(dump.rank, dump.offset) for dump in dumps.ranks if not dump.why]
+    until = time.monotonic() + WRITING_S
+    while since and time.monotonic() < until:
+        await asyncio.sleep(_PAUSE_S)
+        [answer] = await ask(store, asker, [holder], run, ReadStacks(dumps.attempt, since))
+        if not isinstance(answer, Stacks):
+            break
+        ended = {stack.rank for stack in answer.stacks if stack == stacks[stack.rank]}
+        stacks.update({stack.rank: stack for stack in answer.stacks})
+        # A rank whose text has not grown since the previous poll has written all of it.
+        since = [(r, offset) for r, offset in since if r not in ended or not stacks[r].text]
+    return [_shown(holder.node, stack) for stack in stacks.values()]
+
+
+def _shown(node: str, stack: StackTrace) -> dict[str, Any]:
+    silent = f"the rank wrote no stacks within {WRITING_S:g} s" if not stack.text else None
+    return {
+        "rank": stack.rank,
+        "node": node,
+        "text": stack.text,
+        "frame": stack.frame,
+        "problem": stack.why or silent,
+    }

@@ -1,0 +1,234 @@
+"""REST: the live view of a run: an event stream, and the data that a page draws.
+
+An event is a notice: `{type, step, revision}` has the earliest new step, if any, and the run's
+revision. The page then requests what is new with `GET view?since=`. `change_reader` reads the bus
+for all streams of the process:
+
+    follower = reader.join(run)
+    event = follower.take()
+"""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from paceline_backend.api.change_reader import ChangeReader
+from paceline_backend.api.errors import RUN_REFUSALS, documented
+from paceline_backend.api.event_streams import CLOSING_S, COMMENT_S, EventStream, encoded
+from paceline_backend.api.identity import identity_of
+from paceline_backend.api.models import EvaluationInfo, RunInfo
+from paceline_backend.api.queries import BIGGEST, StepRange
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.state import store_of
+from paceline_backend.api.switching import SwitchInfo
+from paceline_backend.api.telemetry import Coast, Column, SegmentInfo, StepAxis, StepColumns
+from paceline_backend.store import StoreUnavailableError, attempts, reads, switches, views
+from paceline_backend.store import runs as runs_store
+from paceline_backend.store.quality import evaluations
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
+
+# Maximum number of steps with `since` or `last`.
+_STEPS = 2_000
+# Number of newest segments. Spans without a controller are listed in `coasts`.
+_SEGMENTS = 200
+# The same with `since`.
+_NEW_SEGMENTS = 50
+_NEW_EVALUATIONS = 20
+# Compression level of gzip. Levels 6 and above take twice the time for 3 % fewer bytes.
+_LEVEL = 5
+
+
+class Lines(StepAxis):
+    """Steps of at most 16 ranks: ``column[rank][step]``. If there are more, `ranks` is empty."""
+
+    ranks: list[int] = Field(examples=[[0, 1]])
+    compute_s: list[Column] = Field(examples=[[[0.19, 0.2], [0.2, 0.19]]])
+    ett_s: list[Column]
+    share: list[Column]
+    compute_s_min: list[Column]
+    compute_s_max: list[Column]
+
+
+class Heat(StepAxis):
+    """Heat map of compute times: rows of ranks, columns of steps, the maximum in each cell.
+
+    The columns ``compute_…`` and ``share_…`` are quantiles over the rows of means.
+    """
+
+    world: int = Field(description="ranks of the run", examples=[1024])
+    together: int = Field(description="ranks per row; 1 for up to 256 ranks", examples=[4])
+    rows: int = Field(
+        description="number of rows; row k begins with rank k · together", examples=[256]
+    )
+    low: float = Field(description="minimum of all cells, seconds", examples=[0.1])
+    high: float = Field(description="maximum of all cells, seconds", examples=[0.9])
+    cells: str = Field(
+        description="base64 of one byte for each cell, row by row; 0: unknown, else code k means "
+        "low · (high / low) ** ((k - 1) / 254)",
+        examples=["Af8AAQ=="],
+    )
+    compute_p10: Column
+    compute_p50: Column
+    compute_p90: Column
+    share_min: Column
+    share_p50: Column
+    share_p90: Column
+    share_max: Column
+
+
+class RangeView(BaseModel):
+    """Data of the charts for a range of steps."""
+
+    run: RunInfo
+    begins: int | None = Field(description="first complete step of the run", examples=[0])
+    steps: StepColumns
+    worker_steps: Lines
+    heat: Heat
+    coasts: list[Coast] = Field(description="spans that no controller planned")
+    switches: list[SwitchInfo]
+    segments: list[SegmentInfo] = Field(
+        description="the newest 200, with `since` the newest 50, in order"
+    )
+    evaluations: list[EvaluationInfo] | None = Field(
+        default=None, description="only with `since`: the newest 20, in order"
+    )
+
+
+class ViewQuery(StepRange):
+    """Query parameters that select what a view shows."""
+
+    since: Annotated[
+        int | None,
+        Query(ge=-1, le=BIGGEST, description="only the steps after this one, without averaging"),
+    ] = None
+    last: Annotated[
+        int | None,
+        Query(ge=1, le=_STEPS, description="only this number of newest steps, without averaging"),
+    ] = None
+    points: Annotated[
+        int,
+        Query(ge=2, le=2000, description="maximum number of points per line of the step charts"),
+    ] = views.POINTS
+    columns: Annotated[
+        int,
+        Query(
+            ge=2,
+            le=views.COLUMNS,
+            description="maximum number of columns of the ranks' lines and the heat map",
+        ),
+    ] = views.COLUMNS
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={
+        **documented(HTTPStatus.TOO_MANY_REQUESTS),
+        200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"},
+    },
+)
+async def events(request: Request, run: str) -> Response:
+    """Stream an event whenever a change of the run is committed.
+
+    `GET view?since=` returns what has changed. The stream ends when the run has ended, and when the
+    client's token is revoked or has expired.
+    """
+    reader: ChangeReader = request.app.state.reader
+    # This call raises an error for an unknown run.
+    await run_in_threadpool(runs_store.get, reader.store, run)
+    # A stream lasts for hours, so its token may expire or be revoked meanwhile.
+    allowed = partial(request.app.state.rights.valid, identity_of(request).token)
+    stream = _stream(reader, run, request.app.state.closing, allowed)
+    return EventStream(stream, request.app.state.streams)
+
+
+async def _stream(
+    reader: ChangeReader,
+    run: str,
+    closing: Callable[[], bool],
+    allowed: Callable[[], Awaitable[bool]],
+) -> AsyncIterator[bytes]:
+    follower = reader.join(run)
+    # The outage that the client was last informed about.
+    awaited = None
+    spoke = time.monotonic()
+    try:
+        yield b": welcome\n\n"
+        # If the database is away, this client gets an event with all others when it is back.
+        with suppress(StoreUnavailableError):
+            await reader.tell_end(run, follower)
+        while not closing() and await allowed():
+            if reader.awaited != awaited:
+                awaited = reader.awaited
+                yield encoded({"type": "waiting", "for": awaited})
+            elif (event := follower.take()) is not None:
+                yield encoded(event)
+            elif follower.over:
+                return
+            elif time.monotonic() - spoke > COMMENT_S:
+                yield b": still here\n\n"
+            else:
+                await follower.wait(CLOSING_S)
+                continue
+            spoke = time.monotonic()
+    finally:
+        reader.leave(run, follower)
+
+
+@router.get("/view", response_model=RangeView, response_model_exclude_unset=True)
+def view(request: Request, run: str, asked: Annotated[ViewQuery, Query()]) -> Any:
+    """Return the data of charts for a range of steps: at most 300 kB, compressed, for any run.
+
+    The response is thinned out so that each column keeps its minimum and maximum. The event stream
+    `events` reports when there is more. With `since`, the response has only what is missing from a
+    view up to that step.
+    """
+    store = store_of(request)
+    since, last = asked.since, asked.last
+    with store.read() as connection:
+        key = runs_store.key_of(connection, run)
+        row = runs_store.get(store, run)
+        world = row["world"] or row["nproc"]
+        if since is not None:
+            newest = reads.complete_bounds(connection, key, (None, None))[1]
+            last = max(0, min(_STEPS, -1 if newest is None else newest - since))
+        if last is None:
+            shown = views.view(connection, key, world, asked.span, asked.points, asked.columns)
+        else:
+            shown = views.newest(connection, key, world, last, asked.columns)
+        body = {
+            "run": row,
+            "begins": reads.first_step(connection, key),
+            **shown,
+            "switches": switches.rows(store, run),
+            "segments": reads.segment_rows(
+                connection, key, (None, asked.to), _SEGMENTS if since is None else _NEW_SEGMENTS
+            ),
+        }
+        if since is not None:
+            spans = attempts.spans(connection, key, row["attempt"])
+            made = evaluations.read(connection, key, spans, limit=_NEW_EVALUATIONS)
+            body["evaluations"] = [evaluations.shown(each, row["started_at"]) for each in made]
+    return _compressed(request, RangeView.model_validate(body))
+
+
+def _compressed(request: Request, model: BaseModel) -> Response:
+    """Compress the response in this thread, while the event loop serves other clients."""
+    body = model.model_dump_json(by_alias=True, exclude_unset=True).encode()
+    headers = {"Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        body = gzip.compress(body, _LEVEL, mtime=0)
+        headers["Content-Encoding"] = "gzip"
+    return Response(body, media_type="application/json", headers=headers)

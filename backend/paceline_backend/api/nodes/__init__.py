@@ -1,1 +1,0 @@
-"""REST: cordons and checks of nodes, and the history of a node."""

@@ -1,0 +1,85 @@
+"""Changes: who requests one, and which revision of the run it is meant for (`If-Match`).
+
+A route that changes a run declares a parameter of type `Expected`: the revision that the caller has
+seen. `requester_of` returns who sends the request; a route without a body declares a parameter of
+type `QueryRequester` instead. The route passes both to functions of `requests`, or directly to
+`store.audit`, as a `RequestedChange`. Two operators can thus not overwrite each other's changes
+unseen.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import Depends, Header, Query, Request
+
+from paceline_backend.api.errors import ProblemError, documented
+from paceline_backend.api.identity import identity_of
+from paceline_backend.api.models import Name, Why
+from paceline_backend.store.audit import Requester
+
+# Errors of a route that changes a run, in addition to `RUN_REFUSALS`.
+CHANGE_REFUSALS = documented(HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED)
+
+# No run ever has this revision, so a malformed `If-Match` matches none.
+_NO_REVISION = -1
+_ETAG = re.compile(r'"(\d{1,18})"')
+
+
+def etag(revision: int) -> str:
+    """Return the value of the `ETag` header for a revision."""
+    return f'"{revision}"'
+
+
+def requester_of(request: Request, via: str = "", why: str = "", operator: str = "") -> Requester:
+    """Return who sends a request, for the audit log.
+
+    Args:
+        request: the request, which the guard has authenticated.
+        via: name of the calling program.
+        why: reason that the caller gives.
+        operator: name that the caller gives. A personal token has its own name, which takes
+            precedence.
+    """
+    identity = identity_of(request)
+    given = operator.strip() if identity.shared else ""
+    return Requester(identity.name, identity.scope, identity.address, via, why, given)
+
+
+def _from_query(
+    request: Request,
+    by: Annotated[Name, Query(description="client program, for the audit log")] = "api",
+    why: Annotated[Why, Query(description="reason, for the audit log")] = "",
+) -> Requester:
+    return requester_of(request, by, why)
+
+
+# Requester of a change without a body, such as DELETE.
+QueryRequester = Annotated[Requester, Depends(_from_query)]
+
+
+def _expected(
+    run: str,
+    if_match: Annotated[
+        str | None,
+        Header(
+            description="`ETag` of `GET /runs/{run}` on which the change is based; `*`: any",
+            examples=['"3"'],
+        ),
+    ] = None,
+) -> int | None:
+    if if_match is None:
+        raise ProblemError(
+            HTTPStatus.PRECONDITION_REQUIRED,
+            f"If-Match is missing for run {run}: send the ETag of GET /runs/{run} as If-Match, or "
+            "`If-Match: *` to change the run regardless of other changes",
+        )
+    if if_match.strip() == "*":
+        return None
+    match = _ETAG.fullmatch(if_match.strip())
+    return int(match[1]) if match else _NO_REVISION
+
+
+Expected = Annotated[int | None, Depends(_expected)]

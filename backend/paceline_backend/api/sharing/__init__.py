@@ -1,1 +1,0 @@
-"""REST: files that users export from Paceline to share, such as a report and a trace."""

@@ -1,0 +1,34 @@
+"""Objects that `create_app` makes once per process, as routes get them from a request."""
+
+from __future__ import annotations
+
+from fastapi import Request
+
+from paceline.wire.bus import at_host
+from paceline_backend.insight.reuse import Reused
+from paceline_backend.server.settings import Settings
+from paceline_backend.store import Store
+
+
+def store_of(request: Request) -> Store:
+    """Return the application's store."""
+    store: Store = request.app.state.store
+    return store
+
+
+def reused_of(request: Request) -> Reused:
+    """Return the application's cache of results."""
+    reused: Reused = request.app.state.reused
+    return reused
+
+
+def settings_of(request: Request) -> Settings:
+    """Return the application's settings."""
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def bus_url(request: Request, url: str) -> str:
+    """Return the URL of the bus for the caller. The embedded bus listens on the server's host."""
+    host = request.url.hostname
+    return at_host(url, host) if settings_of(request).trust_network and host else url
