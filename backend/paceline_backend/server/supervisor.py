@@ -30,6 +30,7 @@ from paceline.core.errors import PacelineError
 from paceline.node import private
 from paceline.node.processes import die_with_parent, rename
 from paceline.wire.bus import connect
+from paceline_backend.server import tracing
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.settings import Settings
 
@@ -203,7 +204,14 @@ class _Child:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        sys.exit(self.work())
+        code = 1
+        try:
+            code = self.work()
+        except PacelineError as error:
+            log.error("%s: %s", self.name, error)
+        finally:
+            tracing.end()
+        sys.exit(code)
 
     def terminate(self) -> None:
         if self.process is not None:
