@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def find_chromium() -> str | None:
-    """The first of $PACELINE_CHROMIUM, a browser on PATH, and Playwright's own download."""
+    """Return the first of $PACELINE_CHROMIUM, a browser on PATH, and Playwright's own download."""
     if path := os.environ.get("PACELINE_CHROMIUM"):
         return path
     for name in ("chromium", "google-chrome", "google-chrome-stable"):

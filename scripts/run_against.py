@@ -43,7 +43,7 @@ Known = dict[str, dict[str, Any]]  # engine → {version, cases: {case: {result,
 
 
 def taken_in(known: Known, report: Path) -> None:
-    """Adds what a report of pytest says about engines."""
+    """Add the results of a pytest report about engines."""
     root = ElementTree.parse(report).getroot()
     for suite in root.iter("testsuite"):
         date = suite.get("timestamp", "")[:10]
@@ -74,7 +74,7 @@ def _result(case: ElementTree.Element) -> str:
 
 
 def page(known: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page in Markdown: a row for each case, a column for each engine."""
+    """Return the page in Markdown: a row for each case, a column for each engine."""
     names = sorted(known)
     cases = sorted({case for of in known.values() for case in of["cases"]})
     heads = [f"{name} {known[name]['version']}" for name in names]
@@ -94,7 +94,7 @@ def _row(*cells: str) -> str:
 
 
 def main(folder: Path, reports: list[Path]) -> None:
-    """Takes reports in, and writes the page."""
+    """Read reports, and write the page."""
     path = folder / "run-against.json"
     known: Known = json.loads(path.read_text()) if path.exists() else {}
     for report in reports:

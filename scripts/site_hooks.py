@@ -56,7 +56,7 @@ _origins: dict[str, str] = {}  # page → file or folder that it is made from, b
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are not in docs/."""
+    """Add the pages that are not in docs/."""
     _origins.clear()
     made: dict[str, Callable[[], str]] = {
         "reference/library.md": partial(_documented, "The library", LIBRARY),
@@ -104,7 +104,7 @@ class Colons(griffe.Extension):
     """Ends the line before an example with one colon; docstrings have two there."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
-        """Changes an object's docstring."""
+        """Change an object's docstring."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"::$", ":", obj.docstring.value, flags=re.MULTILINE)
 
@@ -119,14 +119,14 @@ def _targets(origin: str) -> list[str]:
 
 
 def _meant(origin: str, link: str) -> str | None:
-    """What a link means, below the root; None: nothing that exists here."""
+    """Return the target of a link, relative to the root; None: it does not exist here."""
     folder = origin if (ROOT / origin).is_dir() else posixpath.dirname(origin)
     path = posixpath.normpath(posixpath.join(folder, link))
     return None if path.startswith("..") or not (ROOT / path).exists() else path
 
 
 def _uri(path: str) -> str:
-    """The site's page of a file or folder."""
+    """Return the site's page of a file or folder."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     if path in PAGES:
@@ -139,7 +139,7 @@ def _is_text(path: str) -> bool:
 
 
 def _text(path: str) -> str:
-    """A page's Markdown: of a folder, its README and its files; of a file, its text."""
+    """Return a page's Markdown: of a folder, its README and its files; of a file, its text."""
     here = ROOT / path
     if here.is_dir():
         listed = ["git", "ls-files", "--", "."]

@@ -52,8 +52,11 @@ app = typer.Typer(
 )
 _log = logging.getLogger(__name__)
 _VERSION = "--version"
-# Names of the commands of an entry point that adds several, in case its packages are missing.
-_ADDED = {"server": ("server", "db", "open", "replay", "simulate", "token", "whatif")}
+# Names of the commands of an entry point that adds several. The others add one of their name.
+_ADDED = {
+    "demo": ("demo", "up"),
+    "server": ("server", "db", "open", "replay", "simulate", "token", "whatif"),
+}
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command(context_settings={"allow_interspersed_args": False})(doctor)
@@ -304,13 +307,17 @@ def _bus_parts(url: str) -> SplitResult:
 # A process that runs several commands has each plugin once.
 @cache
 def _add_plugin(entry: EntryPoint) -> None:
-    """Add the commands of another package, or commands that report the missing packages."""
+    """Add the commands of an entry point, or commands that report the missing packages."""
     try:
         # The command may import its requirements only when it is called.
         entry.load()(app)
     except ImportError as error:
-        for name in _ADDED.get(entry.name, (entry.name,)):
+        for name in _commands_of(entry):
             _add_missing(MissingExtraError(f"paceline {name}", "server", error), name)
+
+
+def _commands_of(entry: EntryPoint) -> tuple[str, ...]:
+    return _ADDED.get(entry.name, (entry.name,))
 
 
 def _add_missing(error: MissingExtraError, name: str) -> None:
@@ -334,8 +341,13 @@ def main() -> None:
     own = {group.name for group in app.registered_groups}
     own |= {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
     own.add(_VERSION)
-    if len(sys.argv) < 2 or sys.argv[1] not in own or configuration.path() is not None:
-        for entry in entry_points(group="paceline.commands"):
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    # The configuration file may set defaults of all commands.
+    configured = configuration.path() is not None
+    if name not in own or configured:
+        entries = entry_points(group="paceline.commands")
+        named = [entry for entry in entries if name in _commands_of(entry)]
+        for entry in named if named and not configured else entries:
             _add_plugin(entry)
     try:
         command = typer.main.get_command(app)

@@ -2,6 +2,9 @@
 
 `up` starts a control plane and an agent with one command. `demo` starts the same, and trains the
 PLAID example there with emulated device speeds.
+
+Functions of the demo import what only they need: the process of `paceline up` stays small, for it
+does nothing but wait.
 """
 
 from __future__ import annotations
@@ -13,19 +16,17 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from paceline.core.errors import InputError, MissingExtraError, PacelineError
-from paceline.node.starting import foreground
-from paceline.node.starting.progress import ProgressPoller
-from paceline.node.starting.screen import Screen, shown
-from paceline.wire import ENDED
 from paceline_backend.commands import browser
 from paceline_backend.server.stack import Stack
+
+if TYPE_CHECKING:
+    from paceline.node.starting.screen import Screen
 
 # Emulated devices of the demo. With 36 µs per point and 5 ms per step, a balanced step of 64
 # recordings takes about 0.25 s: long compared to the scheduling noise of four ranks on two cores.
@@ -46,6 +47,8 @@ def example(name: str) -> Path:
 
 def emulation(slowdowns: list[float]) -> dict[str, list[float]]:
     """Return PACELINE_EMULATE for ranks; `slowdowns` are factors on the time per size unit."""
+    from paceline.node.starting import foreground
+
     text = ",".join(str(factor) for factor in slowdowns)
     return foreground.emulation(text, SECONDS_PER_UNIT, SECONDS_PER_STEP, None)
 
@@ -78,6 +81,8 @@ def follow(
     screen: Screen,
 ) -> dict[str, Any]:
     """Poll a run until a condition holds or it has ended. Raise PacelineError if it fails."""
+    from paceline.wire import ENDED
+
     while True:
         _check(stack)
         try:
@@ -100,6 +105,9 @@ def report(
     stack: Stack, slowdowns: list[float], epochs: int, switch_at: int, policies: tuple[str, str]
 ) -> dict[str, Any]:
     """Train under two policies with a switch at step `switch_at`; return the metrics of both."""
+    from paceline.node.starting.progress import ProgressPoller
+    from paceline.node.starting.screen import shown
+
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, policies[0], result)["id"]
     with stack.client() as client, shown(ProgressPoller(client, run)) as screen:
@@ -118,6 +126,8 @@ def report(
 
 def print_report(figures: Mapping[str, Any]) -> None:
     """Print the report as tables on standard output."""
+    from rich.table import Table
+
     out = Console(highlight=False)
     table = Table(title="per preset, without the first steps after its start", title_justify="left")
     names = list(figures["presets"])
@@ -168,6 +178,8 @@ def print_report(figures: Mapping[str, Any]) -> None:
 
 
 def _slowdowns(text: str) -> list[float]:
+    from paceline.node.starting import foreground
+
     # This call raises an error if the text is not a list of factors.
     emulated = foreground.emulation(text, 1.0, 0.0, None)
     return emulated["a_s"]
@@ -286,6 +298,9 @@ def _starting() -> None:
 
 def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
     """Train under bsp while a user watches in a browser, until a signal ends the command."""
+    from paceline.node.starting.progress import ProgressPoller
+    from paceline.node.starting.screen import shown
+
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, "bsp", result)
     err.print(f"Paceline on {stack.url}/runs/{run['id']} (Ctrl-C stops it)")

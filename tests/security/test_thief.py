@@ -353,8 +353,8 @@ def test_rest_takes_none_of_it_for_a_token(field: Field, name: str) -> None:
 def test_a_flood_is_bounded(field: Field) -> None:
     """The last test here: the thief's user of the bus is off afterwards."""
     stream, large = wire.run_telemetry(field.mine), os.urandom(20_000)
-    # Two: ingest is a fork.
-    worker = [each for each in processes(field) if "--only worker" in " ".join(each.cmdline())]
+    names = ("paceline-worker", "paceline-ingest")
+    worker = [each for each in processes(field) if each.name() in names]
     assert len(worker) == 2
     with field.thief() as thief, field.owner() as owner:
 

@@ -263,8 +263,8 @@ class Chaos:
         says = {
             "rank": "chaos_script.py",
             "launcher": "paceline.node.elastic.launcher",
-            "web": "web",
-            "worker": "worker",
+            "web": "paceline-web",
+            "worker": "paceline-worker",
             "bus": "",
         }[name]
         processes = []
@@ -278,8 +278,10 @@ class Chaos:
                         right = "valkey" in child.name() or "redis" in child.name()
                     elif name == "rank":
                         right = "RANK" in child.environ() and says in " ".join(words)
-                    else:
+                    elif name == "launcher":
                         right = says in words
+                    else:
+                        right = child.name() == says
                     if right:
                         processes.append(child)
         return random.Random(len(self.outcomes)).choice(processes) if processes else None

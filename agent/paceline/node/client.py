@@ -18,9 +18,8 @@ import httpx
 from paceline.core import runid
 from paceline.core.errors import InputError, PacelineError
 from paceline.node import tokens
-from paceline.wire import PROTOCOL_VERSION
-from paceline.wire.bus import CA_FILE
 
+_CA_FILE = "PACELINE_CA_FILE"
 # Seconds for each call.
 TIMEOUT_S = 10.0
 # Runs per page: the most that the server allows.
@@ -48,12 +47,12 @@ class Client:
         except httpx.InvalidURL as error:
             raise InputError(f"--server {server}: {error}") from error
         verify: ssl.SSLContext | bool = True
-        if ca_file := os.environ.get(CA_FILE):
+        if ca_file := os.environ.get(_CA_FILE):
             try:
                 verify = ssl.create_default_context(cafile=ca_file)
             except OSError as error:
                 reason = error.strerror or error
-                raise InputError(f"{CA_FILE}: {ca_file} cannot be used: {reason}") from error
+                raise InputError(f"{_CA_FILE}: {ca_file} cannot be used: {reason}") from error
         self._http = httpx.Client(
             base_url=self.server,
             timeout=TIMEOUT_S if timeout_s is None else timeout_s,
@@ -166,6 +165,9 @@ class Client:
 
         Raise a PacelineError for a server with another protocol version.
         """
+        # The package loads numpy and redis, which `paceline up` does not need.
+        from paceline.wire import PROTOCOL_VERSION
+
         try:
             answer = self.call("GET", "/version")
             protocol = answer["protocol"]

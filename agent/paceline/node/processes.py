@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 # Loaded here and not after a fork, because loading takes locks.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -21,6 +21,12 @@ def die_with_parent() -> None:
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def rename(name: str) -> None:
+    """Set the name under which `ps` and `top` show this process (Linux; at most 15 characters)."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_NAME, name.encode())
 
 
 def reserved_port(port: int = 0) -> socket.socket:

@@ -243,7 +243,7 @@ class _Weighing:
         self._open, self._waits = self._waits or not self._fresh, True
 
     def watch(self, outputs: Any) -> None:
-        """Hook the outputs of the forward pass, at which the backward pass begins."""
+        """Add hooks to the outputs of the forward pass, at which the backward pass begins."""
         if self._hooked or not self._open:
             return
         nodes = [output.grad_fn for output in _tensors(outputs) if output.grad_fn is not None]

@@ -1,4 +1,4 @@
-"""The web process. The supervisor starts it, or `paceline server --only web`."""
+"""The web process: `paceline server` forks it, and `paceline server --only web` is it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +53,18 @@ def everything(settings: Settings, data: Path, name: str | None) -> int:
                 made = str(tokens.embedded(store))
                 held.enter_context(token_file.kept(settings.url, made, folder))
         name = name or f"{socket.gethostname()}:{port}"
-        return ServerSupervisor(settings, listener, embedded, name).run()
+        return ServerSupervisor(settings, embedded, _parts(settings, listener, name)).run()
+
+
+def _parts(settings: Settings, listener: socket.socket, name: str) -> dict[str, Callable[[], int]]:
+    from paceline_backend.api import web
+    from paceline_backend.control import worker
+
+    def work() -> int:
+        listener.close()
+        return worker.run(settings, name)
+
+    return {"web": partial(web.run, settings, listener), "worker": work}
 
 
 def _embedded_bus(directory: DataDirectory, settings: Settings) -> EmbeddedBus:
@@ -72,14 +85,13 @@ def worker(settings: Settings, name: str | None) -> int:
     return process.run(settings, name or f"{socket.gethostname()}:pid-{os.getpid()}")
 
 
-def web(settings: Settings, fd: int | None) -> int:
-    """Run the web process, on the listening socket `fd` if given. Return the exit code."""
+def web(settings: Settings) -> int:
+    """Run the web process. Return the exit code."""
     from paceline_backend.api import web as process
     from paceline_backend.server.supervisor import listen
 
-    listener = listen(settings) if fd is None else socket.socket(fileno=fd)
-    # With a socket from its parent, the parent has created the first token.
-    if settings.token is None and fd is None:
+    listener = listen(settings)
+    if settings.token is None:
         command = "paceline token create NAME --scope admin --database URL"
         typer.echo(
             f"paceline server: without --token, `{command}` creates the first token", err=True

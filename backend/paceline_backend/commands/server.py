@@ -215,7 +215,6 @@ class ServerPart:
             "Default: host and port, or with --only worker host and process."
         ),
     ] = None
-    fd: Annotated[int | None, typer.Option(hidden=True)] = None
 
 
 @grouped
@@ -247,8 +246,8 @@ def server(
             path_prefix=network.path_prefix,
             hour_price=Price.of(runs.hour_price),
             webhook_origins=Origins.of(runs.webhook_to),
-            # A part that runs alone has no embedded bus, unless a parent process started it.
-            trust_network=network.trust_network and (not alone or part.fd is not None),
+            # A part that runs alone has no embedded bus.
+            trust_network=network.trust_network and not alone,
             tls_cert=network.tls_cert,
             tls_key=network.tls_key,
             keep_days=runs.keep_days,
@@ -273,4 +272,4 @@ def _start(settings: Settings, data: Path, part: ServerPart) -> int:
         )
     if part.only == "worker":
         return parts.worker(settings, part.name)
-    return parts.web(settings, part.fd)
+    return parts.web(settings)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
-from paceline.node.processes import die_with_parent
+from paceline.node.processes import die_with_parent, rename
 from paceline_backend import backends
 from paceline_backend.control.ingest import Ingest, IngestStats
 from paceline_backend.server import tracing
@@ -99,6 +99,7 @@ def _work(settings: Settings, owner: str, parent: Connection, parents_end: Conne
     """Run the child until the parent closes its end of the pipe or dies."""
     parents_end.close()
     die_with_parent()
+    rename("paceline-ingest")
     # The parent handles signals and then closes the pipe.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

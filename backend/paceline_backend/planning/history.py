@@ -312,7 +312,7 @@ def _storage(hello: Hello) -> Storage | None:
 
 
 def _numbered(hello: Hello) -> Ints | None:
-    """Number each rank's node in the nodes' order, [W]; None: one node, or unknown."""
+    """Return each rank's node as its index in the nodes' order, [W]; None: one node, or unknown."""
     names = list(dict.fromkeys(hello.placement))
     if len(names) < 2 or len(hello.placement) != hello.world:
         return None

@@ -73,14 +73,6 @@ class Proxies:
             by_user[user] = role
         return cls(tuple(_parts(trusted)), header or None, by_user)
 
-    def options(self) -> dict[str, str]:
-        """Return the environment variables that pass these settings to a child process."""
-        return {
-            "PACELINE_TRUSTED_PROXY": ",".join(self.trusted),
-            "PACELINE_TRUST_PROXY_HEADER": self.header or "",
-            "PACELINE_PROXY_ROLE": ",".join(f"{u}={role}" for u, role in self.roles.items()),
-        }
-
 
 def _parts(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
@@ -152,23 +144,6 @@ class Settings:
                 f"listening on {self.host} lets other machines start programs here: "
                 "set PACELINE_TOKEN (or --token-file), or listen on 127.0.0.1"
             )
-
-    @property
-    def tokens(self) -> dict[str, str]:
-        """Environment variables that pass the tokens to child processes, without the token file."""
-        return {
-            "PACELINE_TOKEN": self.token or "",
-            "PACELINE_TOKEN_FILE": "",
-            "PACELINE_AGENT_TOKEN": self.agent_token or "",
-            "PACELINE_VIEWER_TOKEN": self.viewer_token or "",
-        }
-
-    @property
-    def limits(self) -> dict[str, str]:
-        """Environment variables that pass the retention limits to the worker."""
-        names = ("keep_days", "keep_runs", "keep_bytes")
-        given = {name: getattr(self, name) for name in names}
-        return {f"PACELINE_{k.upper()}": str(v) for k, v in given.items() if v is not None}
 
     @property
     def url(self) -> str:

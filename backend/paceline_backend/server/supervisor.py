@@ -1,19 +1,24 @@
 """Supervision of the control plane: the bus, the web process and the worker.
 
 They are child processes of the process of `paceline server`, which restarts them when they end.
+The bus is a program of its own. Web and worker are forks of the supervisor: they start at once,
+and the three share the memory of the modules that the supervisor has imported. The supervisor
+therefore has one thread, and no database or bus open, whenever it starts a child.
 """
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -23,8 +28,9 @@ import redis
 
 from paceline.core.errors import PacelineError
 from paceline.node import private
-from paceline.node.processes import die_with_parent
+from paceline.node.processes import die_with_parent, rename
 from paceline.wire.bus import connect
+from paceline_backend.server import tracing
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.settings import Settings
 
@@ -156,20 +162,24 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_fork = multiprocessing.get_context("fork")
+
+
 @dataclass
 class _Child:
     name: str
-    command: list[str]
-    env: dict[str, str]
-    fds: tuple[int, ...] = ()
-    process: subprocess.Popen[bytes] | None = None
+    # Returns the exit code.
+    work: Callable[[], int]
+    process: multiprocessing.process.BaseProcess | None = None
     started: float = 0.0
     failures: int = 0
     not_before: float = field(default=0.0)
 
     def tend(self) -> None:
         now = time.monotonic()
-        if self.process is not None and (code := self.process.poll()) is not None:
+        if self.process is not None and (code := self.process.exitcode) is not None:
+            self.process.close()
             self.process = None
             self.failures = 0 if now - self.started > _STEADY_S else self.failures
             pause = _BACKOFF_S[min(self.failures, len(_BACKOFF_S) - 1)]
@@ -178,15 +188,30 @@ class _Child:
             log.warning("%s ended with code %d: restarting in %.1f s", self.name, code, pause)
         if self.process is None and now >= self.not_before:
             self.started = now
-            self.process = subprocess.Popen(
-                self.command,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                pass_fds=self.fds,
-                # Ctrl-C must reach only the supervisor, which then stops the children in order.
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            # A signal that arrives before the child has its own handlers waits until then.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            try:
+                self.process = _fork.Process(target=self._work, name=f"paceline-{self.name}")
+                self.process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    def _work(self) -> None:
+        die_with_parent()
+        rename(f"paceline-{self.name}")
+        # Ctrl-C must reach only the supervisor, which then stops the children in order.
+        os.setsid()
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        code = 1
+        try:
+            code = self.work()
+        except PacelineError as error:
+            log.error("%s: %s", self.name, error)
+        finally:
+            tracing.end()
+        sys.exit(code)
 
     def terminate(self) -> None:
         if self.process is not None:
@@ -195,61 +220,37 @@ class _Child:
     def wait(self) -> None:
         if self.process is None:
             return
-        try:
-            self.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+        self.process.join(_STOP_S)
+        if self.process.exitcode is None:
             log.warning("%s did not stop in time: killed", self.name)
             self.process.kill()
-            self.process.wait()
+            self.process.join()
+        self.process.close()
         self.process = None
 
 
 class ServerSupervisor:
     """Supervisor that keeps the parts of a control plane running until a signal arrives.
 
-    `listener` is the socket of the web process. `bus` is the embedded bus, not yet started; None:
-    the bus is external. `name` is that of the worker.
+    `parts` are the work of the web process and of the worker; each returns an exit code. `bus` is
+    the embedded bus, not yet started; None: the bus is external.
     """
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, bus: EmbeddedBus | None, name: str
+        self, settings: Settings, bus: EmbeddedBus | None, parts: Mapping[str, Callable[[], int]]
     ) -> None:
         self.settings = settings
         self.bus = bus
         self._bus_retry_at = 0.0
         self._stop = threading.Event()
         self._code = 0
-        # Settings are passed in the environment, because every user of the machine can read
-        # the arguments of a process.
-        env = {
-            **os.environ,
-            "PACELINE_DATABASE": settings.database,
-            "PACELINE_BUS": settings.bus,
-            **settings.tokens,
-            "PACELINE_MAX_BODY_BYTES": str(settings.max_body_bytes),
-            "PACELINE_TLS_CERT": str(settings.tls_cert or ""),
-            "PACELINE_TLS_KEY": str(settings.tls_key or ""),
-            "PACELINE_MAX_STREAMS": str(settings.max_streams),
-            "PACELINE_PATH_PREFIX": settings.path_prefix,
-            "PACELINE_TRUST_NETWORK": "1" if settings.trust_network else "0",
-            "PACELINE_WEBHOOK_TO": settings.webhook_origins.text,
-            "PACELINE_HOUR_PRICE": settings.hour_price.text if settings.hour_price else "",
-            **settings.proxies.options(),
-            **settings.limits,
-        }
-        serve = [sys.executable, "-m", "paceline_backend.cli", "--only"]
-        where = ["--host", settings.host, "--port", str(settings.port)]
-        fd = listener.fileno()
-        self._children = [
-            _Child("web", [*serve, "web", *where, "--fd", str(fd)], env, (fd,)),
-            _Child("worker", [*serve, "worker", "--name", name], env),
-        ]
+        self._children = [_Child(name, work) for name, work in parts.items()]
 
     def run(self) -> int:
         """Run until SIGINT or SIGTERM.
 
         This must run on the main thread, because child processes are killed when the thread that
-        started them ends.
+        started them ends, and no other thread may run, because a fork has only this one.
 
         Returns:
             Exit code: 130 after SIGINT, 0 after SIGTERM.
@@ -257,8 +258,11 @@ class ServerSupervisor:
         Raises:
             PacelineError: the bus does not start, or the server does not become ready.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             signal.signal(number, self._on_signal)
+        # Modules stay loaded. A collection in a child would write to, and so copy, their memory.
+        gc.collect()
+        gc.freeze()
         try:
             if self.bus is not None:
                 self.bus.start()

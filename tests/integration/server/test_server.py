@@ -59,13 +59,12 @@ class Server:
         processes = {}
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                line = " ".join(child.cmdline())
+                program, line = child.name(), " ".join(child.cmdline())
             except psutil.NoSuchProcess:
                 continue
-            for name, mark in (("web", "--only web"), ("worker", "--only worker"), ("bus", "127.")):
-                if mark in line and name not in processes:
-                    processes[name] = child
-                    break
+            name = "bus" if "127." in line else program.removeprefix("paceline-")
+            if name in ("web", "worker", "bus"):
+                processes[name] = child
         return processes
 
     def ready(self) -> bool:
