@@ -15,9 +15,9 @@ from paceline_backend import backends
 from paceline_backend.backends.checks import fast_enough
 from paceline_backend.backends.local import taken
 from paceline_backend.requests import sessions, streams
-from paceline_backend.requests.cordons import cordon_too
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.requests.launch import credentials, placed
+from paceline_backend.requests.nodes import cordon_too
 from paceline_backend.requests.resume import environment
 from paceline_backend.store import (
     Connection,

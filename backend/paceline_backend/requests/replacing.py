@@ -18,7 +18,6 @@ from typing import Any
 from paceline.core import logs
 from paceline_backend.insight import replacements
 from paceline_backend.requests import spares, streams
-from paceline_backend.requests.cordons import cordon_too
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError
 from paceline_backend.requests.joining import (
     cannot_join,
@@ -28,6 +27,7 @@ from paceline_backend.requests.joining import (
     start,
     under_way,
 )
+from paceline_backend.requests.nodes import cordon_too
 from paceline_backend.requests.resume import environment
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes
 from paceline_backend.store.audit import CONTROL_PLANE, RequestedChange, record_change, stop_asked

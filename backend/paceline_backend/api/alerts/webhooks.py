@@ -15,7 +15,6 @@ from paceline_backend.api.rules import ADMIN
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.requests import InvalidRequestError
 from paceline_backend.requests import webhooks as sending
-from paceline_backend.requests.webhooks import addresses
 from paceline_backend.server.keys import Keys
 from paceline_backend.store import Store, audit, meta
 from paceline_backend.store.alerts import webhooks
@@ -45,8 +44,8 @@ def list_webhooks(request: Request) -> Any:
 def create_webhook(request: Request, body: models.NewWebhook) -> Any:
     """Create a webhook. The response is the only one that shows its secret."""
     try:
-        origin = addresses.check(body.url, settings_of(request).webhook_origins)
-    except addresses.AddressError as error:
+        origin = sending.allowed_origin(body.url, settings_of(request).webhook_origins)
+    except sending.AddressError as error:
         raise InvalidRequestError("url", str(error)) from error
     store, by = store_of(request), requester_of(request)
     with store.write() as connection:
