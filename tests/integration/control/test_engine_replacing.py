@@ -11,7 +11,7 @@ import redis
 from paceline.wire import Kill, State
 from paceline_backend import requests
 from paceline_backend.backends import Order
-from paceline_backend.control.engines.engines import Engines
+from paceline_backend.control.engines import Engines
 from paceline_backend.control.nodes.replacements import Replacements
 from paceline_backend.insight import replacements
 from paceline_backend.requests import ConflictError, cordon, enlist, join, leave, withdraw

@@ -15,10 +15,9 @@ import sqlalchemy as sa
 from paceline.wire import Kill, Launch, State
 from paceline_backend import requests
 from paceline_backend.backends import EngineAwayError, Job, Order
+from paceline_backend.control import engines as managing
 from paceline_backend.control import leases
-from paceline_backend.control.engines import claims
-from paceline_backend.control.engines.engine_jobs import telling
-from paceline_backend.control.engines.engines import Engines
+from paceline_backend.control.engines import Engines, telling
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.silence import SILENT_S
@@ -227,7 +226,7 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Longer than a lease does; and a worker that ends leaves none."""
-    monkeypatch.setattr(claims, "LEASE_S", 0.5)
+    monkeypatch.setattr(managing, "LEASE_S", 0.5)
     begin(store, bus_url)
     submit, stop_worker, others = TableEngine.submit, threading.Event(), []
 
@@ -247,7 +246,7 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
     engines = Engines(store, "worker")
     parts = [
         Periodic("engines", 0.1, partial(engines.look, bus), engines.end),
-        Periodic("claims", claims.LEASE_S / 3, engines.keep_claims),
+        Periodic("claims", managing.LEASE_S / 3, engines.keep_claims),
     ]
     threads = [threading.Thread(target=part.run, args=(stop_worker,)) for part in parts]
     for thread in threads:

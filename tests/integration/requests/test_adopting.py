@@ -11,7 +11,7 @@ import redis
 import sqlalchemy as sa
 
 from paceline.wire import Kill, Launch, Meet, State
-from paceline_backend.control.keeper import UserReconciler
+from paceline_backend.control.bus_users import UserReconciler
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.silence import Sweep
 from paceline_backend.store import Store, nodes, schema
