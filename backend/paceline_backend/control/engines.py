@@ -35,6 +35,7 @@ import redis
 
 from paceline.core.outage import Outage
 from paceline.wire import State
+from paceline.wire.states import WAITING
 from paceline_backend import backends
 from paceline_backend.backends import Engine, EngineAwayError, EngineRefusedError, Job, Order
 from paceline_backend.control import leases
@@ -42,7 +43,7 @@ from paceline_backend.control.leases import Lease
 from paceline_backend.control.listening import ListeningClock
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, StoreError, jobs, meta, runs
-from paceline_backend.store.jobs import WAITING, EngineRun
+from paceline_backend.store.jobs import EngineRun
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import engine_cordons, engine_runs
 from paceline_backend.store.nodes.engine_cordons import Word
@@ -345,7 +346,7 @@ class Attendant:
         left = [job for job in by_part.values() if job.state != "ended"]
         last = self._last[run.id]
         begins_with = by_part.get("0")
-        if run.state in jobs.WAITING and begins_with and begins_with.state == "ended":
+        if run.state in WAITING and begins_with and begins_with.state == "ended":
             # No node of the first job arrived, so the nodes of other jobs have nothing to join.
             left, last = [], ["0"]
         if left or run.jobs.get("0") is None:
@@ -365,7 +366,7 @@ class Attendant:
             self._end(client, run, *_final_state(engine, run, by_part, last))
 
     def _queue(self, client: redis.Redis, run: EngineRun, why: str) -> None:
-        if run.state not in jobs.WAITING:
+        if run.state not in WAITING:
             return
         with self._store.write() as connection:
             changed = jobs.current(connection, run) and jobs.queue(connection, run, why)
@@ -374,7 +375,7 @@ class Attendant:
 
     def tell_away(self, client: redis.Redis, run: EngineRun, why: str) -> None:
         """Record in a waiting run that its engine does not answer."""
-        if run.state in jobs.WAITING and run.message != why:
+        if run.state in WAITING and run.message != why:
             with self._store.write() as connection:
                 runs.tell(connection, run.id, why)
             streams.tell_change(client, run.id)

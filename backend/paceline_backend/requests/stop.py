@@ -22,9 +22,10 @@ from paceline.wire import (
     control,
 )
 from paceline.wire.bus import publish
+from paceline.wire.states import WAITING
 from paceline_backend.requests import sessions, streams
 from paceline_backend.requests.errors import ConflictError
-from paceline_backend.store import Store, jobs, runs
+from paceline_backend.store import Store, runs
 from paceline_backend.store.audit import RequestedChange, Requester, record_change
 from paceline_backend.store.nodes import hanging
 
@@ -60,7 +61,7 @@ def stop(
             record_change(connection, change, "run.stop", details)
             # If the agent has died, the launch may be lost, and nothing else would end the run.
             trains = state is State.RUNNING
-            ends = not trains and (state in jobs.WAITING or not where)
+            ends = not trains and (state in WAITING or not where)
             if ends:
                 message, lost = "stopped before it started", bool(where)
                 runs.end(connection, run, State.STOPPED, message, lost=lost)

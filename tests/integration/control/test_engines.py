@@ -18,7 +18,7 @@ from paceline_backend.backends import EngineAwayError, Job, Order
 from paceline_backend.control import engines as managing
 from paceline_backend.control import leases
 from paceline_backend.control.engines import Engines, telling
-from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.silence import SILENT_S
 from paceline_backend.requests import (
@@ -758,7 +758,7 @@ def test_nodes_that_lost_their_host_are_launched_anew(
     run = begin(store, bus_url, 1, 3)
     worker.look(bus)
     become("1", "running")
-    meetings = Meetings(store, bus_url)
+    meetings = NodeReconciler(store, bus_url)
     come(store, bus_url, run, "n1", "n2", "n3")
     for node in ("n1", "n2", "n3"):
         ready(store, run, node)

@@ -22,8 +22,9 @@ from paceline.wire import (
     node_telemetry,
 )
 from paceline.wire.bus import publish
+from paceline.wire.states import Rendezvous
 from paceline_backend.backends import base
-from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.control.silence import SILENT_S
 from paceline_backend.requests import (
     Resumption,
@@ -55,11 +56,11 @@ def _three_nodes(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.fixture
-def meetings(store: Store, bus_url: str) -> Meetings:
-    return Meetings(store, bus_url)
+def meetings(store: Store, bus_url: str) -> NodeReconciler:
+    return NodeReconciler(store, bus_url)
 
 
-def look(meetings: Meetings, bus: redis.Redis) -> None:
+def look(meetings: NodeReconciler, bus: redis.Redis) -> None:
     """Twice: what the first look writes, the second acts upon."""
     meetings.look(bus)
     meetings.look(bus)
@@ -70,7 +71,7 @@ def meets(bus: redis.Redis, node: str) -> list[Meet]:
 
 
 def training(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings, least: int = 1
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler, least: int = 1
 ) -> str:
     """A run that trains on three nodes; n1 is its host."""
     run = launch(store, bus_url, least)
@@ -84,7 +85,7 @@ def training(
 
 
 def test_the_first_node_that_is_ready_hosts(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = launch(store, bus_url)
     look(meetings, bus)
@@ -100,7 +101,7 @@ def test_the_first_node_that_is_ready_hosts(
 
 @pytest.mark.parametrize("places", [(LOOPBACK, "10.0.0.2", "10.0.0.3"), (LOOPBACK,) * 3])
 def test_a_node_on_loopback_hosts_only_if_all_are_there(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings, places: tuple[str, ...]
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler, places: tuple[str, ...]
 ) -> None:
     """Its agent runs beside the server, and the agents of other machines would not reach it."""
     run = launch(store, bus_url)
@@ -116,7 +117,7 @@ def test_a_node_on_loopback_hosts_only_if_all_are_there(
 
 
 def test_a_node_that_cannot_reach_a_host_on_loopback_is_told_why(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     answer(store, "n2", "n3", left=True)
     run = launch(store, bus_url)
@@ -135,14 +136,14 @@ def test_a_node_that_cannot_reach_a_host_on_loopback_is_told_why(
 
 
 def test_a_worker_that_was_killed_before_it_noted_a_meeting_tells_again(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = launch(store, bus_url)
     ready(store, run, "n1")
     look(meetings, bus)
     with store.write() as connection:
         connection.execute(sa.update(schema.run_nodes).values(met=False))
-    look(Meetings(store, bus_url), bus)
+    look(NodeReconciler(store, bus_url), bus)
     assert len(meets(bus, "n1")) == 2
 
 
@@ -150,14 +151,14 @@ def test_a_node_that_missed_its_meeting_is_told_again(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Until it trains."""
     run = launch(store, bus_url)
     ready(store, run, "n1")
     look(meetings, bus)
-    monkeypatch.setattr("paceline_backend.control.meetings._AGAIN_S", 0.0)
+    monkeypatch.setattr("paceline_backend.control.multi_node._ORDER_AGAIN_S", 0.0)
     meetings.look(bus)
     assert len(meets(bus, "n1")) == 2
     report(store, run, "n1", State.RUNNING)
@@ -183,7 +184,7 @@ def test_each_node_of_a_run_may_report_and_no_other(
 
 
 def test_a_node_that_ends_while_others_train_ends_no_run(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = training(store, bus, bus_url, meetings)
     assert runs.get(store, run)["state"] == "running"
@@ -216,7 +217,7 @@ def test_a_run_ends_when_all_nodes_have(
 
 
 def test_a_failed_node_fails_no_run_that_others_finish_without_it(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = training(store, bus, bus_url, meetings)
     report(store, run, "n3", State.FAILED, 0, exit_code=1, message="rank 4 failed")
@@ -235,7 +236,7 @@ def test_the_cause_of_a_failure_is_told_and_not_what_followed(store: Store, bus_
 
 
 def test_the_cause_is_told_by_the_others_if_its_node_does_not(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = training(store, bus, bus_url, meetings)
     followed = f"{FAILED_ELSEWHERE}n3: rank 4 failed"
@@ -249,7 +250,7 @@ def test_the_cause_is_told_by_the_others_if_its_node_does_not(
 
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_node_that_cannot_start_fails_the_run_if_too_few_are_left(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings, starts: bool
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler, starts: bool
 ) -> None:
     """The others would wait ten minutes for another node."""
     run = launch(store, bus_url, least=3)
@@ -270,7 +271,7 @@ def test_a_node_that_cannot_start_fails_the_run_if_too_few_are_left(
 
 
 def test_the_others_start_without_a_node_that_cannot_if_they_are_enough(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = launch(store, bus_url, least=2)
     report(store, run, "n3", State.FAILED, message="no script")
@@ -282,7 +283,7 @@ def test_the_others_start_without_a_node_that_cannot_if_they_are_enough(
 
 
 def test_what_comes_of_an_earlier_launch_changes_nothing(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = training(store, bus, bus_url, meetings)
     for node in ("n1", "n2", "n3"):
@@ -302,7 +303,7 @@ def test_what_comes_of_an_earlier_launch_changes_nothing(
 
 
 def test_a_stop_reaches_all_nodes(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = training(store, bus, bus_url, meetings)
     stop(store, bus_url, RequestedChange(run, ME), "enough", force=True)
@@ -320,7 +321,7 @@ def test_an_agent_that_does_not_answer_has_lost_its_node(
     store: Store,
     bus_url: str,
     bus: redis.Redis,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = training(store, bus, bus_url, meetings)
@@ -374,7 +375,7 @@ def test_a_node_that_never_got_its_launch_fails_no_run_that_others_finish(
 
 
 def test_a_node_that_starts_late_takes_part_all_the_same(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = launch(store, bus_url)
     looks = Looks(store, bus_url)
@@ -388,7 +389,7 @@ def test_a_node_that_starts_late_takes_part_all_the_same(
 
 
 def test_a_launch_anew_does_not_wait_for_a_node_that_never_got_the_one_before(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = launch(store, bus_url)
     looks = Looks(store, bus_url)
@@ -406,7 +407,7 @@ def test_a_launch_anew_does_not_wait_for_a_node_that_never_got_the_one_before(
 
 
 def test_when_the_host_leaves_the_others_are_launched_anew(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = training(store, bus, bus_url, meetings)
     report(store, run, "n1", State.STOPPED)
@@ -436,7 +437,7 @@ class KilledError(Exception):
     """Stands for the end of a worker."""
 
 
-def host_gone(store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings) -> str:
+def host_gone(store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler) -> str:
     """A run whose host has left, and whose other launchers have ended."""
     run = training(store, bus, bus_url, meetings)
     report(store, run, "n1", State.STOPPED)
@@ -457,7 +458,7 @@ def test_a_worker_that_was_killed_before_it_launched_anew_leaves_that_to_the_nex
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
     sent: int,
 ) -> None:
@@ -480,10 +481,10 @@ def test_a_worker_that_was_killed_before_it_launched_anew_leaves_that_to_the_nex
     assert states(store, run) == {"n1": "stopped", "n2": "pending", "n3": "pending"}
     if sent:
         ready(store, run, "n2", attempt=1)
-    look(Meetings(store, bus_url), bus)
+    look(NodeReconciler(store, bus_url), bus)
     assert (launches(bus, "n2"), launches(bus, "n3")) == ([0, 1], [0, 1])
     ready(store, run, "n3", attempt=1)
-    look(Meetings(store, bus_url), bus)
+    look(NodeReconciler(store, bus_url), bus)
     assert runs.get(store, run)["node"] in ("n2", "n3")
 
 
@@ -491,7 +492,7 @@ def test_a_bus_that_blinks_fails_no_launch_anew(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = host_gone(store, bus, bus_url, meetings)
@@ -509,7 +510,7 @@ def test_a_launch_anew_that_cannot_be_fails_the_run(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = host_gone(store, bus, bus_url, meetings)
@@ -523,7 +524,7 @@ def test_a_launch_anew_is_recorded_although_the_bus_is_away(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its transaction asks the bus nothing, and so holds nobody up who writes."""
@@ -537,7 +538,7 @@ def test_a_run_that_is_stopped_as_it_is_launched_anew_is_ended_again(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = host_gone(store, bus, bus_url, meetings)
@@ -560,7 +561,7 @@ def test_a_stop_reaches_the_launch_that_is_recorded_meanwhile(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = host_gone(store, bus, bus_url, meetings)
@@ -579,7 +580,7 @@ def test_a_stop_reaches_the_launch_that_is_recorded_meanwhile(
 
 
 def test_what_was_read_before_another_launch_settles_nothing(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     """Two workers may look at once."""
     run = host_gone(store, bus, bus_url, meetings)
@@ -587,7 +588,7 @@ def test_what_was_read_before_another_launch_settles_nothing(
         read = run_nodes.group(connection, run)
     assert read is not None
     meetings.look(bus)
-    for late in (read, replace(read, rendezvous=None)):
+    for late in (read, replace(read, rendezvous=Rendezvous.WAITING)):
         regroup.settle(store, bus, late)
         regroup.regroup(store, bus, late)
     assert states(store, run)["n2"] == "pending"
@@ -595,7 +596,7 @@ def test_what_was_read_before_another_launch_settles_nothing(
 
 
 def test_no_launch_is_recorded_while_a_node_goes_on_that_was_lost(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = host_gone(store, bus, bus_url, meetings)
     with store.read() as connection:
@@ -609,7 +610,7 @@ def test_no_launch_is_recorded_while_a_node_goes_on_that_was_lost(
 
 
 def test_a_host_that_may_only_be_cut_off_keeps_its_attempts(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     """Otherwise steps of two trainings would count as those of one attempt."""
     run = training(store, bus, bus_url, meetings)
@@ -633,7 +634,7 @@ def test_a_run_that_has_no_numbers_left_says_so(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(regroup, "MOST_ATTEMPTS", 1_001)
@@ -657,7 +658,7 @@ def test_a_run_that_cannot_be_launched_anew_fails_and_says_why(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    meetings: NodeReconciler,
     least: int,
     env: dict[str, str],
     why: str,
@@ -678,7 +679,7 @@ def test_a_run_that_cannot_be_launched_anew_fails_and_says_why(
 
 
 def test_a_host_whose_script_fails_fails_the_run(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     """It is not launched anew: it would fail again."""
     run = training(store, bus, bus_url, meetings)
@@ -691,7 +692,7 @@ def test_a_host_whose_script_fails_fails_the_run(
 
 
 def test_a_node_that_was_asked_to_leave_is_left_out(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     """Its agent answers, and the others go on, also when it was their host."""
     run = training(store, bus, bus_url, meetings)
@@ -704,7 +705,7 @@ def test_a_node_that_was_asked_to_leave_is_left_out(
 
 
 def test_a_node_that_joins_is_told_where_the_others_meet(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, meetings: NodeReconciler
 ) -> None:
     run = training(store, bus, bus_url, meetings)
     report(store, run, "n3", State.STOPPED)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from paceline.wire import Kill, Launch, Meet, State
 from paceline_backend.control.bus_users import UserReconciler
-from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.control.silence import Sweep
 from paceline_backend.store import Store, nodes, schema
 from paceline_backend.store.telemetry import writers
@@ -83,7 +83,7 @@ def test_two_nodes_find_one_run_and_train_it(
         assert (order.script, order.args, order.nproc) == ("/shared/train.py", BODY["args"], 2)
         assert (order.nodes_min, order.nodes_max) == (2, 2)
     assert not enlist(client, store, first, "n3")["needed"]
-    meetings = Meetings(store, bus_url)
+    meetings = NodeReconciler(store, bus_url)
     for node in ("n1", "n2"):
         ready(store, run, node)
     for _ in range(2):
@@ -224,7 +224,7 @@ def test_nodes_that_lost_their_host_are_launched_anew(
 ) -> None:
     """On those that are there, and on no others."""
     made = adopt(client, nodes_min=1, nodes_max=3)
-    run, meetings = made["run"], Meetings(store, bus_url)
+    run, meetings = made["run"], NodeReconciler(store, bus_url)
     answer(store, "free")
     for node in ("n1", "n2", "n3"):
         enlist(client, store, made, node)
