@@ -9,6 +9,7 @@ the orders that are due and takes the next step:
   address, also one that joins later, gets a `Meet` with the address of the host.
 * Replacement: a node leaves once the node that replaces it has arrived at the rendezvous. A spare
   of the run joins in the place of a lost node.
+* Leaving: the order to leave is repeated until the node's launcher has ended.
 * Relaunch: if the host goes away, the rendezvous is lost with it. The launchers on the other nodes
   are killed, and the run is relaunched on the nodes that answer (`requests.regroup`). If only the
   host's launcher failed, the run fails.
@@ -17,8 +18,8 @@ the orders that are due and takes the next step:
 
 All state is in the database, apart from the times of orders. The worker can be killed at any time,
 because it records an order only after sending it. A node may therefore get an order twice, which
-agents ignore. The `Launch` of a node that joins comes from the request itself, because the values
-of a run's environment variables are not stored.
+agents ignore. Requests send the `Launch` of a node that joins themselves, because the values of a
+run's environment variables are not stored. They also send the first order to leave.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class NodeReconciler:
             regroup.launch(self._store, self._bus_url, client, group)
         elif self._gather(client, group):
             self._replace(client, group, listed)
+            self._dismiss(client, group)
 
     def _gather(self, client: redis.Redis, group: MultiNodeRun) -> bool:
         """Bring the launchers of a launch together; return False if the launch is over instead."""
@@ -172,6 +174,13 @@ class NodeReconciler:
         with self._store.write() as connection:
             run_nodes.change(connection, row, {"leaving": True})
         streams.tell_change(client, group.id)
+
+    def _dismiss(self, client: redis.Redis, group: MultiNodeRun) -> None:
+        """Repeat the order to leave, which may have been lost, to nodes that have not left."""
+        for row in group.nodes:
+            leaves = row.leaving and not row.ended
+            if leaves and self._due(_order("leave", group, row), first=False):
+                order_to_leave(self._store, client, group, row.node)
 
     def _stand_in(self, group: MultiNodeRun, row: RunNode) -> None:
         name, at = (group.id, row.node), time.monotonic()

@@ -19,6 +19,7 @@ from paceline.wire import (
     NodeState,
     RunState,
     State,
+    commands,
     node_telemetry,
 )
 from paceline.wire.bus import publish
@@ -702,6 +703,27 @@ def test_a_node_that_was_asked_to_leave_is_left_out(
         report(store, run, node, State.FAILED, message=GONE)
     look(meetings, bus)
     assert states(store, run) == {"n1": "stopped", "n2": "pending", "n3": "pending"}
+
+
+def test_an_order_to_leave_that_was_lost_is_repeated(
+    store: Store,
+    bus: redis.Redis,
+    bus_url: str,
+    meetings: NodeReconciler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = training(store, bus, bus_url, meetings)
+    leave(store, bus_url, RequestedChange(run, ME), "n3")
+    bus.delete(commands("n3"))
+    meetings.look(bus)
+    assert orders(bus, "n3") == [], "it may still be on its way"
+    monkeypatch.setattr("paceline_backend.control.multi_node._ORDER_AGAIN_S", 0.0)
+    meetings.look(bus)
+    order = Kill("it was asked to leave the run", 0, leaves=True)
+    assert orders(bus, "n3") == [order]
+    report(store, run, "n3", State.STOPPED)
+    meetings.look(bus)
+    assert orders(bus, "n3") == [order]
 
 
 def test_a_node_that_joins_is_told_where_the_others_meet(
