@@ -28,7 +28,7 @@ from paceline.core.errors import InputError, MissingExtraError, PacelineError
 from paceline.node.starting import foreground
 from paceline.node.starting.progress import ProgressPoller
 from paceline.node.starting.screen import Screen, shown
-from paceline.wire import ENDED
+from paceline.wire import ENDED, State
 from paceline_backend.server.stack import Stack
 
 # Emulated devices of the demo. With 36 µs per point and 5 ms per step, a balanced step of 64
@@ -93,7 +93,7 @@ def follow(
             time.sleep(0.5)
             continue
         screen.tick()
-        if now["state"] == "failed":
+        if now["state"] == State.FAILED:
             raise PacelineError(f"the run failed: {now['message']}")
         if now["state"] in ENDED or until(now):
             return now
@@ -110,7 +110,7 @@ def report(
         follow(stack, run, until=lambda now: (now["step"] or 0) >= switch_at, screen=screen)
         stack.api("POST", f"/runs/{run}/policy", {"policy": policies[1], "by": "demo"})
         ended = follow(stack, run, until=lambda _: False, screen=screen)
-    if ended["state"] != "finished":
+    if ended["state"] != State.FINISHED:
         raise PacelineError(f"the run was {ended['state']} before its end: {ended['message']}")
     figures: dict[str, Any] = stack.api("GET", f"/runs/{run}/report")
     figures["run"] = run

@@ -51,7 +51,8 @@ def made(store: Store, **fields: Any) -> str:
 
 
 def state_of(store: Store, run: str) -> State:
-    return State(runs.get(store, run)["state"])
+    with store.read() as connection:
+        return State(runs.standing(connection, [run])[run].state)
 
 
 def first_attempt(connection: Connection, run: str) -> int:
@@ -139,7 +140,7 @@ CAUSES: dict[Happens, tuple[Cause, ...]] = {
 
 @_quiet
 @given(
-    happens=st.lists(st.tuples(st.sampled_from([*CAUSES]), st.sampled_from(REPORTED)), max_size=25)
+    happens=st.lists(st.tuples(st.sampled_from([*CAUSES]), st.sampled_from(REPORTED)), max_size=12)
 )
 def test_a_run_changes_only_as_its_causes_allow(
     store: Store, happens: list[tuple[Happens, State]]
@@ -170,7 +171,7 @@ def stands(store: Store, run: str) -> run_nodes.MultiNodeRun:
 
 
 @_quiet
-@given(phases=st.lists(st.sampled_from(Rendezvous), max_size=20))
+@given(phases=st.lists(st.sampled_from(Rendezvous), max_size=12))
 def test_a_rendezvous_is_lost_and_relaunched_in_order(
     store: Store, phases: list[Rendezvous]
 ) -> None:
