@@ -758,22 +758,22 @@ def test_nodes_that_lost_their_host_are_launched_anew(
     run = begin(store, bus_url, 1, 3)
     worker.look(bus)
     become("1", "running")
-    meetings = NodeReconciler(store, bus_url)
+    reconciler = NodeReconciler(store, bus_url)
     come(store, bus_url, run, "n1", "n2", "n3")
     for node in ("n1", "n2", "n3"):
         ready(store, run, node)
-        meetings.look(bus)
+        reconciler.look(bus)
     report(store, run, "n1", State.STOPPED)
     answer(store, "n1", left=True)
     report(store, run, "n2", State.FAILED, message=GONE)
-    meetings.look(bus)
+    reconciler.look(bus)
     assert enlist(store, bus_url, run, "n2").needed
     report(store, run, "n3", State.STOPPED)
-    meetings.look(bus)
+    reconciler.look(bus)
     answer(store, "n4", run=run)
     assert enlist(store, bus_url, run, "n4").needed  # but it waits until the others are launched
     assert "n4" not in states(store, run)
-    meetings.look(bus)
+    reconciler.look(bus)
     assert states(store, run) == {"n1": "stopped", "n2": "pending", "n3": "pending"}
     last = orders(bus, "n3")[-1]
     assert isinstance(last, Launch)

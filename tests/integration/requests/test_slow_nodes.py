@@ -37,11 +37,11 @@ def training(
 ) -> str:
     """A run that trains on n1, which serves the rendezvous, and on n2."""
     run = launched(client, **fields)
-    meetings = NodeReconciler(store, bus_url)
+    reconciler = NodeReconciler(store, bus_url)
     for node in ("n1", "n2"):
         ready(store, run, node)
-        meetings.look(bus)
-        meetings.look(bus)
+        reconciler.look(bus)
+        reconciler.look(bus)
     telemetry.write(store, [(run, hello(world=2, placement=["n1", "n2"]))])
     for node in ("n1", "n2"):
         report(store, run, node, State.RUNNING)
@@ -291,11 +291,11 @@ def test_a_spare_is_launched_when_the_host_is_lost(
         telemetry.lose(connection, run, "n1", "its agent does not answer")
     NodeReconciler(store, bus_url).look(bus)
     assert "n3" not in rows(client, run), "the run is launched anew"
-    meetings = NodeReconciler(store, bus_url)
-    meetings.look(bus)
+    reconciler = NodeReconciler(store, bus_url)
+    reconciler.look(bus)
     report(store, run, "n2", State.FAILED, 0, message="the rendezvous at 10.0.0.1 is gone")
-    meetings.look(bus)
-    meetings.look(bus)
+    reconciler.look(bus)
+    reconciler.look(bus)
     again = client.get(f"runs/{run}").json()
     assert (again["state"], again["message"]) == ("pending", None)
     first = {name: row["first_attempt"] for name, row in rows(client, run).items()}
