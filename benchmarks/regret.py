@@ -22,7 +22,7 @@ from forecasts import measured, scenarios, simulation_of
 from harness import Check, finish, parser
 
 from paceline_backend import policies
-from paceline_backend.control.advice.advisor import NextLook
+from paceline_backend.control.advice import NextLook
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import BY, decide

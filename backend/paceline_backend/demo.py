@@ -10,19 +10,23 @@ does nothing but wait.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
+import webbrowser
 from collections.abc import Callable, Mapping
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
 
+from paceline.commands.options import DEFAULT_SERVER
 from paceline.core.errors import InputError, MissingExtraError, PacelineError
-from paceline_backend.commands import browser
 from paceline_backend.server.stack import Stack
 
 if TYPE_CHECKING:
@@ -81,7 +85,7 @@ def follow(
     screen: Screen,
 ) -> dict[str, Any]:
     """Poll a run until a condition holds or it has ended. Raise PacelineError if it fails."""
-    from paceline.wire import ENDED
+    from paceline.wire import ENDED, State
 
     while True:
         _check(stack)
@@ -94,7 +98,7 @@ def follow(
             time.sleep(0.5)
             continue
         screen.tick()
-        if now["state"] == "failed":
+        if now["state"] == State.FAILED:
             raise PacelineError(f"the run failed: {now['message']}")
         if now["state"] in ENDED or until(now):
             return now
@@ -107,6 +111,7 @@ def report(
     """Train under two policies with a switch at step `switch_at`; return the metrics of both."""
     from paceline.node.starting.progress import ProgressPoller
     from paceline.node.starting.screen import shown
+    from paceline.wire import State
 
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, policies[0], result)["id"]
@@ -114,7 +119,7 @@ def report(
         follow(stack, run, until=lambda now: (now["step"] or 0) >= switch_at, screen=screen)
         stack.api("POST", f"/runs/{run}/policy", {"policy": policies[1], "by": "demo"})
         ended = follow(stack, run, until=lambda _: False, screen=screen)
-    if ended["state"] != "finished":
+    if ended["state"] != State.FINISHED:
         raise PacelineError(f"the run was {ended['state']} before its end: {ended['message']}")
     figures: dict[str, Any] = stack.api("GET", f"/runs/{run}/report")
     figures["run"] = run
@@ -234,7 +239,7 @@ def register(app: typer.Typer) -> None:
             _starting()
             with Stack(data, port, host, token) as stack:
                 typer.echo(f"Paceline on {stack.url} (Ctrl-C stops it)")
-                browser.let_in(stack, "/")
+                _let_in(stack, "/")
                 _wait_for_end(stack)
 
         _guarded(work)
@@ -304,7 +309,7 @@ def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, "bsp", result)
     err.print(f"Paceline on {stack.url}/runs/{run['id']} (Ctrl-C stops it)")
-    browser.let_in(stack, f"/runs/{run['id']}")
+    _let_in(stack, f"/runs/{run['id']}")
     factors = ", ".join(f"{factor:g}" for factor in slowdowns)
     err.print(
         f"The ranks' device speeds are emulated: time per point × {factors}. "
@@ -314,6 +319,22 @@ def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
         follow(stack, run["id"], until=lambda _: False, screen=screen)
     err.print("the run has ended; the dashboard runs until Ctrl-C")
     _wait_for_end(stack)
+
+
+def _let_in(stack: Stack, page: str) -> None:
+    """Print a link that logs a browser in, and open it if this machine has a screen."""
+    link = f"{stack.login_link()}&next={quote(page)}"
+    err.print(f"Link to log one browser in, within ten minutes: {link}", soft_wrap=True)
+    other = "" if stack.url == DEFAULT_SERVER else f" --server {stack.url}"
+    err.print(f"`paceline open{other}` prints another link.", soft_wrap=True)
+    screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    if screen and err.is_terminal:
+        # Other users of the machine can read a browser's arguments, so a file passes the link.
+        path = (stack.data / "open.html").resolve()
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f'<meta http-equiv="refresh" content="0;url={escape(link)}">')
+        webbrowser.open(path.as_uri())
 
 
 def _wait_for_end(stack: Stack) -> None:

@@ -15,7 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from paceline.wire import StepBatch
-from paceline_backend.control.fleet.watch import FleetWatch
+from paceline_backend.control.fleet import FleetWatch
 from paceline_backend.server.origins import Origins
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, nodes, schema, telemetry

@@ -17,8 +17,7 @@ from paceline.core.errors import InputError
 from paceline_backend import backends
 from paceline_backend.backends.kubernetes import Kubernetes as Engine
 from paceline_backend.backends.kubernetes import KubernetesOptions
-from paceline_backend.backends.kubernetes.cordons import REASON
-from paceline_backend.backends.kubernetes.manifests import LABEL
+from paceline_backend.backends.kubernetes.manifests import CORDON_REASON, LABEL
 from paceline_backend.testing.engines import EngineContract
 from support.kubernetes import (
     BIN,
@@ -164,12 +163,12 @@ def test_a_machine_is_cordoned(harness: KubernetesHarness) -> None:
     for _ in range(2):
         Engine().cordon(host, "ada: 1.8 times slower")
         assert node()["spec"]["unschedulable"]
-        assert node()["metadata"]["annotations"][REASON] == "ada: 1.8 times slower"
+        assert node()["metadata"]["annotations"][CORDON_REASON] == "ada: 1.8 times slower"
     assert "1.8 times slower" in harness.kubernetes.ask("describe", "node", host)
     for _ in range(2):
         Engine().cordon(host, None)
         assert "unschedulable" not in node()["spec"]
-        assert REASON not in node()["metadata"]["annotations"]
+        assert CORDON_REASON not in node()["metadata"]["annotations"]
     harness.kubernetes.ask("cordon", host)
     Engine().cordon(host, None)
     assert node()["spec"]["unschedulable"]

@@ -87,7 +87,7 @@ def test_a_server_takes_its_token_from_a_file(
         seen.append(settings)
         return 0
 
-    monkeypatch.setattr("paceline_backend.commands.parts.everything", start)
+    monkeypatch.setattr("paceline_backend.commands.server.start_everything", start)
     file = tmp_path / "token"
     file.touch(0o600)
     file.write_text("of the file\n")

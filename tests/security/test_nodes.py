@@ -15,7 +15,7 @@ from paceline.wire import Launch, State, commands
 from paceline.wire.authentic import ForgedError, decode_signed
 from paceline.wire.bus import connect
 from paceline.wire.sealing import SealError, unseal
-from paceline_backend.control.keeper import UserReconciler
+from paceline_backend.control.bus_users import UserReconciler
 from paceline_backend.control.writers import Writers
 from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.server import users

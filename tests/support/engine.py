@@ -13,7 +13,7 @@ import pytest
 
 from paceline_backend import backends
 from paceline_backend.backends import Engine, EngineOptions, Facts, Job, Order, registry
-from paceline_backend.control.engines import claims
+from paceline_backend.control import engines
 
 
 class TableEngine(Engine):
@@ -88,7 +88,7 @@ def table_engine(name: str = "table") -> Iterator[type[TableEngine]]:
     kind.away, kind.refuses, kind.looks = False, "", 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entry_points", lambda group: known)
-        patch.setattr(claims, "LEASE_S", 600.0)  # on a busy machine a look may take 10 s
+        patch.setattr(engines, "LEASE_S", 600.0)  # on a busy machine a look may take 10 s
         registry._backends.cache_clear()
         yield kind
     registry._backends.cache_clear()

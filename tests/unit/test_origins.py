@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import PacelineError
-from paceline_backend.requests.webhooks.addresses import AddressError, address_of, check
+from paceline_backend.requests.webhooks import AddressError, address_of, allowed_origin
 from paceline_backend.server.origins import Origins
 
 ALLOWED = Origins.of("https://hooks.example.com, https://*.chat.example,http://127.0.0.1:9093")
@@ -23,7 +23,7 @@ ALLOWED = Origins.of("https://hooks.example.com, https://*.chat.example,http://1
     ],
 )
 def test_listed_origins_are_allowed(url: str) -> None:
-    check(url, ALLOWED)
+    allowed_origin(url, ALLOWED)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_listed_origins_are_allowed(url: str) -> None:
 )
 def test_nothing_else_is_allowed(url: str) -> None:
     with pytest.raises(AddressError):
-        check(url, ALLOWED)
+        allowed_origin(url, ALLOWED)
 
 
 def test_by_default_nothing_is_allowed() -> None:
     assert not Origins.of(None)
     with pytest.raises(AddressError, match=r"--webhook-to https://hooks\.example\.com:443"):
-        check("https://hooks.example.com/", Origins())
+        allowed_origin("https://hooks.example.com/", Origins())
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_addresses_of_odd_kinds_are_refused_even_when_listed(host: str) -> None:
 
 def test_a_secret_path_is_in_no_message() -> None:
     with pytest.raises(AddressError) as error:
-        check("https://evil.example/T0/B0/secret", ALLOWED)
+        allowed_origin("https://evil.example/T0/B0/secret", ALLOWED)
     assert "secret" not in str(error.value)
     with pytest.raises(AddressError) as error:
-        check("https://u:p@hooks.example.com/secret", ALLOWED)
+        allowed_origin("https://u:p@hooks.example.com/secret", ALLOWED)
     assert "secret" not in str(error.value)

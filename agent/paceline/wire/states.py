@@ -1,12 +1,37 @@
-"""The states of a run, and the order in which they may follow each other."""
+"""State machine of a run: its states, which of them are final, and what may follow what.
+
+A run is recorded as PENDING, perhaps waits as QUEUED for an engine, starts, trains, and ends in one
+of three final states::
+
+    pending -> queued -> starting -> running -> finished, failed or stopped
+
+Reports only move a run forward, and may skip states. Apart from that, an end may turn out to be
+wrong, or to have been requested; a user may resume an ended run; and the control plane relaunches a
+multi-node run that has lost the host of its rendezvous. `Cause` names these cases with those who
+cause them, and `TRANSITIONS` has the states before and after each.
+
+The launch of a multi-node run also has a `Rendezvous` phase, in which the control plane agrees with
+the nodes where their launchers meet, and how the run is restarted when that place is lost.
+
+Agents, ranks and clients only read states (`State.final`, `ENDED`). Only the control plane writes
+them: `requests` for users and for the worker, and ingest for messages from nodes. Each write in
+`store` names its cause. In SQL it is conditional on `Cause.sources`, because another process may
+have changed the run meanwhile. A write that the table never allows raises
+`ImpossibleTransitionError`: that is a defect of the caller.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+
+
+class ImpossibleTransitionError(RuntimeError):
+    """A run, or its rendezvous, cannot change in this way."""
 
 
 class State(StrEnum):
-    """The state of a run. States only go forward; a final state stays."""
+    """State of a run, or of a multi-node run on one of its nodes."""
 
     # Recorded; no process of the run was seen yet.
     PENDING = "pending"
@@ -26,20 +51,119 @@ class State(StrEnum):
     @property
     def final(self) -> bool:
         """True if the run is over."""
-        return self in _FINAL
+        return self in ENDED
 
-    def may_become(self, other: State) -> bool:
-        """Return True if `other` may follow this state, directly or after further states."""
-        return not self.final and (other.final or _ORDER.index(other) > _ORDER.index(self))
+
+# States before the first message of a node.
+WAITING = (State.PENDING, State.QUEUED)
+# States in which the run has processes.
+UNDER_WAY = (State.STARTING, State.RUNNING)
+# States of a run that has not ended. Queries use this tuple and not the complement of `ENDED`, so
+# that the database can use the index on states.
+ACTIVE = (*WAITING, *UNDER_WAY)
+# The final states.
+ENDED = (State.FINISHED, State.FAILED, State.STOPPED)
+# States that a node may report.
+REPORTED = (*UNDER_WAY, *ENDED)
+
+
+class Cause(Enum):
+    """Reason for a change of a run's state. The value completes "cannot become … when"."""
+
+    # Worker: the run waits as a job of an engine.
+    QUEUE = "its engine queues it"
+    # Ingest: a report of a node's agent or launcher, or the leader's Hello.
+    REPORT = "a node reports"
+    # Requests and worker: no process is left that could report an end, or none was started. If that
+    # is only assumed (`runs.lost`), a later message still counts as `REVIVE`.
+    END = "the control plane ends it"
+    # Ingest: a message about a run whose end was only assumed.
+    REVIVE = "a node reports after an assumed end"
+    # Ingest: the script exited with success before its last epoch, because a user stopped the run.
+    STOP_REQUESTED = "its success turns out to be a requested stop"
+    # Worker: the run failed because a user cancelled its job in the engine.
+    JOB_CANCELLED = "its job turns out to be cancelled"
+    # Requests: a user resumes an ended run.
+    RESUME = "a user resumes it"
+    # Worker: the rendezvous is lost, and the run starts again on the nodes that are left.
+    RELAUNCH = "it is relaunched"
+
+    def allows(self, before: State, after: State) -> bool:
+        """Return whether `after` may follow `before` for this reason."""
+        return after in TRANSITIONS[self].get(before, ())
+
+    def sources(self, after: State) -> tuple[State, ...]:
+        """Return the states that `after` may follow for this reason.
+
+        Raises:
+            ImpossibleTransitionError: there are none.
+        """
+        before = tuple(state for state in State if self.allows(state, after))
+        if not before:
+            raise ImpossibleTransitionError(f"no run can become {after} when {self.value}")
+        return before
+
+    def check(self, before: State, after: State) -> None:
+        """Raise `ImpossibleTransitionError` if `after` may not follow `before` for this reason."""
+        if not self.allows(before, after):
+            raise ImpossibleTransitionError(
+                f"a run that is {before} cannot become {after} when {self.value}"
+            )
+
+
+# By cause and state: the states that may follow.
+TRANSITIONS: Mapping[Cause, Mapping[State, tuple[State, ...]]] = {
+    # A queued run is queued again when its engine has another reason why it waits.
+    Cause.QUEUE: dict.fromkeys(WAITING, (State.QUEUED,)),
+    Cause.REPORT: {
+        State.PENDING: REPORTED,
+        State.QUEUED: REPORTED,
+        State.STARTING: (State.RUNNING, *ENDED),
+        State.RUNNING: ENDED,
+    },
+    Cause.END: dict.fromkeys(ACTIVE, (State.FAILED, State.STOPPED)),
+    # Success is never assumed, only reported.
+    Cause.REVIVE: dict.fromkeys((State.FAILED, State.STOPPED), REPORTED),
+    Cause.STOP_REQUESTED: {State.FINISHED: (State.STOPPED,)},
+    Cause.JOB_CANCELLED: {State.FAILED: (State.STOPPED,)},
+    Cause.RESUME: dict.fromkeys(ENDED, (State.PENDING,)),
+    Cause.RELAUNCH: dict.fromkeys(ACTIVE, (State.PENDING,)),
+}
+
+
+class Rendezvous(StrEnum):
+    """Phase of the rendezvous of a multi-node run's launch.
+
+    The worker takes each step (`control.multi_node`): it chooses the host, finds that the host is
+    lost, records the next launch when all launchers have ended, and orders the nodes to start it.
+    """
+
+    # No node was chosen as the host, because none has reported an address yet.
+    WAITING = "waiting"
+    # The host serves the rendezvous at a known address, which is sent to the nodes.
+    READY = "ready"
+    # The host went away, and the rendezvous with it. The launchers that are left are being killed.
+    HOST_LOST = "host_lost"
+    # The next launch is recorded. Its nodes have not been ordered to start it yet.
+    RELAUNCH = "relaunch"
 
     @property
-    def predecessors(self) -> tuple[State, ...]:
-        """The states that this state may follow."""
-        return tuple(state for state in State if state.may_become(self))
+    def restarts(self) -> bool:
+        """True while the run is being relaunched: its nodes do not change until that is done."""
+        return self in (Rendezvous.HOST_LOST, Rendezvous.RELAUNCH)
+
+    def check(self, after: Rendezvous) -> None:
+        """Raise `ImpossibleTransitionError` if the phase `after` may not follow this one."""
+        if after is not _NEXT_PHASE[self]:
+            raise ImpossibleTransitionError(
+                f"a rendezvous that is {self} cannot become {after} within a launch"
+            )
 
 
-_ORDER = (State.PENDING, State.QUEUED, State.STARTING, State.RUNNING)
-_FINAL = (State.FINISHED, State.FAILED, State.STOPPED)
-
-# Names of the final states.
-ENDED = tuple(state.value for state in _FINAL)
+# Within an active run the phases form a circle. A user who resumes a run starts at WAITING.
+_NEXT_PHASE = {
+    Rendezvous.WAITING: Rendezvous.READY,
+    Rendezvous.READY: Rendezvous.HOST_LOST,
+    Rendezvous.HOST_LOST: Rendezvous.RELAUNCH,
+    Rendezvous.RELAUNCH: Rendezvous.WAITING,
+}

@@ -23,7 +23,6 @@ from paceline_backend.insight.alerts import DEFAULTS, rules_with
 from paceline_backend.insight.alerts.rules import Rule, Severity
 from paceline_backend.requests import InvalidRequestError
 from paceline_backend.requests import webhooks as sending
-from paceline_backend.requests.webhooks import addresses
 from paceline_backend.server.keys import Keys
 from paceline_backend.store import Connection, Store, audit, meta
 from paceline_backend.store.alerts import rows, webhooks
@@ -361,8 +360,8 @@ def list_webhooks(request: Request) -> Any:
 def create_webhook(request: Request, body: NewWebhook) -> Any:
     """Create a webhook. The response is the only one that shows its secret."""
     try:
-        origin = addresses.check(body.url, settings_of(request).webhook_origins)
-    except addresses.AddressError as error:
+        origin = sending.allowed_origin(body.url, settings_of(request).webhook_origins)
+    except sending.AddressError as error:
         raise InvalidRequestError("url", str(error)) from error
     store, by = store_of(request), requester_of(request)
     with store.write() as connection:

@@ -1,5 +1,4 @@
 """Commands of a control plane.
 
-`access` (tokens, `open`), `database` and `server` are commands; `parts` starts the processes of
-`paceline server`.
+`access` (tokens, `open`), `database` and `server` are commands.
 """

@@ -1,24 +1,39 @@
-"""Command `paceline server`: its options, and the `Settings` built from them."""
+"""Command `paceline server`: options, the `Settings` built from them, and the start of the parts.
+
+One process runs all parts, or only the web process or a worker. Each function that starts a part
+imports what only this part needs, so that the command starts quickly. If the configuration has no
+token for admins, the server creates one, and keeps it in files while it runs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from dataclasses import dataclass
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from paceline.commands.options import TokenOptions, grouped
 from paceline.core import logs
 from paceline.core.errors import PacelineError
-from paceline_backend.commands import parts
+from paceline.wire.bus import is_loopback
 from paceline_backend.commands.options import DATA, Data, Database
 from paceline_backend.server import users
 from paceline_backend.server.origins import Origins
 from paceline_backend.server.prices import Price
 from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
+
+if TYPE_CHECKING:
+    from paceline_backend.server.embedded import EmbeddedBus
+    from paceline_backend.server.supervisor import DataDirectory
+
+log = logging.getLogger(__name__)
 
 # Exit code; see docs/internals.md.
 _ENVIRONMENT = 3
@@ -264,12 +279,119 @@ def server(
 
 def _start(settings: Settings, data: Path, part: ServerPart) -> int:
     if part.only is None:
-        return parts.everything(settings, data, part.name)
+        return start_everything(settings, data, part.name)
     if not settings.bus or not settings.database:
         raise typer.BadParameter(
             "parts that run alone must share a bus and a database: give --bus and --database",
             param_hint="--only",
         )
     if part.only == "worker":
-        return parts.worker(settings, part.name)
-    return parts.web(settings)
+        return start_worker(settings, part.name)
+    return start_web(settings)
+
+
+def start_everything(settings: Settings, data: Path, name: str | None) -> int:
+    """Start all parts. Embed a database or bus that is not given. Return the exit code."""
+    from paceline_backend.server.supervisor import DataDirectory, ServerSupervisor, listen
+    from paceline_backend.store import Store
+    from paceline_backend.store.access import tokens
+
+    with contextlib.ExitStack() as held:
+        database, bus, embedded = settings.database, settings.bus, None
+        directory = None if database and bus else held.enter_context(DataDirectory(data))
+        listener = held.enter_context(listen(settings))
+        port = listener.getsockname()[1]
+        if directory is not None:
+            embedded = None if bus else _embedded_bus(directory, settings)
+            database = database or directory.database
+            bus = embedded.url if embedded else bus
+        beyond = embedded is not None and not is_loopback(settings.host)
+        trusted = settings.trust_network and beyond
+        settings = replace(settings, database=database, bus=bus, port=port, trust_network=trusted)
+        # Migrate the database before the parts start, so that they need not wait for each other.
+        with Store.open(database) as store:
+            if settings.token is None:
+                folder = None if directory is None else directory.path
+                made = str(tokens.embedded(store))
+                held.enter_context(token_kept(settings.url, made, folder))
+        name = name or f"{socket.gethostname()}:{port}"
+        return ServerSupervisor(settings, embedded, _parts(settings, listener, name)).run()
+
+
+def _parts(settings: Settings, listener: socket.socket, name: str) -> dict[str, Callable[[], int]]:
+    from paceline_backend.api import web
+    from paceline_backend.control import worker
+
+    def work() -> int:
+        listener.close()
+        return worker.run(settings, name)
+
+    return {"web": partial(web.run, settings, listener), "worker": work}
+
+
+def _embedded_bus(directory: DataDirectory, settings: Settings) -> EmbeddedBus:
+    if settings.trust_network:
+        return directory.bus(settings.host)
+    if not is_loopback(settings.host):
+        log.warning(
+            "agents on other machines cannot reach the embedded bus: start the server with "
+            "--trust-network if the network is trusted, or with --bus"
+        )
+    return directory.bus()
+
+
+def start_worker(settings: Settings, name: str | None) -> int:
+    """Run the worker process. Return the exit code."""
+    from paceline_backend.control import worker as process
+
+    return process.run(settings, name or f"{socket.gethostname()}:pid-{os.getpid()}")
+
+
+def start_web(settings: Settings) -> int:
+    """Run the web process. Return the exit code."""
+    from paceline_backend.api import web as process
+    from paceline_backend.server.supervisor import listen
+
+    listener = listen(settings)
+    if settings.token is None:
+        command = "paceline token create NAME --scope admin --database URL"
+        typer.echo(
+            f"paceline server: without --token, `{command}` creates the first token", err=True
+        )
+    return process.run(settings, listener)
+
+
+def _write_token(path: Path, token: str) -> None:
+    """Write a token to a file that only this user can read."""
+    part = path.with_suffix(".new")
+    try:
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{token}\n")
+        part.replace(path)
+    except OSError as error:
+        raise PacelineError(f"the token file {path} cannot be written: {error}") from error
+
+
+@contextlib.contextmanager
+def token_kept(server: str, token: str, data: Path | None) -> Iterator[None]:
+    """Let clients of this user find the token while the server runs.
+
+    `data` is a directory that gets the file `token`, which stays there. If neither this file nor
+    that of the user can be written, no client could ever log in.
+
+    Raises:
+        PacelineError: the file in `data`, or both files, cannot be written.
+    """
+    from paceline.node import tokens
+
+    if data is not None:
+        _write_token(data / "token", token)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(tokens.keeping(server, token))
+        except OSError as error:
+            if data is None:
+                raise PacelineError(f"the server's token cannot be written: {error}") from error
+            log.warning("clients need --token-file %s: %s", data / "token", error)
+        yield

@@ -2,7 +2,7 @@
 
 `Ingest` moves telemetry from the bus into the store, in its own process. `ControllerManager` takes
 the `Lease` of each active run and starts a `Controller` for it, which offers the leader its next
-segment. The `Advisor` in `advice.advisor` decides for runs whose `auto` is on. `worker.run` starts
+segment. The `Advisor` in `advice` decides for runs whose `auto` is on. `worker.run` starts
 ingest as a child process and everything else as threads. Nothing else calls this package, and the
 API never imports it.
 

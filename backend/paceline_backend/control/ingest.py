@@ -8,9 +8,9 @@ appears there twice only if another ingest took over from one that was stuck, no
 one entry of a run's live stream, because thousands of ranks send one record each. An outage of the
 bus or the database stops ingest but not the ranks: their entries stay on the bus.
 
-A large Hello comes in parts, and takes seconds to assemble. A separate thread does that
-(`assembly`). Ingest does not acknowledge the part that completed the Hello until then, so that
-after a crash this part is delivered again and completes the Hello again.
+A large Hello comes in parts, can have hundreds of megabytes, and takes seconds to assemble. A
+separate thread does that (`_Assembly`). Ingest does not acknowledge the part that completed the
+Hello until then, so that after a crash this part is delivered again and completes the Hello again.
 
 No message can block others, and none is stored that `checks` refuses. A message that cannot be
 read, stored or published is rejected, and `requests.rejected` keeps the reason. When a batch fails
@@ -26,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,8 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect
+from paceline.wire.parts import joined
 from paceline_backend import backends
-from paceline_backend.control.assembly import Assembly
 from paceline_backend.control.checks import Checks, problem
 from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry, in_order
 from paceline_backend.control.writers import Received, Writers, ends
@@ -186,7 +187,7 @@ class Ingest:
         self.behind = False
         # Runs by the Hello that the current batch completed.
         self._complete: dict[hellos.HelloKey, str] = {}
-        self._assembly = Assembly(store)
+        self._assembly = _Assembly(store)
         # Last parts, by the Hello that must be assembled.
         self._wholes: dict[hellos.HelloKey, _Item] = {}
         # The current batch was delivered before.
@@ -596,3 +597,46 @@ def _answers(client: redis.Redis) -> bool:
 
 class _StoppedError(Exception):
     """`stop` was set while ingest waited for the database."""
+
+
+class _Assembly:
+    """Assembler of Hellos whose parts are all stored. Not thread-safe.
+
+    Its thread assembles one at a time. The slow operations (reading, hashing, checking numbers)
+    release the interpreter lock, so ingest continues meanwhile.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pool = ThreadPoolExecutor(1, "hellos")
+        self._job: tuple[hellos.HelloKey, Future[Hello]] | None = None
+
+    def hello(self, named: hellos.HelloKey, ranks: int, *, wait: bool = False) -> Hello | None:
+        """Return a Hello that passed `problem`, or None while the thread is still assembling it.
+
+        Args:
+            named: the Hello to assemble. A call with another key drops the earlier request.
+            ranks: maximum number of ranks of the run.
+            wait: block until the Hello is assembled.
+
+        Raises:
+            WireError: the parts do not form a valid Hello.
+        """
+        if self._job is None or self._job[0] != named:
+            self._job = named, self._pool.submit(_assembled, self._store, named, ranks)
+        job = self._job[1]
+        if not (wait or job.done()):
+            return None
+        self._job = None
+        return job.result()
+
+
+def _assembled(store: Store, named: hellos.HelloKey, ranks: int) -> Hello:
+    with store.read() as connection:
+        data = hellos.read(connection, named)
+    hello = joined(data, named.digest, ranks)
+    if hello.attempt != named.attempt:
+        raise WireError(f"parts of attempt {named.attempt} form a Hello of attempt {hello.attempt}")
+    if reason := problem(hello):
+        raise WireError(reason)
+    return hello

@@ -16,8 +16,6 @@ from paceline_backend.store import Store
 from paceline_backend.store import leases as stored
 from paceline_backend.store.leases import Purpose
 
-reap = stored.reap
-
 
 @dataclass
 class Lease:

@@ -18,6 +18,7 @@ from paceline_backend.control.controller import Controller
 from paceline_backend.control.leases import Lease
 from paceline_backend.control.turns import Turns
 from paceline_backend.store import Store, StoreUnavailableError, runs
+from paceline_backend.store.leases import reap
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ControllerManager:
         """Extend leases, and stop and start controllers."""
         if not self._reaped:
             # Remove the leases of control planes that died.
-            leases.reap(self._store)
+            reap(self._store)
             self._reaped = True
         self._extend()
         self._scan()

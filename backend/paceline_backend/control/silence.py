@@ -15,10 +15,11 @@ import redis
 
 from paceline.wire import TELEMETRY, State, node_telemetry, run_telemetry
 from paceline.wire.bus import connect
+from paceline.wire.states import WAITING
 from paceline_backend import backends
 from paceline_backend.control.listening import ListeningClock
 from paceline_backend.requests import streams
-from paceline_backend.store import Store, jobs, nodes, runs, telemetry
+from paceline_backend.store import Store, nodes, runs, telemetry
 from paceline_backend.store.nodes import run_nodes
 
 K = TypeVar("K")
@@ -147,7 +148,7 @@ class Sweep:
         for_s = f"{self._silent_s:g} s"
         where = ", ".join(run.nodes) or "its node"
         why = f"no telemetry for {for_s}: lost contact with {where}"
-        if run.state == "pending":
+        if run.state == State.PENDING:
             why = f"no agent started it within {for_s}"
         with self._store.write() as connection:
             if not runs.end_silent(connection, run, why):
@@ -166,7 +167,7 @@ def _unanswered(heard_at: float | None) -> str:
 
 def _waits(run: runs.Unfinished) -> bool:
     # Nothing can report for such a run before the engine starts its job.
-    return run.state in jobs.WAITING and backends.engine(run.backend) is not None
+    return run.state in WAITING and backends.engine(run.backend) is not None
 
 
 def _speaks_on(run: runs.Unfinished) -> list[str]:

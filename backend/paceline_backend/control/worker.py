@@ -15,23 +15,18 @@ from functools import partial
 import redis
 
 from paceline.wire.bus import connect
-from paceline_backend.control import floods, silence, upkeep
-from paceline_backend.control.advice.advisor import Advisor
-from paceline_backend.control.advice.effects import Effects
-from paceline_backend.control.alerts.sender import Sender
-from paceline_backend.control.alerts.watch import AlertWatch
-from paceline_backend.control.engines import claims
-from paceline_backend.control.engines.engines import Engines
-from paceline_backend.control.fleet.watch import FleetWatch
+from paceline_backend.control import silence, upkeep
+from paceline_backend.control.advice import Advisor, Effects
+from paceline_backend.control.alerts import AlertWatch, Sender
+from paceline_backend.control.bus_users import UserReconciler, look_for_floods
+from paceline_backend.control.engines import LEASE_S, Engines
+from paceline_backend.control.fleet import FleetWatch
 from paceline_backend.control.hangs import SCAN_S, HangWatch
-from paceline_backend.control.idle import IdleMonitor
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
-from paceline_backend.control.keeper import UserReconciler
 from paceline_backend.control.manager import ControllerManager
-from paceline_backend.control.meetings import Meetings
-from paceline_backend.control.nodes.replacements import Replacements
-from paceline_backend.control.nodes.watch import SlowNodeWatch
-from paceline_backend.control.periodic import Periodic
+from paceline_backend.control.multi_node import NodeReconciler
+from paceline_backend.control.periodic import IdleMonitor, Periodic
+from paceline_backend.control.slow_nodes import SlowNodeWatch
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server import heartbeat, tracing
 from paceline_backend.server.floods import Guard
@@ -96,9 +91,9 @@ def _parts(
     alerts, effects = AlertWatch(store, owner), Effects(store, owner)
     auto = Advisor(store, settings.bus, owner)
     slow_nodes = SlowNodeWatch(store, settings.bus, owner)
-    users, meetings = UserReconciler(store, settings.bus), Meetings(store, settings.bus)
-    replacements, guard = Replacements(store, settings.bus), Guard(bus)
-    keep_claims_s = claims.LEASE_S / 3
+    users, guard = UserReconciler(store, settings.bus), Guard(bus)
+    multi_node = NodeReconciler(store, settings.bus)
+    keep_claims_s = LEASE_S / 3
     keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
 
     def beat() -> None:
@@ -115,10 +110,9 @@ def _parts(
     return [
         Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye, quiet_s=heartbeat.BEAT_S),
         Periodic("controllers", 0.25, controllers.look, controllers.end),
-        Periodic("rendezvous", 0.5, partial(meetings.look, bus)),
-        Periodic("replacements", 0.5, partial(replacements.look, bus)),
+        Periodic("multi-node runs", 0.5, partial(multi_node.look, bus)),
         # Short intervals, because a malicious client can write about 300 MB per second.
-        Periodic("flood guard", 0.25, partial(floods.look, store, guard), quiet_s=1.0),
+        Periodic("flood guard", 0.25, partial(look_for_floods, store, guard), quiet_s=1.0),
         # An ended run may have left jobs in an engine, so these two never pause for long.
         Periodic("engines", 0.5, partial(engines.look, bus), engines.end, quiet_s=3.0),
         Periodic(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.wire.states import UNDER_WAY
 from paceline_backend.insight import hangs, workers
 from paceline_backend.store import Connection, Store, coverage, reads
 from paceline_backend.store import runs as runs_store
@@ -22,7 +23,7 @@ from paceline_backend.store.history import RunFilter
 
 # Only the newest active runs are reported: each has about a dozen time series in the monitoring.
 MOST_RUNS = 100
-_ACTIVE = RunFilter(states=("starting", "running"))
+_ACTIVE = RunFilter(states=UNDER_WAY)
 # Means cover this many of the last complete steps.
 STEPS = 50
 # Planning times are means over this many segments.

@@ -24,9 +24,6 @@ does not allow it), `RevisionError` (the run has another revision than expected)
 
 from paceline_backend.requests import sessions
 from paceline_backend.requests.adopting import adopt
-from paceline_backend.requests.checking import check_node
-from paceline_backend.requests.cordons import cordon, uncordon
-from paceline_backend.requests.elsewhere import Elsewhere
 from paceline_backend.requests.enlisting import enlist
 from paceline_backend.requests.errors import (
     ConflictError,
@@ -34,13 +31,13 @@ from paceline_backend.requests.errors import (
     check_policy,
     refuse_observed,
 )
-from paceline_backend.requests.hung import end_hung
 from paceline_backend.requests.joining import join, leave
-from paceline_backend.requests.labels.target import set_target
+from paceline_backend.requests.labels import set_target
 from paceline_backend.requests.launch import launch
+from paceline_backend.requests.nodes import check_node, cordon, uncordon
 from paceline_backend.requests.replacing import NodeReplacement, replace, withdraw
-from paceline_backend.requests.resume import Resumption, resume
-from paceline_backend.requests.stop import stop
+from paceline_backend.requests.resume import Elsewhere, Resumption, resume
+from paceline_backend.requests.stop import end_hung, stop
 from paceline_backend.requests.switch import switch
 
 __all__ = [

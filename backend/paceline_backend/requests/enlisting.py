@@ -13,6 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from paceline.wire import State
+from paceline.wire.states import WAITING
 from paceline_backend import backends
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError
@@ -20,7 +21,7 @@ from paceline_backend.requests.launch import credentials
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, runs
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun
+from paceline_backend.store.nodes.run_nodes import MultiNodeRun
 
 # A node that has not started after this time may have missed its launch.
 _AGAIN_S = 8.0
@@ -82,7 +83,7 @@ def _admit_one(
     """Admit a node to a single-node run: the first node that asks trains it."""
     if not jobs.take(connection, run, node):
         return Enlisted(state, False, f"the run trains on {new.node}"), False
-    return Enlisted(state, True, ""), state in jobs.WAITING
+    return Enlisted(state, True, ""), state in WAITING
 
 
 def _admit(
@@ -98,7 +99,7 @@ def _admit(
         again = row.state == State.PENDING and time.time() - row.launched_at > _AGAIN_S
         return Enlisted(state, True, ""), again
     # The run is being relaunched on the nodes that it had.
-    if group.rendezvous in (GONE, ANEW):
+    if group.rendezvous.restarts:
         return Enlisted(state, True, ""), False
     if new.has_jobs and not group.nodes and not _all_come(connection, run, new, node):
         # The job still waits for other nodes. A launch on this node alone would find no peers at

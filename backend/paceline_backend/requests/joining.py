@@ -15,9 +15,9 @@ from paceline_backend import backends
 from paceline_backend.backends.checks import fast_enough
 from paceline_backend.backends.local import taken
 from paceline_backend.requests import sessions, streams
-from paceline_backend.requests.cordons import cordon_too
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.requests.launch import credentials, placed
+from paceline_backend.requests.nodes import cordon_too
 from paceline_backend.requests.resume import environment
 from paceline_backend.store import (
     Connection,
@@ -31,7 +31,7 @@ from paceline_backend.store import (
 from paceline_backend.store.audit import RequestedChange, record_change
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun, RunNode
+from paceline_backend.store.nodes.run_nodes import MultiNodeRun, RunNode
 
 
 def join(
@@ -152,7 +152,7 @@ def under_way(connection: Connection, run: str) -> MultiNodeRun:
     if group is None or not group.nodes:
         runs.key_of(connection, run)
         raise ConflictError(f"run {run} has ended, or was not launched on several nodes")
-    if group.rendezvous in (GONE, ANEW):
+    if group.rendezvous.restarts:
         raise ConflictError(
             f"run {run} is being relaunched, because its rendezvous host was lost: try again"
         )

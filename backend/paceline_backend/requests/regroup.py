@@ -1,9 +1,9 @@
 """Restart of a multi-node run after its rendezvous host is lost.
 
 Each public function is a step, in this order: `begin`, `end_launch`, `regroup`, `launch`. Each step
-records its result in the database. If a worker is killed in between, the next round of
-`control.meetings` does the next step. A run whose nodes all ended with the rendezvous, and which
-must not restart, is ended by `settle`.
+records its result in the database, as a phase of the run's `Rendezvous`. If a worker is killed in
+between, the next round of `control.multi_node` does the next step. A run whose nodes all ended with
+the rendezvous, and which must not restart, is ended by `settle`.
 
 All functions raise `StoreError` if the database fails, and those with a `bus` parameter
 `redis.RedisError` if the bus is unavailable.
@@ -18,6 +18,7 @@ from dataclasses import replace
 import redis
 
 from paceline.wire import Kill, State
+from paceline.wire.states import Cause, Rendezvous
 from paceline_backend import backends
 from paceline_backend.requests import spares, streams
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError
@@ -28,7 +29,7 @@ from paceline_backend.store import Connection, Store, StoreError, new_runs, node
 from paceline_backend.store.audit import CONTROL_PLANE, RequestedChange, record_change, stop_asked
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import ANEW, GONE, MultiNodeRun
+from paceline_backend.store.nodes.run_nodes import MultiNodeRun
 from paceline_backend.store.telemetry import several
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def begin(store: Store, group: MultiNodeRun) -> bool:
     with store.write() as connection:
         if stop_asked(connection, group.id):
             return False
-        return run_nodes.set_rendezvous(connection, group, GONE, group.host)
+        return run_nodes.advance(connection, group, Rendezvous.HOST_LOST, group.host)
 
 
 def end_launch(
@@ -87,7 +88,7 @@ def launch(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun) ->
         _failed(store, bus, group, error)
         return
     with store.write() as connection:
-        noted = run_nodes.set_rendezvous(connection, group, None, None)
+        noted = run_nodes.advance(connection, group, Rendezvous.WAITING)
     # The run was stopped and agents got that order first, or another worker did this step.
     if not noted:
         _end_if_stopped(store, bus, group)
@@ -179,5 +180,5 @@ def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
         return False
     details = {"left": group.host, "nodes": list(new.nodes), "first_attempt": new.first_attempt}
     record_change(connection, RequestedChange(group.id, CONTROL_PLANE), "run.regroup", details)
-    new_runs.resume(connection, group.id, new, ANEW)
+    new_runs.resume(connection, group.id, new, Cause.RELAUNCH)
     return True

@@ -1,8 +1,8 @@
 """Replacement of a node of a multi-node run by another node.
 
 The new node joins first. Its launcher exceeds the run's maximum, so it waits at the rendezvous
-while the run continues. Once it has arrived, the old node leaves (`control.nodes`). So only one
-rendezvous is needed, and it includes the new node.
+while the run continues. Once it has arrived, the old node leaves (`control.multi_node`). So only
+one rendezvous is needed, and it includes the new node.
 
 For runs on an engine, another job is requested. The node that it brings replaces the old one when
 it arrives (`requests.enlisting`).
@@ -18,7 +18,6 @@ from typing import Any
 from paceline.core import logs
 from paceline_backend.insight import replacements
 from paceline_backend.requests import spares, streams
-from paceline_backend.requests.cordons import cordon_too
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError
 from paceline_backend.requests.joining import (
     cannot_join,
@@ -28,6 +27,7 @@ from paceline_backend.requests.joining import (
     start,
     under_way,
 )
+from paceline_backend.requests.nodes import cordon_too
 from paceline_backend.requests.resume import environment
 from paceline_backend.store import Connection, Store, jobs, new_runs, nodes
 from paceline_backend.store.audit import CONTROL_PLANE, RequestedChange, record_change, stop_asked

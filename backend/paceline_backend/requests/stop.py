@@ -1,8 +1,12 @@
-"""Stop of a run: at the end of the current segment, or at once by killing its processes."""
+"""Stop of a run, and the kill of ranks that block a hung run.
+
+A run stops at the end of its current segment, or at once by killing its processes. After the kill
+of the ranks that block a hung run, TorchElastic restarts all ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import redis
 
@@ -10,6 +14,7 @@ from paceline.wire import (
     COMMANDS_LENGTH,
     CONTROL_LENGTH,
     OBSERVED,
+    EndRanks,
     Kill,
     State,
     StopTraining,
@@ -17,10 +22,12 @@ from paceline.wire import (
     control,
 )
 from paceline.wire.bus import publish
+from paceline.wire.states import WAITING
 from paceline_backend.requests import sessions, streams
 from paceline_backend.requests.errors import ConflictError
-from paceline_backend.store import Store, jobs, runs
-from paceline_backend.store.audit import RequestedChange, record_change
+from paceline_backend.store import Store, runs
+from paceline_backend.store.audit import RequestedChange, Requester, record_change
+from paceline_backend.store.nodes import hanging
 
 
 def stop(
@@ -54,7 +61,7 @@ def stop(
             record_change(connection, change, "run.stop", details)
             # If the agent has died, the launch may be lost, and nothing else would end the run.
             trains = state is State.RUNNING
-            ends = not trains and (state in jobs.WAITING or not where)
+            ends = not trains and (state in WAITING or not where)
             if ends:
                 message, lost = "stopped before it started", bool(where)
                 runs.end(connection, run, State.STOPPED, message, lost=lost)
@@ -75,8 +82,34 @@ def _refuse(run: str, state: State, where: Collection[str], force: bool) -> None
         raise ConflictError(f"run {run} has no agent to end it; stop it without force")
 
 
-def kill(store: Store, bus: redis.Redis, run: str, nodes: Collection[str], order: Kill) -> None:
-    """Order agents, and `paceline run`, to kill a run's processes."""
+def end_hung(
+    store: Store, bus_url: str, run: str, attempt: int, ranks: Sequence[int], by: Requester
+) -> bool:
+    """Order agents to kill ranks. TorchElastic then restarts all ranks, or gives up. Idempotent.
+
+    Ranks of other attempts than `attempt` are left alone. `by.why` describes the hang in words.
+    After a `redis.RedisError` the caller may repeat the call.
+
+    Returns:
+        True if the order was given, False if the attempt is over.
+    """
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            noted = hanging.note_end(connection, run, attempt)
+            if noted is None:
+                return False
+            if noted:
+                details = {"attempt": attempt, "ranks": list(ranks)}
+                record_change(connection, RequestedChange(run, by), "run.restart-hung", details)
+            where = runs.launched(connection, run).nodes
+        kill(store, bus, run, where, EndRanks(attempt, list(ranks), by.why))
+    return True
+
+
+def kill(
+    store: Store, bus: redis.Redis, run: str, nodes: Collection[str], order: Kill | EndRanks
+) -> None:
+    """Order agents, and `paceline run`, to kill all processes of a run or some of its ranks."""
     keys = sessions.keys(store, nodes)
     for node in nodes:
         of_node = keys.of_node(node)

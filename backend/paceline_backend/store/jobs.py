@@ -22,7 +22,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED, State
+from paceline.wire import State
+from paceline.wire.states import ACTIVE, WAITING, Cause
 from paceline_backend.store.access import tokens
 from paceline_backend.store.audit import stop_asked
 from paceline_backend.store.database import Connection, Store
@@ -30,11 +31,6 @@ from paceline_backend.store.nodes import engine_cordons, engine_runs
 from paceline_backend.store.runs import UnknownRunError
 from paceline_backend.store.schema import engine_runs as marks
 from paceline_backend.store.schema import nodes, runs
-
-# A list of states, so that the database can use the index on states.
-_GOING_ON = [state for state in State if state not in ENDED]
-# States before the first message of a node.
-WAITING = (State.PENDING, State.QUEUED)
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ def open_runs(connection: Connection, backends: Collection[str]) -> list[EngineR
     query = (
         sa.select(*columns, c.nodes_min, c.nodes_max, c.nproc, c.script, c.cwd, c.message)
         .add_columns(c.seen_at)
-        .where(c.backend.in_(backends), c.state.in_(_GOING_ON) | marked)
+        .where(c.backend.in_(backends), c.state.in_(ACTIVE) | marked)
         .where(c.backend_jobs.is_not(sa.null()), c.pruned_at.is_(None))
         .order_by(c.key)
     )
@@ -132,7 +128,7 @@ def current(connection: Connection, run: EngineRun) -> bool:
 
 def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
     """Return whether a job still has to be submitted; `run` may be some seconds old."""
-    asked = _asked_now(connection, run, runs.c.state.in_(_GOING_ON))
+    asked = _asked_now(connection, run, runs.c.state.in_(ACTIVE))
     return asked is not None and part in asked["jobs"] and asked["jobs"][part] is None
 
 
@@ -207,7 +203,7 @@ def replaced(connection: Connection, run: str) -> list[str]:
 
 def awaited(connection: Connection, run: str) -> list[str]:
     """Return the same as `replaced`, but nothing for a run that has ended or is on no engine."""
-    query = sa.select(runs.c.backend_jobs).where(runs.c.id == run, runs.c.state.in_(_GOING_ON))
+    query = sa.select(runs.c.backend_jobs).where(runs.c.id == run, runs.c.state.in_(ACTIVE))
     asked = connection.execute(query).scalar()
     return list((asked or {}).get("replaces", {}).values())
 
@@ -265,7 +261,7 @@ def queue(connection: Connection, run: EngineRun, why: str) -> bool:
     if run.state == State.QUEUED and run.message == why:
         return False
     c = runs.c
-    waits = sa.update(runs).where(c.key == run.key, c.state.in_(WAITING))
+    waits = sa.update(runs).where(c.key == run.key, c.state.in_(Cause.QUEUE.sources(State.QUEUED)))
     return connection.execute(waits.values(state=State.QUEUED, message=why)).rowcount > 0
 
 
@@ -314,7 +310,8 @@ def cancelled(connection: Connection, run: EngineRun) -> bool:
     code, and its run stays failed.
     """
     c = runs.c
-    query = sa.update(runs).where(c.key == run.key, c.state == State.FAILED, c.exit_code.is_(None))
+    failed = c.state.in_(Cause.JOB_CANCELLED.sources(State.STOPPED))
+    query = sa.update(runs).where(c.key == run.key, failed, c.exit_code.is_(None))
     return connection.execute(query.values(state=State.STOPPED)).rowcount > 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import State
+from paceline.wire.states import Cause, Rendezvous
 from paceline_backend.store import jobs
 from paceline_backend.store.nodes import engine_runs, run_nodes
 from paceline_backend.store.runs import UnknownRunError, last_attempt
@@ -115,12 +116,23 @@ def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
     ), State(row.state)
 
 
-def resume(connection: sa.Connection, run: str, new: NewRun, rendezvous: str | None = None) -> None:
-    """Set an ended run to pending again; its rows stay.
+def resume(connection: sa.Connection, run: str, new: NewRun, cause: Cause = Cause.RESUME) -> None:
+    """Set a run to pending again, for another launch; its rows stay.
 
-    `new` is the result of `stored`, with changes. For `rendezvous` of a multi-node run, see
-    `run_nodes`.
+    `new` is the result of `stored`, with changes. `cause` is RESUME, or RELAUNCH for a multi-node
+    run that has lost its rendezvous.
+
+    Raises:
+        ImpossibleTransitionError: the run has not ended. To be relaunched, it must be active, and
+            its rendezvous lost.
     """
+    known = sa.select(runs.c.state, runs.c.rendezvous).where(runs.c.id == run)
+    before = connection.execute(known.with_for_update(key_share=True)).one()
+    cause.check(State(before.state), State.PENDING)
+    rendezvous = Rendezvous.WAITING
+    if cause is Cause.RELAUNCH:
+        rendezvous = Rendezvous.RELAUNCH
+        Rendezvous(before.rendezvous).check(rendezvous)
     values = {
         "state": State.PENDING,
         "node": new.node,
@@ -142,6 +154,7 @@ def resume(connection: sa.Connection, run: str, new: NewRun, rendezvous: str | N
         "exit_code": None,
         "message": None,
         "rendezvous": rendezvous,
+        "rendezvous_address": None,
     }
     query = sa.update(runs).where(runs.c.id == run).values(values).returning(runs.c.key)
     key = connection.execute(query).scalar_one()
@@ -161,7 +174,7 @@ def create(connection: sa.Connection, new: NewRun, by: str, run: str | None = No
         .values(
             id=run,
             name=new.name,
-            state="pending",
+            state=State.PENDING,
             backend=new.backend,
             node=new.node,
             script=new.script,

@@ -34,6 +34,7 @@ from paceline.wire import metrics as wire_metrics
 from paceline.wire.parts import DIGEST_BYTES, MOST_PARTS, PART_BYTES
 from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.segment import MOST_STEPS
+from paceline.wire.states import REPORTED, State
 
 # The state that is kept for each rank must fit into memory.
 MOST_RANKS = 2**17
@@ -239,7 +240,9 @@ def of_data_epoch(message: DataEpoch) -> str | None:
 
 
 def of_run_state(change: RunState) -> str | None:
-    """Validate a state change of a run, except the name of the state."""
+    """Validate a state change of a run that a node reports."""
+    if change.state not in REPORTED:
+        return f"state is {change.state}: a node reports {State.STARTING} or a later state"
     bounds = {"attempt": _INT, "dropped": _BIG, "port": 2**16}
     if len(change.address) > _LONGEST_NAME:
         return f"address has {len(change.address)} characters: at most {_LONGEST_NAME}"

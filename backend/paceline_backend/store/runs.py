@@ -21,6 +21,7 @@ from paceline.core import driver, runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
+from paceline.wire.states import UNDER_WAY, Cause
 from paceline_backend.store import attempts, hellos, refusals, segments
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.history import RunFilter, RunOrder, days, labels, notices
@@ -29,8 +30,8 @@ from paceline_backend.store.quality import completion, evaluations, target
 from paceline_backend.store.schema import leases, runs, scenarios
 
 _PRIVATE = (
-    *("hello", "seen_at", "lost", "attempts", "pruned_at", "signed", "rendezvous"),
-    *("hang_ended", "summed_at"),
+    *("hello", "seen_at", "lost", "attempts", "pruned_at", "signed"),
+    *("rendezvous", "rendezvous_address", "hang_ended", "summed_at"),
 )
 _PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
 # Maximum number of scale events of a multi-node launch: each node that joins or leaves adds one.
@@ -196,6 +197,9 @@ def end(
     """End a run that has no process left to end it; return False if it had ended before.
 
     `lost` means that the end is only assumed: the run's supervisor may still report another end.
+
+    Raises:
+        ImpossibleTransitionError: `state` is no end, or it is one that only nodes can report.
     """
     return _end(connection, run, state, message, lost=lost)
 
@@ -203,7 +207,7 @@ def end(
 def end_silent(connection: sa.Connection, silent: Unfinished, message: str) -> bool:
     """Fail a run that is assumed lost; return False if it ended or sent a message meanwhile."""
     unheard = runs.c.seen_at.is_not_distinct_from(silent.seen_at)
-    return _end(connection, silent.id, "failed", message, unheard, lost=True)
+    return _end(connection, silent.id, State.FAILED, message, unheard, lost=True)
 
 
 def _end(
@@ -216,7 +220,7 @@ def _end(
 ) -> bool:
     changed = connection.execute(
         sa.update(runs)
-        .where(runs.c.id == run, runs.c.state.in_(State(state).predecessors), *conditions)
+        .where(runs.c.id == run, runs.c.state.in_(Cause.END.sources(State(state))), *conditions)
         .values(state=state, ended_at=time.time(), message=message, lost=lost)
     )
     return changed.rowcount > 0
@@ -316,7 +320,7 @@ def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, st
     Hello and follows plans.
     """
     query = sa.select(runs.c.key, runs.c.id).where(
-        runs.c.state.in_((State.STARTING, State.RUNNING)),
+        runs.c.state.in_(UNDER_WAY),
         runs.c.hello.is_not(None),
         runs.c.policy != OBSERVED,
         runs.c.backend.in_(backends),

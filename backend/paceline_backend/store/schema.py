@@ -142,7 +142,7 @@ runs = Table(
     # The public id, in URLs and on the bus.
     Column("id", Text, nullable=False, unique=True),
     Column("name", Text, nullable=False),
-    # One of pending, queued, starting, running, …
+    # See `wire.states.State`.
     Column("state", Text, nullable=False),
     # One of local, simulated, slurm, …
     Column("backend", Text, nullable=False),
@@ -195,9 +195,10 @@ runs = Table(
     Column("signed", Boolean, nullable=False, server_default=false()),
     Column("nodes_min", Integer, nullable=False, server_default="1"),
     Column("nodes_max", Integer, nullable=False, server_default="1"),
-    # Where the launchers of several nodes rendezvous, "address:port", or a state of a relaunch, see
-    # `store.nodes.run_nodes`.
-    Column("rendezvous", Text),
+    # For several nodes: phase of the rendezvous of their launchers, see `wire.states.Rendezvous`.
+    Column("rendezvous", Text, nullable=False, server_default="waiting"),
+    # Where it is, "address:port". NULL unless the phase is `ready`.
+    Column("rendezvous_address", Text),
     # Number of nodes that are held back as spares while the run trains, and whether a node that a
     # verdict names slow is replaced by one of them automatically.
     Column("spares", Integer, nullable=False, server_default="0"),

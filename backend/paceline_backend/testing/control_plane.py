@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from paceline.node.client import Client
+from paceline.wire import ENDED
 
 T = TypeVar("T")
 
-_FINAL = ("finished", "failed", "stopped")
 _WAIT_S = 300.0
 
 
@@ -112,7 +112,7 @@ class ControlPlane:
 
     def ends(self, run: str, timeout_s: float = _WAIT_S) -> dict[str, Any]:
         """Wait until a run has ended, and return it."""
-        until(lambda: self.run(run)["state"] in _FINAL, f"the end of {run}", timeout_s, 0.1)
+        until(lambda: self.run(run)["state"] in ENDED, f"the end of {run}", timeout_s, 0.1)
         return self.run(run)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import pytest
 
 from paceline.wire import ENDED
+from paceline.wire.states import WAITING
 from paceline_backend.testing.control_plane import TestedServer, until
 
 SCRIPT = Path(__file__).parent / "training.py"
@@ -89,7 +90,7 @@ def queued(harness: Harness, run: str) -> str:
 
     def job() -> str | None:
         shown = harness.cluster.run(run)
-        assert shown["state"] in ("pending", "queued"), shown["message"]
+        assert shown["state"] in WAITING, shown["message"]
         ref: str | None = shown["backend_jobs"]["jobs"]["0"]
         return ref if shown["state"] == "queued" else None
 

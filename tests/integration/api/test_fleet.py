@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from paceline.wire import LongPhase, Phase, StepBatch
 from paceline_backend.control import upkeep
-from paceline_backend.control.fleet.watch import FleetWatch
+from paceline_backend.control.fleet import FleetWatch
 from paceline_backend.insight import fleet
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, nodes, schema, telemetry
@@ -201,7 +201,7 @@ def test_a_verdict_goes_on_no_longer_when_a_step_is_overdue(
     time_s[0] = 601.0
     assert until() < time.time() - 30.0
     # What cannot be judged any more has no verdict that could go on.
-    monkeypatch.setattr("paceline_backend.control.fleet.watch.judged", lambda *_: None)
+    monkeypatch.setattr("paceline_backend.control.fleet.judged", lambda *_: None)
     trained(store, "r", 3.0, first=60)
     for time_s[0] in (620.0, 640.0):
         assert until() < time.time() - 30.0

@@ -16,7 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.wire import StepBatch
-from paceline_backend.control.fleet.watch import FleetWatch
+from paceline_backend.control.fleet import FleetWatch
 from paceline_backend.insight import figures
 from paceline_backend.server.heartbeat import Beat, beat
 from paceline_backend.store import Store, telemetry

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import paceline
 from paceline.wire import StepBatch
 from paceline_backend.control import upkeep
-from paceline_backend.control.fleet.watch import FleetWatch
+from paceline_backend.control.fleet import FleetWatch
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, schema, telemetry
 from support.command_line import in_process

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import SwitchRequested, decode, live
-from paceline_backend.control.advice.advisor import Advisor
+from paceline_backend.control.advice import Advisor
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, FIRST_STEP

@@ -16,10 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.wire import StepBatch
-from paceline_backend.control.alerts import sender as sending
-from paceline_backend.control.alerts.sender import Sender
-from paceline_backend.control.alerts.watch import AlertWatch
-from paceline_backend.control.fleet.watch import FleetWatch
+from paceline_backend.control.alerts import MOST_TRIES, AlertWatch, Sender, back_off
+from paceline_backend.control.fleet import FleetWatch
 from paceline_backend.insight.alerts import DEFAULTS
 from paceline_backend.requests import webhooks as requests
 from paceline_backend.server.keys import Keys
@@ -277,7 +275,7 @@ def test_an_origin_that_is_no_longer_allowed_is_told_nothing(
 
 
 def test_it_is_given_up_after_hours() -> None:
-    waits = [sending.back_off(tries) for tries in range(1, sending.MOST_TRIES + 1)]
+    waits = [back_off(tries) for tries in range(1, MOST_TRIES + 1)]
     assert waits[:4] == [10.0, 20.0, 40.0, 80.0]
     assert waits[-1] is None
     assert 2 * 3600 < sum(wait for wait in waits if wait) < 8 * 3600

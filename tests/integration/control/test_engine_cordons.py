@@ -11,7 +11,7 @@ import redis
 from paceline.wire import State
 from paceline_backend import requests
 from paceline_backend.backends import Engine
-from paceline_backend.control.engines.engines import Engines
+from paceline_backend.control.engines import Engines
 from paceline_backend.requests import ConflictError, cordon, enlist, leave, uncordon
 from paceline_backend.store import Store, nodes
 from paceline_backend.store.audit import RequestedChange, Requester

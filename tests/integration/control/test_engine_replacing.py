@@ -11,8 +11,8 @@ import redis
 from paceline.wire import Kill, State
 from paceline_backend import requests
 from paceline_backend.backends import Order
-from paceline_backend.control.engines.engines import Engines
-from paceline_backend.control.nodes.replacements import Replacements
+from paceline_backend.control.engines import Engines
+from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.insight import replacements
 from paceline_backend.requests import ConflictError, cordon, enlist, join, leave, withdraw
 from paceline_backend.requests.replacing import NodeReplacement, replace
@@ -100,7 +100,7 @@ def test_the_other_node_joins_and_the_first_leaves(
     become("2", "running")
     assert come(store, bus_url, run, "n3").needed
     assert not come(store, bus_url, run, "n4").needed, "the run has one more than its most"
-    steps = Replacements(store, bus_url)
+    steps = NodeReconciler(store, bus_url)
     steps.look(bus)
     assert not row(store, run, "n2")["leaving"], "the other is not there yet"
     ready(store, run, "n3")

@@ -15,11 +15,10 @@ import sqlalchemy as sa
 from paceline.wire import Kill, Launch, State
 from paceline_backend import requests
 from paceline_backend.backends import EngineAwayError, Job, Order
+from paceline_backend.control import engines as managing
 from paceline_backend.control import leases
-from paceline_backend.control.engines import claims
-from paceline_backend.control.engines.engine_jobs import telling
-from paceline_backend.control.engines.engines import Engines
-from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.engines import Engines, telling
+from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.silence import SILENT_S
 from paceline_backend.requests import (
@@ -227,7 +226,7 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Longer than a lease does; and a worker that ends leaves none."""
-    monkeypatch.setattr(claims, "LEASE_S", 0.5)
+    monkeypatch.setattr(managing, "LEASE_S", 0.5)
     begin(store, bus_url)
     submit, stop_worker, others = TableEngine.submit, threading.Event(), []
 
@@ -247,7 +246,7 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
     engines = Engines(store, "worker")
     parts = [
         Periodic("engines", 0.1, partial(engines.look, bus), engines.end),
-        Periodic("claims", claims.LEASE_S / 3, engines.keep_claims),
+        Periodic("claims", managing.LEASE_S / 3, engines.keep_claims),
     ]
     threads = [threading.Thread(target=part.run, args=(stop_worker,)) for part in parts]
     for thread in threads:
@@ -759,22 +758,22 @@ def test_nodes_that_lost_their_host_are_launched_anew(
     run = begin(store, bus_url, 1, 3)
     worker.look(bus)
     become("1", "running")
-    meetings = Meetings(store, bus_url)
+    reconciler = NodeReconciler(store, bus_url)
     come(store, bus_url, run, "n1", "n2", "n3")
     for node in ("n1", "n2", "n3"):
         ready(store, run, node)
-        meetings.look(bus)
+        reconciler.look(bus)
     report(store, run, "n1", State.STOPPED)
     answer(store, "n1", left=True)
     report(store, run, "n2", State.FAILED, message=GONE)
-    meetings.look(bus)
+    reconciler.look(bus)
     assert enlist(store, bus_url, run, "n2").needed
     report(store, run, "n3", State.STOPPED)
-    meetings.look(bus)
+    reconciler.look(bus)
     answer(store, "n4", run=run)
     assert enlist(store, bus_url, run, "n4").needed  # but it waits until the others are launched
     assert "n4" not in states(store, run)
-    meetings.look(bus)
+    reconciler.look(bus)
     assert states(store, run) == {"n1": "stopped", "n2": "pending", "n3": "pending"}
     last = orders(bus, "n3")[-1]
     assert isinstance(last, Launch)

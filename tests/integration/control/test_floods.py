@@ -16,7 +16,7 @@ from redis.client import Pipeline
 
 from paceline.wire import writer_of
 from paceline.wire.bus import connect
-from paceline_backend.control import floods as watching
+from paceline_backend.control.bus_users import look_for_floods
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.silence import SILENT_S
 from paceline_backend.server import floods
@@ -245,7 +245,7 @@ def test_a_worker_bounds_a_thief_and_says_so(
     stop = threading.Event()
     with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store:
         add_run(store, "thief", state="running")
-        guard = Periodic("flood guard", 0.01, partial(watching.look, store, Guard(bus, BOUNDS)))
+        guard = Periodic("flood guard", 0.01, partial(look_for_floods, store, Guard(bus, BOUNDS)))
         worker = threading.Thread(target=guard.run, args=[stop])
         worker.start()
         try:

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from paceline.wire import CHANGES
-from paceline_backend.control import idle
-from paceline_backend.control.idle import IdleMonitor
+from paceline_backend.control import periodic
+from paceline_backend.control.periodic import IdleMonitor
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, runs
 from support.records import add_run
@@ -37,7 +37,7 @@ def following(store: Store, bus_url: str) -> Iterator[IdleMonitor]:
 def test_a_change_ends_the_pauses_of_a_quiet_worker(
     monkeypatch: pytest.MonkeyPatch, store: Store, bus_url: str, bus: redis.Redis
 ) -> None:
-    monkeypatch.setattr(idle, "QUIET_AFTER_S", 0.0)
+    monkeypatch.setattr(periodic, "QUIET_AFTER_S", 0.0)
     with following(store, bus_url) as followed:
         until(lambda: followed.quiet, "the quiet")
         woken, stop = threading.Event(), threading.Event()
@@ -61,7 +61,7 @@ def test_it_is_not_quiet_while_a_run_is_active(
             checks.release()
             return super().is_any_active()
 
-    monkeypatch.setattr(idle, "QUIET_AFTER_S", 0.0)
+    monkeypatch.setattr(periodic, "QUIET_AFTER_S", 0.0)
     monkeypatch.setitem(globals(), "IdleMonitor", Checked)
     add_run(store, "r", state="running")
     with following(store, bus_url) as followed:

@@ -31,7 +31,6 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect, publish
 from paceline.wire.parts import MOST_SAMPLES, PART_BYTES, digest, in_parts, joined
-from paceline_backend.control import assembly
 from paceline_backend.planning.load import load
 from paceline_backend.requests import sessions
 from paceline_backend.requests.rejected import REJECTED
@@ -214,9 +213,7 @@ def test_a_part_of_the_runs_own_hello_has_nothing_read(
     """Neither when it comes again, nor when it holds something else."""
     add_run(store, "r", signed=True)
     read: list[hellos.HelloKey] = []
-    monkeypatch.setattr(
-        assembly.hellos, "read", lambda c, named: (read.append(named), READ(c, named))[1]
-    )
+    monkeypatch.setattr(hellos, "read", lambda c, named: (read.append(named), READ(c, named))[1])
     parts = in_parts(large())
     send(bus, *parts)
     settle(store, bus, bus_url)
@@ -271,14 +268,14 @@ def test_others_are_ingested_while_a_hello_is_put_together(
         go_on.wait(30)
         return READ(connection, named)
 
-    monkeypatch.setattr(assembly.hellos, "read", slow)
+    monkeypatch.setattr(hellos, "read", slow)
     send(bus, *in_parts(large()), RunState(State.FINISHED, 2.0, "", 0, 0))
     publish(bus, run_telemetry("other"), hello(), "other")
     with ingesting(store, bus_url):
         until(lambda: settled(bus, run_telemetry("other")), "the other's Hello")
         until(lambda: bus.xlen(STREAM) == 2, "the last part, and the end behind it")
         assert stored(store) is None
-    monkeypatch.setattr(assembly.hellos, "read", READ)
+    monkeypatch.setattr(hellos, "read", READ)
     go_on.set()
     settle(store, bus, bus_url)  # another ingest
     assert stored(store) == large()

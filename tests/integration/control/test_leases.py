@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from paceline.node.processes import die_with_parent
 from paceline_backend.control import leases
 from paceline_backend.store import Store, runs, schema
+from paceline_backend.store.leases import reap
 from support.records import add_run
 from support.waiting import DEADLINE_S, until
 
@@ -96,7 +97,7 @@ def test_reaping_deletes_what_ended_and_expired(store: Store) -> None:
     leases.acquire(store, live, "me", 60)
     leases.acquire(store, expired, "me", -1)
     leases.acquire(store, ended, "me", -1, "jobs")
-    assert leases.reap(store) == 2
+    assert reap(store) == 2
     assert set(owners(store)) == {live, expired}
 
 

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import State
-from paceline_backend.control.nodes.watch import SlowNodeWatch
 from paceline_backend.control.periodic import Periodic
+from paceline_backend.control.slow_nodes import SlowNodeWatch
 from paceline_backend.insight import replacements
 from paceline_backend.insight.whatif.answer import NodeForecast
 from paceline_backend.insight.whatif.child import Forecaster
@@ -92,7 +92,7 @@ def test_a_verdict_that_failed_is_made_again_though_no_step_follows(
     watch, stop = SlowNodeWatch(store, bus_url, "worker", pause_s=0.0), threading.Event()
     no_forecasts = mock.Mock(**{"submit.side_effect": RuntimeError})
     with monkeypatch.context() as patch:
-        patch.setattr("paceline_backend.control.nodes.watch.judge", mock.Mock(side_effect=OSError))
+        patch.setattr("paceline_backend.control.slow_nodes.judge", mock.Mock(side_effect=OSError))
         watch.scan(no_forecasts, stop)
     assert verdicts(store, "n2") == []
     watch.scan(no_forecasts, stop)

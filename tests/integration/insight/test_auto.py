@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.core.emulation import Emulation, Slowdown
-from paceline_backend.control.advice.advisor import NextLook
+from paceline_backend.control.advice import NextLook
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import of_state

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.wire import StepBatch
-from paceline_backend.control.advice.effects import Effects
+from paceline_backend.control.advice import Effects
 from paceline_backend.insight import document, effects
 from paceline_backend.insight.document import page
 from paceline_backend.insight.whatif.answer import Forecast, LeftOut, PolicyInForce

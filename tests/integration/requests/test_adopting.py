@@ -11,8 +11,8 @@ import redis
 import sqlalchemy as sa
 
 from paceline.wire import Kill, Launch, Meet, State
-from paceline_backend.control.keeper import UserReconciler
-from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.bus_users import UserReconciler
+from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.control.silence import Sweep
 from paceline_backend.store import Store, nodes, schema
 from paceline_backend.store.telemetry import writers
@@ -83,11 +83,11 @@ def test_two_nodes_find_one_run_and_train_it(
         assert (order.script, order.args, order.nproc) == ("/shared/train.py", BODY["args"], 2)
         assert (order.nodes_min, order.nodes_max) == (2, 2)
     assert not enlist(client, store, first, "n3")["needed"]
-    meetings = Meetings(store, bus_url)
+    reconciler = NodeReconciler(store, bus_url)
     for node in ("n1", "n2"):
         ready(store, run, node)
     for _ in range(2):
-        meetings.look(bus)
+        reconciler.look(bus)
     assert all(isinstance(orders(bus, node)[-1], Meet) for node in ("n1", "n2"))
     for node in ("n1", "n2"):
         report(store, run, node, State.RUNNING)
@@ -224,18 +224,18 @@ def test_nodes_that_lost_their_host_are_launched_anew(
 ) -> None:
     """On those that are there, and on no others."""
     made = adopt(client, nodes_min=1, nodes_max=3)
-    run, meetings = made["run"], Meetings(store, bus_url)
+    run, reconciler = made["run"], NodeReconciler(store, bus_url)
     answer(store, "free")
     for node in ("n1", "n2", "n3"):
         enlist(client, store, made, node)
         ready(store, run, node)
-        meetings.look(bus)
+        reconciler.look(bus)
     report(store, run, "n1", State.STOPPED)
     answer(store, "n1", signed=False, left=True)
     for node in ("n2", "n3"):
         report(store, run, node, State.FAILED, message=GONE)
     for _ in range(3):
-        meetings.look(bus)
+        reconciler.look(bus)
     last = {node: orders(bus, node)[-1] for node in ("n2", "n3")}
     assert all(isinstance(order, Launch) and order.attempt > 0 for order in last.values()), last
     assert orders(bus, "free") == []

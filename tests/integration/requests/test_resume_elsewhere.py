@@ -11,7 +11,7 @@ import redis
 
 from paceline.wire import Launch, State
 from paceline_backend.backends import Job
-from paceline_backend.control.engines.engines import Engines
+from paceline_backend.control.engines import Engines
 from paceline_backend.requests import enlist
 from paceline_backend.store import Store, leases, runs, schema
 from paceline_backend.store.access import tokens

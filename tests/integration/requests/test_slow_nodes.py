@@ -9,8 +9,7 @@ import pytest
 import redis
 
 from paceline.wire import Kill, Launch, State
-from paceline_backend.control.meetings import Meetings
-from paceline_backend.control.nodes.replacements import Replacements
+from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.store import Store, nodes, telemetry
 from support.groups import answer, orders, ready, report
 from support.records import hello
@@ -38,11 +37,11 @@ def training(
 ) -> str:
     """A run that trains on n1, which serves the rendezvous, and on n2."""
     run = launched(client, **fields)
-    meetings = Meetings(store, bus_url)
+    reconciler = NodeReconciler(store, bus_url)
     for node in ("n1", "n2"):
         ready(store, run, node)
-        meetings.look(bus)
-        meetings.look(bus)
+        reconciler.look(bus)
+        reconciler.look(bus)
     telemetry.write(store, [(run, hello(world=2, placement=["n1", "n2"]))])
     for node in ("n1", "n2"):
         report(store, run, node, State.RUNNING)
@@ -166,7 +165,7 @@ def test_a_slow_node_makes_way_when_the_other_is_there(
     [order] = orders(bus, spare)
     assert isinstance(order, Launch)
     assert (order.nodes_min, order.nodes_max) == (2, 2)
-    work = Replacements(store, bus_url)
+    work = NodeReconciler(store, bus_url)
     ready(store, run, spare)
     work.look(bus)
     assert not rows(client, run)["n2"]["leaving"], "the other one is not there yet"
@@ -199,7 +198,7 @@ def test_a_node_stays_if_the_other_never_comes(
     run = training(client, store, bus, bus_url)
     assert client.post(f"runs/{run}/nodes/n2/replace").status_code == 202
     report(store, run, "n3", State.FAILED, exit_code=1, message="no such script")
-    Replacements(store, bus_url).look(bus)
+    NodeReconciler(store, bus_url).look(bus)
     assert not rows(client, run)["n2"]["leaving"]
     assert client.get(f"runs/{run}").json()["state"] == "running"
     [made] = client.get(f"runs/{run}/replacements").json()
@@ -250,7 +249,7 @@ def test_a_spare_stands_in_for_a_lost_node(
 ) -> None:
     answer(store, "n1", "n2", "n3")
     run = training(client, store, bus, bus_url, spares=1)
-    work = Replacements(store, bus_url)
+    work = NodeReconciler(store, bus_url)
     work.look(bus)
     assert "n3" not in rows(client, run)
     with store.write() as connection:
@@ -271,7 +270,7 @@ def test_no_spare_joins_a_run_that_is_stopped(
     run = training(client, store, bus, bus_url, spares=1)
     assert client.post(f"runs/{run}/stop", json={"force": True}).status_code == 202
     report(store, run, "n2", State.STOPPED)
-    Replacements(store, bus_url).look(bus)
+    NodeReconciler(store, bus_url).look(bus)
     assert "n3" not in rows(client, run)
 
 
@@ -290,13 +289,13 @@ def test_a_spare_is_launched_when_the_host_is_lost(
     client.put("nodes/n2/cordon", json={})  # what runs there goes on
     with store.write() as connection:
         telemetry.lose(connection, run, "n1", "its agent does not answer")
-    Replacements(store, bus_url).look(bus)
+    NodeReconciler(store, bus_url).look(bus)
     assert "n3" not in rows(client, run), "the run is launched anew"
-    meetings = Meetings(store, bus_url)
-    meetings.look(bus)
+    reconciler = NodeReconciler(store, bus_url)
+    reconciler.look(bus)
     report(store, run, "n2", State.FAILED, 0, message="the rendezvous at 10.0.0.1 is gone")
-    meetings.look(bus)
-    meetings.look(bus)
+    reconciler.look(bus)
+    reconciler.look(bus)
     again = client.get(f"runs/{run}").json()
     assert (again["state"], again["message"]) == ("pending", None)
     first = {name: row["first_attempt"] for name, row in rows(client, run).items()}

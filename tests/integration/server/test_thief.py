@@ -32,7 +32,7 @@ from paceline.wire import (
     signed,
 )
 from paceline.wire.bus import connect, publish
-from paceline_backend.control.keeper import UserReconciler
+from paceline_backend.control.bus_users import UserReconciler
 from paceline_backend.control.periodic import Periodic
 from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.server import users

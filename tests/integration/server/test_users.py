@@ -17,7 +17,7 @@ from paceline.node.session import BusSession
 from paceline.node.spool import Spool
 from paceline.wire import State, StepBatch, commands, encode, node_telemetry, run_telemetry
 from paceline.wire.bus import as_user, connect
-from paceline_backend.control.keeper import UserReconciler
+from paceline_backend.control.bus_users import UserReconciler
 from paceline_backend.requests import sessions
 from paceline_backend.server import floods, users
 from paceline_backend.server.floods import Bounds, Guard

@@ -11,10 +11,10 @@ from paceline_backend import backends
 from paceline_backend.backends.kubernetes import (
     Kubernetes,
     KubernetesOptions,
-    cordons,
     looking,
     manifests,
 )
+from paceline_backend.backends.kubernetes.manifests import CORDON_PLANE, CORDON_REASON
 from paceline_backend.store.new_runs import NewRun
 
 NEW = NewRun(
@@ -240,7 +240,7 @@ MACHINE = {"metadata": {"annotations": {}}, "spec": {}}
 
 def machine(by: str | None, cordoned: bool = True, *managers: str) -> dict[str, Any]:
     """A machine with our annotations, as a control plane left them, and who set its cordon."""
-    annotations = {cordons.REASON: "slow"} | ({} if by is None else {cordons.PLANE: by})
+    annotations = {CORDON_REASON: "slow"} | ({} if by is None else {CORDON_PLANE: by})
     fields = {"fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
     managed: list[dict[str, Any]] = [{"manager": name, **fields} for name in managers]
     managed += [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
@@ -248,9 +248,9 @@ def machine(by: str | None, cordoned: bool = True, *managers: str) -> dict[str, 
     return {"metadata": {"annotations": annotations, "managedFields": managed}, "spec": spec}
 
 
-LIFTED = {"metadata": {"annotations": {cordons.REASON: None, cordons.PLANE: None}}}
+LIFTED = {"metadata": {"annotations": {CORDON_REASON: None, CORDON_PLANE: None}}}
 SET = {
-    "metadata": {"annotations": {cordons.REASON: "slow disk", cordons.PLANE: "a1"}},
+    "metadata": {"annotations": {CORDON_REASON: "slow disk", CORDON_PLANE: "a1"}},
     "spec": {"unschedulable": True},
 }
 
@@ -277,7 +277,7 @@ SET = {
 def test_a_cordon_of_somebody_else_stays(
     node: dict[str, Any], reason: str | None, change: dict[str, Any] | None
 ) -> None:
-    assert cordons.change(node, "a1", reason) == change
+    assert manifests.cordon_patch(node, "a1", reason) == change
 
 
 def test_a_job_that_is_deleted_has_ended_after_its_pods() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline_backend.control.advice.advisor import PAUSE_S, NextLook
+from paceline_backend.control.advice import PAUSE_S, NextLook
 from paceline_backend.insight.whatif.answer import (
     Decided,
     Forecast,

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from paceline_backend.control.idle import IdleMonitor
-from paceline_backend.control.periodic import Periodic
+from paceline_backend.control.periodic import IdleMonitor, Periodic
 from paceline_backend.store import StoreUnavailableError
 
 

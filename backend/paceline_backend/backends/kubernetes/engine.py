@@ -19,7 +19,7 @@ from paceline_backend.backends.engine import (
     Job,
     Order,
 )
-from paceline_backend.backends.kubernetes import access, cordons, looking, manifests
+from paceline_backend.backends.kubernetes import access, looking, manifests
 from paceline_backend.backends.kubernetes.api import Api
 from paceline_backend.backends.kubernetes.options import KubernetesOptions
 from paceline_backend.store.new_runs import NewRun
@@ -141,9 +141,9 @@ class Kubernetes(Engine):
             # The machine no longer exists, and neither does its cordon.
             if node is None:
                 return
-            change = cordons.change(node, plane, reason)
+            change = manifests.cordon_patch(node, plane, reason)
             if change is not None:
-                named = {"fieldManager": cordons.manager(plane)}
+                named = {"fieldManager": manifests.field_manager(plane)}
                 api.call("PATCH", _node(host), change, params=named)
 
 

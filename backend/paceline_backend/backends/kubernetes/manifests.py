@@ -1,4 +1,6 @@
-"""Manifests of a run's Job and Secret, with fields that Kubernetes 1.20 and later have.
+"""Manifests of a run's Job and Secret, and patches of machines that are cordoned.
+
+The fields are those of Kubernetes 1.20 and later.
 
 All functions are pure.
 """
@@ -23,6 +25,9 @@ _BACKOFF = 1_000_000
 # Lifetime of an ended Job.
 _KEPT_S = 86_400
 _TOKEN = "token"
+# Annotations of a machine: reason of the cordon, and id of the control plane that set it.
+CORDON_REASON = "paceline-cordoned"
+CORDON_PLANE = "paceline-cordoned-by"
 
 
 def name_of(order: Order) -> str:
@@ -175,3 +180,40 @@ while :; do
   kill -0 "$node" 2>/dev/null || exit "$code"
 done
 """
+
+
+def field_manager(plane: str) -> str:
+    """Return a control plane's name in `managedFields`, which records who set a field."""
+    return f"paceline-{plane}" if plane else "paceline"
+
+
+def cordon_patch(node: Mapping[str, Any], plane: str, reason: str | None) -> dict[str, Any] | None:
+    """Return a merge patch that cordons a machine, or None for no change.
+
+    `node` is the machine as the API server returns it. Without a reason, the patch lifts the cordon
+    of the control plane whose id is `plane`.
+    """
+    annotations = node["metadata"].get("annotations", {})
+    ours = CORDON_REASON in annotations and annotations.get(CORDON_PLANE, "") == plane
+    theirs = bool(node["spec"].get("unschedulable")) and (not ours or _set_by_others(node, plane))
+    if reason is None:
+        lifted = {"metadata": {"annotations": {CORDON_REASON: None, CORDON_PLANE: None}}}
+        kept = lifted if theirs else lifted | {"spec": {"unschedulable": None}}
+        return kept if ours else None
+    if theirs:
+        return None
+    words = {CORDON_REASON: reason, CORDON_PLANE: plane or None}
+    return {"metadata": {"annotations": words}, "spec": {"unschedulable": True}}
+
+
+def _set_by_others(node: Mapping[str, Any], plane: str) -> bool:
+    """Return True if another user cordoned the machine after Paceline's cordon was lifted by hand.
+
+    Lifting by hand leaves Paceline's annotations. False if the API server has no managed fields.
+    """
+    managers = {
+        entry.get("manager")
+        for entry in node["metadata"].get("managedFields", ())
+        if "f:unschedulable" in entry.get("fieldsV1", {}).get("f:spec", {})
+    }
+    return bool(managers) and field_manager(plane) not in managers

@@ -13,18 +13,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED, FAILED_ELSEWHERE, RENDEZVOUS_GONE, State
+from paceline.wire import FAILED_ELSEWHERE, RENDEZVOUS_GONE, State
+from paceline.wire.states import ACTIVE, Rendezvous
 from paceline_backend.store.database import insert
 from paceline_backend.store.nodes import alive, spares
 from paceline_backend.store.schema import nodes, run_nodes, runs, worker_steps
-
-# A list of states, so that the database can use the index on states.
-_GOING_ON = [state for state in State if state not in ENDED]
-# Special values of `runs.rendezvous`, which otherwise is the rendezvous' address. GONE: the
-# rendezvous was lost and the launch ends. ANEW: the next launch is recorded, but its nodes have not
-# been told.
-GONE = ""
-ANEW = "anew"
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,8 @@ class RunNode:
 class MultiNodeRun:
     """An active multi-node run with the nodes of its latest launch.
 
-    `host` is the node that serves the rendezvous.
+    `host` is the node that serves the rendezvous, or served it until it was lost. `address` is
+    that of the rendezvous, "address:port".
     """
 
     key: int
@@ -91,7 +85,8 @@ class MultiNodeRun:
     first_attempt: int
     nodes_min: int
     host: str | None
-    rendezvous: str | None
+    rendezvous: Rendezvous
+    address: str | None
     nodes: list[RunNode]
 
 
@@ -171,7 +166,7 @@ def listed(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
     return [
         {
             **asdict(row),
-            "host": bool(rendezvous) and row.node == host,
+            "host": rendezvous == Rendezvous.READY and row.node == host,
             "alive": row.node in answering,
         }
         for row in rows
@@ -196,7 +191,7 @@ def locked(connection: sa.Connection, known: MultiNodeRun) -> MultiNodeRun | Non
 
     Return None if it has ended, was relaunched or changed its rendezvous since `known` was read.
     """
-    if not set_rendezvous(connection, known, known.rendezvous, known.host):
+    if not _update(connection, known, {"node": known.host}):
         return None
     return group(connection, known.id)
 
@@ -206,16 +201,25 @@ def groups(connection: sa.Connection) -> list[MultiNodeRun]:
     c = runs.c
     query = (
         sa.select(
-            *(c.key, c.id, c.state, c.first_attempt, c.nodes_min, c.node, c.rendezvous),
+            *(c.key, c.id, c.state, c.first_attempt, c.nodes_min, c.node),
+            *(c.rendezvous, c.rendezvous_address),
         )
-        .where(c.state.in_(_GOING_ON), c.nodes_max > 1, c.pruned_at.is_(None))
+        .where(c.state.in_(ACTIVE), c.nodes_max > 1, c.pruned_at.is_(None))
         .order_by(c.key)
     )
     rows = connection.execute(query).all()
     of = of_runs(connection, [row.key for row in rows])
     return [
         MultiNodeRun(
-            *row, [node for node in of[row.key] if node.first_attempt == row.first_attempt]
+            key=row.key,
+            id=row.id,
+            state=row.state,
+            first_attempt=row.first_attempt,
+            nodes_min=row.nodes_min,
+            host=row.node,
+            rendezvous=Rendezvous(row.rendezvous),
+            address=row.rendezvous_address,
+            nodes=[node for node in of[row.key] if node.first_attempt == row.first_attempt],
         )
         for row in rows
     ]
@@ -266,16 +270,32 @@ def pending(connection: sa.Connection) -> list[tuple[str, str, float]]:
     ]
 
 
-def set_rendezvous(
-    connection: sa.Connection, group: MultiNodeRun, rendezvous: str | None, host: str | None
+def advance(
+    connection: sa.Connection,
+    group: MultiNodeRun,
+    to: Rendezvous,
+    host: str | None = None,
+    address: str | None = None,
 ) -> bool:
-    """Set the rendezvous of a run; return False if it no longer is as in `group`."""
+    """Advance the rendezvous of a run; return False if it no longer is as in `group`.
+
+    Raises:
+        ImpossibleTransitionError: the phase `to` does not follow that of `group`.
+    """
+    group.rendezvous.check(to)
+    values = {"rendezvous": to, "rendezvous_address": address, "node": host}
+    return _update(connection, group, values)
+
+
+def _update(connection: sa.Connection, group: MultiNodeRun, values: Mapping[str, Any]) -> bool:
+    """Update columns of a run; return False if its rendezvous no longer is as in `group`."""
     c = runs.c
     same = (
         c.key == group.key,
         c.first_attempt == group.first_attempt,
-        c.rendezvous.is_not_distinct_from(group.rendezvous),
-        c.state.in_(_GOING_ON),
+        c.rendezvous == group.rendezvous,
+        c.rendezvous_address.is_not_distinct_from(group.address),
+        c.state.in_(ACTIVE),
     )
-    query = sa.update(runs).where(*same).values(rendezvous=rendezvous, node=host)
+    query = sa.update(runs).where(*same).values(dict(values))
     return connection.execute(query).rowcount > 0

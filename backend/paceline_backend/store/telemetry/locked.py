@@ -14,10 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import OBSERVED, Hello, HelloPart, RunState, State
+from paceline.wire.states import Cause, Rendezvous
 from paceline_backend.store import hellos, refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.nodes.run_nodes import GONE, RunNode
+from paceline_backend.store.nodes.run_nodes import RunNode
 from paceline_backend.store.telemetry import several
 
 # Not with every batch, because SQLite reads and compares the whole row to write it.
@@ -58,7 +59,7 @@ class LockedRun:
     attempts: int
     nodes_max: int
     policy: str
-    rendezvous: str | None
+    rendezvous: str
     changes: dict[str, Any] = field(default_factory=dict, init=False)
     nodes: dict[str, RunNode] = field(default_factory=dict, init=False)
     changed_nodes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
@@ -98,7 +99,7 @@ class LockedRun:
         """Apply a validated Hello; return whether it is the latest attempt's."""
         self._started(hello.started_at)
         self._tells_of(hello.attempt)
-        may = State(self.state).may_become(State.RUNNING)
+        may = Cause.REPORT.allows(State(self.state), State.RUNNING)
         if may and hello.attempt >= self.first_attempt:
             self._advance(State.RUNNING)
         if self.is_past(hello.attempt):
@@ -155,28 +156,29 @@ class LockedRun:
         """Apply the combined state of all nodes, after a change of one of them."""
         together = several.summed(list(self.nodes.values()), change)
         # While a relaunch is in progress, ends belong to the previous launch.
-        if together is not None and not (together.state.final and self.rendezvous == GONE):
+        lost = self.rendezvous == Rendezvous.HOST_LOST
+        if together is not None and not (together.state.final and lost):
             self._become(together)
 
     def _become(self, change: RunState) -> None:
         before, after = State(self.state), change.state
-        if before.final and not self.lost:
-            return
-        if after.final:
+        # The end was only assumed because no messages arrived; this message is a sign of life.
+        cause = Cause.REVIVE if self.lost else Cause.REPORT
+        allowed = cause.allows(before, after)
+        if allowed and after.final:
             self.set(
                 lost=False,
-                state=change.state,
+                state=after,
                 ended_at=change.at,
                 exit_code=change.exit_code,
                 message=change.message,
             )
             return
-        # The end was only assumed because no messages arrived; this message is a sign of life.
-        if self.lost:
-            self.set(lost=False, state=change.state, ended_at=None, message=None)
-        elif before.may_become(after):
-            self._advance(change.state)
-        if change.message is not None:
+        if allowed and self.lost:
+            self.set(lost=False, state=after, ended_at=None, message=None)
+        elif allowed:
+            self._advance(after)
+        if change.message is not None and (allowed or not before.final):
             # The reason of the restart.
             self.set(message=change.message)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from paceline.wire import RunState, State
+from paceline.wire.states import Cause
 from paceline_backend.store.nodes.run_nodes import RunNode
 
 # Maximum number of lost nodes that a run's message names.
@@ -25,7 +26,7 @@ def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
     values: dict[str, Any] = {"reported_at": report.at, "attempt": max(row.attempt, report.attempt)}
     if row.lost:
         values |= {"lost": False, "state": after, "message": report.message}
-    elif before.may_become(after):
+    elif Cause.REPORT.allows(before, after):
         values["state"] = after
     if report.message is not None:
         values["message"] = report.message
@@ -42,7 +43,7 @@ def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
     """Combine the states of all nodes of a launch to one report; `report` is the latest of them.
 
     Return None if all have ended but the result is not known yet, because the rendezvous was lost
-    (see `control.meetings`).
+    (see `control.multi_node`).
     """
     going_on = {row.state for row in rows if not row.ended}
     if not going_on:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from paceline.wire import State
+from paceline.wire.states import Cause
 from paceline_backend.store import runs, schema, segments
 from paceline_backend.store.audit import stop_of
 from paceline_backend.store.telemetry.locked import LockedRun
@@ -28,7 +29,8 @@ def settle(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
         message = f"stopped by {stop['who']}"
         if stop["why"]:
             message += f": {stop['why']}"
-        query = sa.update(schema.runs).where(schema.runs.c.key == run.key)
+        finished = schema.runs.c.state.in_(Cause.STOP_REQUESTED.sources(State.STOPPED))
+        query = sa.update(schema.runs).where(schema.runs.c.key == run.key, finished)
         connection.execute(query.values(state=State.STOPPED, message=message))
 
 

@@ -1,7 +1,8 @@
-"""Reconciliation of the bus's users with the nodes and runs in the database.
+"""Users of the bus: reconciled with the nodes and runs in the database, and disabled by floods.
 
 The worker calls `UserReconciler.look` every second. It recreates users that a restart of the bus
-lost, and removes users whose node or run no longer has a session. Methods raise `redis.RedisError`
+lost, and removes users whose node or run no longer has a session. `look_for_floods` disables users
+that flood the bus (`server.floods`), and records that in their runs. All raise `redis.RedisError`
 while the bus is unavailable, and `StoreError` if the database fails.
 """
 
@@ -15,10 +16,11 @@ import redis
 
 from paceline.wire import run_telemetry, writer_of
 from paceline.wire.bus import connect, without_password
-from paceline_backend.server import bus_limits, floods, users
+from paceline_backend.server import bus_limits, users
+from paceline_backend.server.floods import Bounds, Flood, Guard, user_of
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.users import User
-from paceline_backend.store import Store, meta, nodes
+from paceline_backend.store import Store, StoreError, meta, nodes, runs
 from paceline_backend.store.access import tokens
 from paceline_backend.store.telemetry import writers
 
@@ -41,7 +43,7 @@ class UserReconciler:
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        # Names of the users that this keeper has created.
+        # Names of the users that this reconciler has created.
         self._made: set[str] = set()
         # True once existing users have been recreated, too: their passwords may have changed.
         self._made_all = False
@@ -90,7 +92,7 @@ class UserReconciler:
 
         Some of them may have ended while no worker was running.
         """
-        kinds = (writer_of(stream) for stream in floods.Guard(client).streams())
+        kinds = (writer_of(stream) for stream in Guard(client).streams())
         with self._store.read() as connection:
             return set(writers.owners(connection, [name for kind, name in kinds if kind == "run"]))
 
@@ -169,3 +171,31 @@ def _known(client: redis.Redis) -> set[str]:
         return users.names(client)
     except redis.ResponseError:
         return set()
+
+
+def look_for_floods(store: Store, guard: Guard) -> None:
+    """Check the streams of all runs and nodes once, and record floods in their runs."""
+    for flood in guard.look_at_all():
+        if flood.news:
+            _record(store, flood, guard.bounds)
+    for user in guard.switch_on():
+        log.info("%s may write to the bus again", user)
+
+
+def _record(store: Store, flood: Flood, bounds: Bounds) -> None:
+    words = (
+        f"{flood.entries:,} entries ({flood.bytes:,} bytes) were waiting on the bus; the limits "
+        f"are {bounds.entries:,} entries and {bounds.bytes:,} bytes"
+    )
+    if flood.dropped:
+        words += f"; {flood.dropped:,} of them were dropped"
+    if flood.off:
+        words += f"; their sender is blocked for {bounds.off_s:g} s"
+    log.warning("%s floods the bus: %s", user_of(flood.stream), words)
+    if flood.run is None:
+        return
+    try:
+        with store.write() as connection:
+            runs.tell(connection, flood.run, f"its telemetry flooded the bus: {words}")
+    except StoreError as error:
+        log.warning("run %s: the flood could not be recorded: %s", flood.run, error)

@@ -1,11 +1,21 @@
-"""Tags and notes of runs."""
+"""Labels that users give to runs: tags, notes and targets. Ended runs accept them, too.
+
+A tag is added and removed on its own, so two users cannot overwrite each other's tags, and no
+revision is needed. Notes and targets are replaced as a whole, so their writer passes the revision
+of the run that they are meant for. A target is the value of a metric that the run's evaluations
+should reach.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.store import Store, runs
 from paceline_backend.store.audit import RequestedChange, Requester, record, record_change
 from paceline_backend.store.history import labels
+from paceline_backend.store.quality import target as stored
 
 
 def tag(store: Store, run: str, word: str, by: Requester) -> None:
@@ -36,3 +46,14 @@ def annotate(store: Store, change: RequestedChange, note: str) -> None:
     with store.write() as connection:
         record_change(connection, change, "run.note")
         labels.set_note(connection, runs.key_of(connection, change.run), note)
+
+
+def set_target(store: Store, change: RequestedChange, target: Mapping[str, Any] | None) -> None:
+    """Replace the target of a run, which may have ended.
+
+    `target` has the keys `metric`, `value` and `direction`; None removes the target.
+    """
+    with store.write() as connection:
+        details = {"target": None if target is None else dict(target)}
+        record_change(connection, change, "run.target", details)
+        stored.set_target(connection, runs.key_of(connection, change.run), target)

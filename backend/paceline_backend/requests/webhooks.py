@@ -1,4 +1,13 @@
-"""Body and signature of webhook requests, and the request itself."""
+"""Webhooks: permitted addresses, bodies, signatures, and the request itself.
+
+A webhook's origin must be one that the operator allows, and its address an ordinary one. These
+checks protect against server-side request forgery. Signatures follow Standard Webhooks
+(https://www.standardwebhooks.com), for which receivers have libraries: `webhook-id`,
+`webhook-timestamp` and `webhook-signature`, which is `v1,` followed by the Base64 of HMAC-SHA256
+over "id.timestamp.body". The worker's sender and the API's test call `post`::
+
+    sent = post(url, body_of("raised", alert, at), "msg_7", key, allowed)
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,8 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import ipaddress
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +27,73 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 import orjson
 
+from paceline.core.errors import PacelineError
 from paceline.core.version import __version__
-from paceline_backend.requests.webhooks.addresses import AddressError, address_of
-from paceline_backend.server.origins import Origins
+from paceline_backend.server.origins import Origin, Origins, origin_of
+
+
+class AddressError(PacelineError):
+    """Requests to this URL are not permitted."""
+
+
+def allowed_origin(url: str, allowed: Origins) -> Origin:
+    """Return the origin of a webhook's URL.
+
+    Raises:
+        AddressError: the origin is not allowed, or the text is not a URL.
+    """
+    try:
+        covered, origin = allowed.covers(url), origin_of(url)
+    except PacelineError as error:
+        raise AddressError(str(error)) from error
+    if not covered:
+        shown = f"{origin.scheme}://{origin.host}:{origin.port}"
+        raise AddressError(
+            f"{shown} is not allowed: an operator can allow it with `paceline server --webhook-to "
+            f"{shown}`"
+        )
+    return origin
+
+
+def address_of(url: str, allowed: Origins) -> tuple[Origin, str]:
+    """Return the origin of a webhook's URL, and the address to connect to.
+
+    The caller must connect to this address and must not resolve the name again, because its owner
+    may have changed it meanwhile (DNS rebinding).
+
+    Raises:
+        AddressError: the origin is not allowed, its name is unknown, or its address is link-local,
+            multicast, unspecified or reserved.
+    """
+    origin = allowed_origin(url, allowed)
+    try:
+        known = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(f"{origin.host}: the name cannot be resolved: {error}") from error
+    addresses = [str(info[4][0]) for info in known]
+    for address in addresses:
+        if reason := _refused(address):
+            raise AddressError(f"{origin.host} is {address}, which is {reason}")
+    return origin, addresses[0]
+
+
+def _refused(address: str) -> str | None:
+    """Return why an address is refused, or None."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    parsed = parsed if mapped is None else mapped
+    # The operator may list loopback origins. In IPv6 loopback is also reserved, so test it first.
+    if parsed.is_loopback:
+        return None
+    # Cloud providers serve credentials of machines at link-local addresses.
+    if parsed.is_link_local:
+        return "link-local"
+    if parsed.is_multicast:
+        return "multicast"
+    if parsed.is_unspecified:
+        return "unspecified"
+    return "reserved" if parsed.is_reserved else None
+
 
 # Total time from connecting to the headers of the answer.
 TIMEOUT_S = 5.0

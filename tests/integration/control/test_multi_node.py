@@ -19,11 +19,13 @@ from paceline.wire import (
     NodeState,
     RunState,
     State,
+    commands,
     node_telemetry,
 )
 from paceline.wire.bus import publish
+from paceline.wire.states import Rendezvous
 from paceline_backend.backends import base
-from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.control.silence import SILENT_S
 from paceline_backend.requests import (
     Resumption,
@@ -55,14 +57,14 @@ def _three_nodes(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.fixture
-def meetings(store: Store, bus_url: str) -> Meetings:
-    return Meetings(store, bus_url)
+def reconciler(store: Store, bus_url: str) -> NodeReconciler:
+    return NodeReconciler(store, bus_url)
 
 
-def look(meetings: Meetings, bus: redis.Redis) -> None:
+def look(reconciler: NodeReconciler, bus: redis.Redis) -> None:
     """Twice: what the first look writes, the second acts upon."""
-    meetings.look(bus)
-    meetings.look(bus)
+    reconciler.look(bus)
+    reconciler.look(bus)
 
 
 def meets(bus: redis.Redis, node: str) -> list[Meet]:
@@ -70,13 +72,13 @@ def meets(bus: redis.Redis, node: str) -> list[Meet]:
 
 
 def training(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings, least: int = 1
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler, least: int = 1
 ) -> str:
     """A run that trains on three nodes; n1 is its host."""
     run = launch(store, bus_url, least)
     for node in ("n1", "n2", "n3"):
         ready(store, run, node)
-        look(meetings, bus)
+        look(reconciler, bus)
     telemetry.write(store, [(run, hello(world=6))])
     for node in ("n1", "n2", "n3"):
         report(store, run, node, State.RUNNING)
@@ -84,15 +86,15 @@ def training(
 
 
 def test_the_first_node_that_is_ready_hosts(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     run = launch(store, bus_url)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert runs.get(store, run)["node"] is None
     ready(store, run, "n2")
-    look(meetings, bus)
+    look(reconciler, bus)
     ready(store, run, "n1")
-    look(meetings, bus)
+    look(reconciler, bus)
     assert runs.get(store, run)["node"] == "n2"
     expected = [Meet("10.0.0.2", 4002, 0)]
     assert [meets(bus, node) for node in ("n1", "n2", "n3")] == [expected, expected, []]
@@ -100,15 +102,19 @@ def test_the_first_node_that_is_ready_hosts(
 
 @pytest.mark.parametrize("places", [(LOOPBACK, "10.0.0.2", "10.0.0.3"), (LOOPBACK,) * 3])
 def test_a_node_on_loopback_hosts_only_if_all_are_there(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings, places: tuple[str, ...]
+    store: Store,
+    bus: redis.Redis,
+    bus_url: str,
+    reconciler: NodeReconciler,
+    places: tuple[str, ...],
 ) -> None:
     """Its agent runs beside the server, and the agents of other machines would not reach it."""
     run = launch(store, bus_url)
     for number, address in enumerate(places, start=1):
-        look(meetings, bus)
+        look(reconciler, bus)
         assert number == 3 or runs.get(store, run)["node"] is None
         report(store, run, f"n{number}", State.STARTING, address=address, port=4000)
-    look(meetings, bus)
+    look(reconciler, bus)
     host = "n1" if set(places) == {LOOPBACK} else "n2"
     assert runs.get(store, run)["node"] == host
     expected = Meet(places[int(host[1]) - 1], 4000, 0)
@@ -116,16 +122,16 @@ def test_a_node_on_loopback_hosts_only_if_all_are_there(
 
 
 def test_a_node_that_cannot_reach_a_host_on_loopback_is_told_why(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     answer(store, "n2", "n3", left=True)
     run = launch(store, bus_url)
     report(store, run, "n1", State.STARTING, address=LOOPBACK, port=4000)
-    look(meetings, bus)
+    look(reconciler, bus)
     answer(store, "n2")
     join(store, bus_url, RequestedChange(run, ME), ["n2"], {})
     ready(store, run, "n2")
-    look(meetings, bus)
+    look(reconciler, bus)
     order = orders(bus, "n2")[-1]
     assert isinstance(order, Kill)
     assert order.reason == (
@@ -135,14 +141,14 @@ def test_a_node_that_cannot_reach_a_host_on_loopback_is_told_why(
 
 
 def test_a_worker_that_was_killed_before_it_noted_a_meeting_tells_again(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     run = launch(store, bus_url)
     ready(store, run, "n1")
-    look(meetings, bus)
+    look(reconciler, bus)
     with store.write() as connection:
         connection.execute(sa.update(schema.run_nodes).values(met=False))
-    look(Meetings(store, bus_url), bus)
+    look(NodeReconciler(store, bus_url), bus)
     assert len(meets(bus, "n1")) == 2
 
 
@@ -150,18 +156,18 @@ def test_a_node_that_missed_its_meeting_is_told_again(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Until it trains."""
     run = launch(store, bus_url)
     ready(store, run, "n1")
-    look(meetings, bus)
-    monkeypatch.setattr("paceline_backend.control.meetings._AGAIN_S", 0.0)
-    meetings.look(bus)
+    look(reconciler, bus)
+    monkeypatch.setattr("paceline_backend.control.multi_node._ORDER_AGAIN_S", 0.0)
+    reconciler.look(bus)
     assert len(meets(bus, "n1")) == 2
     report(store, run, "n1", State.RUNNING)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert len(meets(bus, "n1")) == 2
 
 
@@ -183,9 +189,9 @@ def test_each_node_of_a_run_may_report_and_no_other(
 
 
 def test_a_node_that_ends_while_others_train_ends_no_run(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     assert runs.get(store, run)["state"] == "running"
     report(store, run, "n3", State.STOPPED, message="its agent ended")
     report(store, run, "n1", State.RUNNING, 1)
@@ -216,9 +222,9 @@ def test_a_run_ends_when_all_nodes_have(
 
 
 def test_a_failed_node_fails_no_run_that_others_finish_without_it(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     report(store, run, "n3", State.FAILED, 0, exit_code=1, message="rank 4 failed")
     for node in ("n1", "n2"):
         report(store, run, node, State.FINISHED, 1)
@@ -235,21 +241,21 @@ def test_the_cause_of_a_failure_is_told_and_not_what_followed(store: Store, bus_
 
 
 def test_the_cause_is_told_by_the_others_if_its_node_does_not(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     followed = f"{FAILED_ELSEWHERE}n3: rank 4 failed"
     for node in ("n1", "n2"):
         report(store, run, node, State.FAILED, exit_code=7, message=followed)
     report(store, run, "n3", State.FAILED, message=GONE)
-    look(meetings, bus)
+    look(reconciler, bus)
     row = runs.get(store, run)
     assert (row["state"], row["message"]) == ("failed", f"n1: {followed}")
 
 
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_node_that_cannot_start_fails_the_run_if_too_few_are_left(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings, starts: bool
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler, starts: bool
 ) -> None:
     """The others would wait ten minutes for another node."""
     run = launch(store, bus_url, least=3)
@@ -257,10 +263,10 @@ def test_a_node_that_cannot_start_fails_the_run_if_too_few_are_left(
         ready(store, run, node)
     if starts:
         ready(store, run, "n3")
-        look(meetings, bus)
+        look(reconciler, bus)
     end = {"exit_code": 1} if starts else {}
     report(store, run, "n3", State.FAILED, message="no interface wan7", **end)
-    look(meetings, bus)
+    look(reconciler, bus)
     for node in ("n1", "n2"):
         why = "n3 could not start, and without it there are too few nodes"
         assert orders(bus, node)[-1] == Kill(why, 0)
@@ -270,21 +276,21 @@ def test_a_node_that_cannot_start_fails_the_run_if_too_few_are_left(
 
 
 def test_the_others_start_without_a_node_that_cannot_if_they_are_enough(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     run = launch(store, bus_url, least=2)
     report(store, run, "n3", State.FAILED, message="no script")
     for node in ("n1", "n2"):
         ready(store, run, node)
-        look(meetings, bus)
+        look(reconciler, bus)
     expected = Meet("10.0.0.1", 4001, 0)
     assert [meets(bus, node) for node in ("n1", "n2")] == [[expected]] * 2
 
 
 def test_what_comes_of_an_earlier_launch_changes_nothing(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     for node in ("n1", "n2", "n3"):
         report(store, run, node, State.FAILED, exit_code=1)
     answer(store, "n3", left=True)
@@ -297,14 +303,14 @@ def test_what_comes_of_an_earlier_launch_changes_nothing(
     now = runs.get(store, run)
     assert (now["state"], now["node"]) == ("pending", None)
     ready(store, run, "n1", attempt=1)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert meets(bus, "n1")[-1] == Meet("10.0.0.1", 4001, 1)
 
 
 def test_a_stop_reaches_all_nodes(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     stop(store, bus_url, RequestedChange(run, ME), "enough", force=True)
     for node in ("n1", "n2", "n3"):
         assert orders(bus, node)[-1] == Kill("enough", 0)
@@ -312,7 +318,7 @@ def test_a_stop_reaches_all_nodes(
     for node in ("n2", "n3"):
         report(store, run, node, State.FAILED, message=GONE)
     assert runs.get(store, run)["state"] == "running", "what that means is not known yet"
-    look(meetings, bus)
+    look(reconciler, bus)
     assert runs.get(store, run)["state"] == "stopped"
 
 
@@ -320,10 +326,10 @@ def test_an_agent_that_does_not_answer_has_lost_its_node(
     store: Store,
     bus_url: str,
     bus: redis.Redis,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     monkeypatch.setattr("paceline_backend.store.nodes.ALIVE_S", 7.0)
     looks = Looks(store, bus_url, silent_s=10_000)
     looks.after(0)
@@ -374,7 +380,7 @@ def test_a_node_that_never_got_its_launch_fails_no_run_that_others_finish(
 
 
 def test_a_node_that_starts_late_takes_part_all_the_same(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     run = launch(store, bus_url)
     looks = Looks(store, bus_url)
@@ -383,41 +389,41 @@ def test_a_node_that_starts_late_takes_part_all_the_same(
     looks.after(SILENT_S)
     assert states(store, run) == {"n1": "starting", "n2": "failed", "n3": "failed"}
     ready(store, run, "n2")
-    look(meetings, bus)
+    look(reconciler, bus)
     assert meets(bus, "n2") == [Meet("10.0.0.1", 4001, 0)]
 
 
 def test_a_launch_anew_does_not_wait_for_a_node_that_never_got_the_one_before(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     run = launch(store, bus_url)
     looks = Looks(store, bus_url)
     looks.after(0)
     ready(store, run, "n1")
-    look(meetings, bus)
+    look(reconciler, bus)
     report(store, run, "n1", State.STOPPED)
     answer(store, "n1", left=True)
     report(store, run, "n2", State.FAILED, message=GONE)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert states(store, run)["n2"] == "failed", "it waits for the end of n3"
     looks.after(SILENT_S)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert states(store, run) == {"n1": "stopped", "n2": "pending", "n3": "failed"}
 
 
 def test_when_the_host_leaves_the_others_are_launched_anew(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     report(store, run, "n1", State.STOPPED)
     answer(store, "n1", left=True)
     report(store, run, "n2", State.FAILED, message=GONE)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert orders(bus, "n3")[-1] == Kill("rendezvous host n1 was lost", 0)
     assert isinstance(orders(bus, "n2")[-1], Meet), "its launcher has ended"
     report(store, run, "n3", State.STOPPED)
     assert runs.get(store, run)["state"] == "running"
-    look(meetings, bus)
+    look(reconciler, bus)
     assert states(store, run) == {"n1": "stopped", "n2": "pending", "n3": "pending"}
     for node in ("n2", "n3"):
         order = orders(bus, node)[-1]
@@ -428,7 +434,7 @@ def test_when_the_host_leaves_the_others_are_launched_anew(
     assert (change["who"], change["action"]) == ("the control plane", "run.regroup")
     assert change["details"] == {"left": "n1", "nodes": ["n2", "n3"], "first_attempt": 1}
     ready(store, run, "n3", attempt=1)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert runs.get(store, run)["node"] == "n3"
 
 
@@ -436,14 +442,14 @@ class KilledError(Exception):
     """Stands for the end of a worker."""
 
 
-def host_gone(store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings) -> str:
+def host_gone(store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler) -> str:
     """A run whose host has left, and whose other launchers have ended."""
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     report(store, run, "n1", State.STOPPED)
     answer(store, "n1", left=True)
     for node in ("n2", "n3"):
         report(store, run, node, State.FAILED, message=GONE)
-    meetings.look(bus)
+    reconciler.look(bus)
     return run
 
 
@@ -457,11 +463,11 @@ def test_a_worker_that_was_killed_before_it_launched_anew_leaves_that_to_the_nex
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
     sent: int,
 ) -> None:
-    run = host_gone(store, bus, bus_url, meetings)
+    run = host_gone(store, bus, bus_url, reconciler)
     published: list[str] = []
 
     def publish(*words: Any, **more: Any) -> None:
@@ -474,16 +480,16 @@ def test_a_worker_that_was_killed_before_it_launched_anew_leaves_that_to_the_nex
     with monkeypatch.context() as killed:
         killed.setattr(base, "publish", publish)
         killed.setattr(regroup, "_failed", Mock(side_effect=KilledError))
-        meetings.look(bus)
+        reconciler.look(bus)
         with pytest.raises(KilledError):
-            meetings.look(bus)
+            reconciler.look(bus)
     assert states(store, run) == {"n1": "stopped", "n2": "pending", "n3": "pending"}
     if sent:
         ready(store, run, "n2", attempt=1)
-    look(Meetings(store, bus_url), bus)
+    look(NodeReconciler(store, bus_url), bus)
     assert (launches(bus, "n2"), launches(bus, "n3")) == ([0, 1], [0, 1])
     ready(store, run, "n3", attempt=1)
-    look(Meetings(store, bus_url), bus)
+    look(NodeReconciler(store, bus_url), bus)
     assert runs.get(store, run)["node"] in ("n2", "n3")
 
 
@@ -491,17 +497,17 @@ def test_a_bus_that_blinks_fails_no_launch_anew(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = host_gone(store, bus, bus_url, meetings)
-    meetings.look(bus)
+    run = host_gone(store, bus, bus_url, reconciler)
+    reconciler.look(bus)
     with monkeypatch.context() as away:
         away.setattr(base, "publish", Mock(side_effect=redis.ConnectionError("away")))
         with pytest.raises(redis.ConnectionError):
-            meetings.look(bus)
+            reconciler.look(bus)
     assert runs.get(store, run)["state"] == "pending"
-    meetings.look(bus)
+    reconciler.look(bus)
     assert launches(bus, "n3") == [0, 1]
 
 
@@ -509,12 +515,12 @@ def test_a_launch_anew_that_cannot_be_fails_the_run(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = host_gone(store, bus, bus_url, meetings)
+    run = host_gone(store, bus, bus_url, reconciler)
     monkeypatch.setattr(base, "publish", Mock(side_effect=ValueError("surprise")))
-    look(meetings, bus)
+    look(reconciler, bus)
     row = runs.get(store, run)
     assert (row["state"], row["message"]) == ("failed", "it could not be relaunched: ValueError")
 
@@ -523,13 +529,13 @@ def test_a_launch_anew_is_recorded_although_the_bus_is_away(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its transaction asks the bus nothing, and so holds nobody up who writes."""
-    run = host_gone(store, bus, bus_url, meetings)
+    run = host_gone(store, bus, bus_url, reconciler)
     monkeypatch.setattr(redis.Redis, "execute_command", Mock(side_effect=AssertionError))
-    meetings.look(bus)
+    reconciler.look(bus)
     assert states(store, run)["n2"] == "pending"
 
 
@@ -537,11 +543,11 @@ def test_a_run_that_is_stopped_as_it_is_launched_anew_is_ended_again(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = host_gone(store, bus, bus_url, meetings)
-    meetings.look(bus)
+    run = host_gone(store, bus, bus_url, reconciler)
+    reconciler.look(bus)
     wire_publish = base.publish
 
     def publish(*words: Any, **more: Any) -> None:
@@ -550,7 +556,7 @@ def test_a_run_that_is_stopped_as_it_is_launched_anew_is_ended_again(
         wire_publish(*words, **more)
 
     monkeypatch.setattr(base, "publish", publish)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert runs.get(store, run)["state"] == "stopped"
     for node in ("n2", "n3"):
         assert orders(bus, node)[-1] == Kill("stopped before it started", 1)
@@ -560,15 +566,15 @@ def test_a_stop_reaches_the_launch_that_is_recorded_meanwhile(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = host_gone(store, bus, bus_url, meetings)
+    run = host_gone(store, bus, bus_url, reconciler)
     real = streams.answering
 
     def answering(url: str) -> Any:
         monkeypatch.setattr(streams, "answering", real)
-        look(meetings, bus)
+        look(reconciler, bus)
         return real(url)
 
     monkeypatch.setattr(streams, "answering", answering)
@@ -579,15 +585,15 @@ def test_a_stop_reaches_the_launch_that_is_recorded_meanwhile(
 
 
 def test_what_was_read_before_another_launch_settles_nothing(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     """Two workers may look at once."""
-    run = host_gone(store, bus, bus_url, meetings)
+    run = host_gone(store, bus, bus_url, reconciler)
     with store.read() as connection:
         read = run_nodes.group(connection, run)
     assert read is not None
-    meetings.look(bus)
-    for late in (read, replace(read, rendezvous=None)):
+    reconciler.look(bus)
+    for late in (read, replace(read, rendezvous=Rendezvous.WAITING)):
         regroup.settle(store, bus, late)
         regroup.regroup(store, bus, late)
     assert states(store, run)["n2"] == "pending"
@@ -595,9 +601,9 @@ def test_what_was_read_before_another_launch_settles_nothing(
 
 
 def test_no_launch_is_recorded_while_a_node_goes_on_that_was_lost(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
-    run = host_gone(store, bus, bus_url, meetings)
+    run = host_gone(store, bus, bus_url, reconciler)
     with store.read() as connection:
         read = run_nodes.group(connection, run)
     assert read is not None
@@ -609,17 +615,17 @@ def test_no_launch_is_recorded_while_a_node_goes_on_that_was_lost(
 
 
 def test_a_host_that_may_only_be_cut_off_keeps_its_attempts(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     """Otherwise steps of two trainings would count as those of one attempt."""
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     with store.write() as connection:
         telemetry.lose(connection, run, "n1", "its agent does not answer")
     answer(store, "n1", left=True)
     for node in ("n2", "n3"):
         report(store, run, node, State.FAILED, message=GONE)
-    look(meetings, bus)
-    look(meetings, bus)
+    look(reconciler, bus)
+    look(reconciler, bus)
     first = runs.get(store, run)["first_attempt"]
     assert first > 1_000, "as many attempts as a launch may come to"
     assert launches(bus, "n2") == [0, first]
@@ -633,12 +639,12 @@ def test_a_run_that_has_no_numbers_left_says_so(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(regroup, "MOST_ATTEMPTS", 1_001)
-    run = host_gone(store, bus, bus_url, meetings)
-    meetings.look(bus)
+    run = host_gone(store, bus, bus_url, reconciler)
+    reconciler.look(bus)
     row = runs.get(store, run)
     assert row["state"] == "failed"
     assert row["message"] == (
@@ -657,20 +663,20 @@ def test_a_run_that_cannot_be_launched_anew_fails_and_says_why(
     store: Store,
     bus: redis.Redis,
     bus_url: str,
-    meetings: Meetings,
+    reconciler: NodeReconciler,
     least: int,
     env: dict[str, str],
     why: str,
 ) -> None:
     run = launch(store, bus_url, least, env=env)
     ready(store, run, "n1")
-    look(meetings, bus)
+    look(reconciler, bus)
     report(store, run, "n1", State.STOPPED)
     answer(store, "n1", left=True)
     for node in ("n2", "n3"):
         report(store, run, node, State.FAILED, message=GONE)
-    look(meetings, bus)
-    look(meetings, bus)
+    look(reconciler, bus)
+    look(reconciler, bus)
     now = runs.get(store, run)
     assert now["state"] == "failed"
     assert why in now["message"]
@@ -678,39 +684,60 @@ def test_a_run_that_cannot_be_launched_anew_fails_and_says_why(
 
 
 def test_a_host_whose_script_fails_fails_the_run(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     """It is not launched anew: it would fail again."""
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     report(store, run, "n1", State.FAILED, exit_code=1, message="rank 0: ValueError")
     for node in ("n2", "n3"):
         report(store, run, node, State.FAILED, message=GONE)
-    look(meetings, bus)
+    look(reconciler, bus)
     now = runs.get(store, run)
     assert (now["state"], now["message"]) == ("failed", "n1: rank 0: ValueError")
 
 
 def test_a_node_that_was_asked_to_leave_is_left_out(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
 ) -> None:
     """Its agent answers, and the others go on, also when it was their host."""
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
     leave(store, bus_url, RequestedChange(run, ME), "n1")
     report(store, run, "n1", State.STOPPED)
     for node in ("n2", "n3"):
         report(store, run, node, State.FAILED, message=GONE)
-    look(meetings, bus)
+    look(reconciler, bus)
     assert states(store, run) == {"n1": "stopped", "n2": "pending", "n3": "pending"}
 
 
-def test_a_node_that_joins_is_told_where_the_others_meet(
-    store: Store, bus: redis.Redis, bus_url: str, meetings: Meetings
+def test_an_order_to_leave_that_was_lost_is_repeated(
+    store: Store,
+    bus: redis.Redis,
+    bus_url: str,
+    reconciler: NodeReconciler,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = training(store, bus, bus_url, meetings)
+    run = training(store, bus, bus_url, reconciler)
+    leave(store, bus_url, RequestedChange(run, ME), "n3")
+    bus.delete(commands("n3"))
+    reconciler.look(bus)
+    assert orders(bus, "n3") == [], "it may still be on its way"
+    monkeypatch.setattr("paceline_backend.control.multi_node._ORDER_AGAIN_S", 0.0)
+    reconciler.look(bus)
+    order = Kill("it was asked to leave the run", 0, leaves=True)
+    assert orders(bus, "n3") == [order]
+    report(store, run, "n3", State.STOPPED)
+    reconciler.look(bus)
+    assert orders(bus, "n3") == [order]
+
+
+def test_a_node_that_joins_is_told_where_the_others_meet(
+    store: Store, bus: redis.Redis, bus_url: str, reconciler: NodeReconciler
+) -> None:
+    run = training(store, bus, bus_url, reconciler)
     report(store, run, "n3", State.STOPPED)
     join(store, bus_url, RequestedChange(run, ME), ["n3"], {})
     ready(store, run, "n3")
-    look(meetings, bus)
+    look(reconciler, bus)
     assert meets(bus, "n3") == [Meet("10.0.0.1", 4001, 0)] * 2
     report(store, run, "n3", State.RUNNING, 1)
     assert states(store, run)["n3"] == "running"

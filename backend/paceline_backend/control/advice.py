@@ -1,7 +1,11 @@
-"""`auto`: forecasts the step times of other policies, and switches if the run allows it.
+"""Advice on the policies of runs, and the measured effects of switches.
 
-The worker calls `Advisor.scan` about every second. Forecasts run in the child process of a
-`Forecaster`, and `insight.whatif.auto` decides by them. Decisions are stored with their forecasts.
+`auto` forecasts the step times of other policies, and switches if the run allows it. The worker
+calls `Advisor.scan` about every second. Forecasts run in the child process of a `Forecaster`, and
+`insight.whatif.auto` decides by them. Decisions are stored with their forecasts.
+
+The worker calls `Effects.look` every few seconds. It stores the effect of each switch once enough
+steps have followed, or at the run's end.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import msgspec
 import redis
 
 from paceline.wire import ENDED
+from paceline_backend.insight import effects
 from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept
 from paceline_backend.insight.whatif.auto import (
     AUTO_STEPS,
@@ -29,9 +34,11 @@ from paceline_backend.insight.whatif.auto import (
 from paceline_backend.insight.whatif.cautions import PLAIN
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import switch
-from paceline_backend.store import Connection, Store, StoreUnavailableError, switches
+from paceline_backend.store import Connection, Store, StoreError, StoreUnavailableError, switches
 from paceline_backend.store.audit import RequestedChange, Requester
+from paceline_backend.store.outcomes import effects as stored_effects
 from paceline_backend.store.outcomes import forecasts
+from paceline_backend.store.outcomes.effects import Due
 from paceline_backend.store.outcomes.forecasts import AdvisedRun
 
 logger = logging.getLogger(__name__)
@@ -40,6 +47,12 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0
 
 _POLL_S = 0.25
+
+# Minimum number of steps between two measurements of the effects in an active run.
+LOOK_STEPS = 20
+
+# Maximum number of ended runs per round. There can be many after an upgrade of the database.
+_MOST_ENDED = 20
 
 
 @dataclass(frozen=True)
@@ -215,3 +228,43 @@ def _start(forecaster: Forecaster) -> None:
     # The first forecast tries to start the child again, and logs the error.
     except Exception:
         logger.debug("the forecast process cannot be started", exc_info=True)
+
+
+class Effects:
+    """Updater of the effects of switches that are not final yet. Not thread-safe.
+
+    A check reads at most 400 steps of a switch in one short transaction, so it does not block
+    planning or ingest.
+    """
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+        # By active run: its newest step at the last check.
+        self._looked: dict[int, int] = {}
+
+    def look(self, stop: threading.Event) -> None:
+        """Store the effects in all runs that are due."""
+        with self._store.read() as connection:
+            due = stored_effects.due(connection, self._owner, _MOST_ENDED)
+            newest = {run.key: forecasts.newest_step(connection, run.key) for run in due}
+        active = {run.key for run in due if not run.ended}
+        self._looked = {key: step for key, step in self._looked.items() if key in active}
+        for run in due:
+            if stop.is_set():
+                return
+            # Fewer steps than before mean that a new attempt has started.
+            before, step = self._looked.get(run.key, -LOOK_STEPS), newest[run.key]
+            if run.ended or not before <= step < before + LOOK_STEPS:
+                if not run.ended:
+                    self._looked[run.key] = step
+                self._guarded(run)
+
+    def _guarded(self, run: Due) -> None:
+        try:
+            effects.note(self._store, run.key, ended=run.ended)
+        except StoreError:
+            raise
+        # A failure here must not end the worker, which also plans runs.
+        except Exception:
+            logger.exception("run %s: measuring the effects of changes failed", run.id)

@@ -1,1 +1,0 @@
-"""Alerts: `watch` raises and resolves them, `sender` delivers them to webhooks."""

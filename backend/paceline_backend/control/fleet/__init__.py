@@ -1,1 +1,0 @@
-"""Work that one worker does for all runs: storing verdicts and progress."""
