@@ -23,7 +23,7 @@ from paceline_backend.insight.whatif.measured import MeasuredSteps, RelaxedSpan,
 from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.scenario import Communication
 from paceline_backend.store import Store, telemetry
 from support.records import hello
 

@@ -29,7 +29,7 @@ from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Accounts, Floats, Ints
 from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation
-from paceline_backend.simulator.hello import hello_of
+from paceline_backend.simulator.scenario import hello_of
 
 # A policy whose time in trials exceeds this multiple of plain DDP's time gets a warning of harm.
 HARM = 1.02

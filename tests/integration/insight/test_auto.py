@@ -13,7 +13,7 @@ from paceline_backend.control.advice.advisor import NextLook
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import of_state
-from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.scenario import Communication
 from paceline_backend.store.switches import Switch
 from support.forecasts import Training, drawn
 

@@ -26,8 +26,7 @@ from paceline_backend.api.evidence.whatif import _kept
 from paceline_backend.insight.whatif import cautions, simulate
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, kept
 from paceline_backend.insight.whatif.command import from_database
-from paceline_backend.insight.whatif.forecast import forecast, of_state
-from paceline_backend.insight.whatif.speeds import same_speeds
+from paceline_backend.insight.whatif.forecast import forecast, of_state, same_speeds
 from paceline_backend.policies import Choice, Policy, Problem, UnknownPolicyError
 from paceline_backend.store import Store, new_runs, runs, schema, switches, telemetry
 from paceline_backend.store.new_runs import NewRun

@@ -19,8 +19,7 @@ from paceline_backend.policies.base import Floats
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve.order import epoch_order
 from paceline_backend.simulator import Simulation
-from paceline_backend.simulator.hello import hello_of
-from paceline_backend.simulator.scenario import WorkerFailure
+from paceline_backend.simulator.scenario import WorkerFailure, hello_of
 from paceline_backend.testing import check_policy
 from support.marks import some_long
 from support.records import hello

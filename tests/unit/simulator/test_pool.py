@@ -15,7 +15,7 @@ from paceline.core.emulation import Emulation
 from paceline.core.pool import Share, Stance
 from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
-from paceline_backend.simulator.dealing import DealtBatches
+from paceline_backend.simulator.simulation import DealtBatches
 from paceline_backend.simulator.sync import (
     Bodies,
     Costs,
@@ -24,7 +24,7 @@ from paceline_backend.simulator.sync import (
     Work,
     make,
 )
-from paceline_backend.simulator.sync.sharing import Board
+from paceline_backend.simulator.sync.pool import Board
 
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 

@@ -13,7 +13,7 @@ from paceline_backend.api.fleet import models
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.insight import fleet
-from paceline_backend.insight.fleet.record import By
+from paceline_backend.insight.fleet import By
 
 router = APIRouter(
     responses=documented(HTTPStatus.SERVICE_UNAVAILABLE), dependencies=[Depends(VIEWER)]

@@ -1,4 +1,9 @@
-"""Attribution of each step's SP to causes, and of the waiting time to ranks."""
+"""Attribution of each step's SP to causes, and of the waiting time to ranks.
+
+`read_rows` reads the ranks' reports from the database. `attribute` fits the expected times
+(`model.fit`), divides each rank's lateness among the causes (`split`), charges the waiting time to
+the slow ranks, and sums both up by cause and by rank.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
+from paceline.wire import OBSERVED
 from paceline_backend.insight.attribution.model import Bools, Rows, SpeedModel, fit
-from paceline_backend.insight.attribution.split import Split, split
 from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.store import Connection, records, switches
+from paceline_backend.store.attempts import Placement
+from paceline_backend.store.reads import Range
 
 CAUSES = ("data", "node", "transient", "input")
 
@@ -19,6 +28,18 @@ GAP = 3
 MOST_SPANS = 50
 # Smaller differences come from rounding in another order of computation.
 _SAME = 1e-9  # relative
+
+# An attribution covers this many steps unless the caller gives a range.
+STEPS = 100
+# At most this many rows are read. Of a longer range these are the newest steps.
+MOST_ROWS = 200_000
+
+_COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
+
+# Plans use the feedback of this many steps, so they can react this long to a past slowdown.
+_LAG = 64  # steps
+# Reactions of a plan that are smaller than this fraction of a step's time are ignored.
+_LEAST = 0.02
 
 
 @dataclass(frozen=True)
@@ -147,3 +168,175 @@ def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
         else:
             spans.append((number, number))
     return spans[-MOST_SPANS:]
+
+
+def read_rows(
+    connection: Connection, run: int, span: Range, placement: Placement | None = None
+) -> Rows:
+    """Return the ranks' reports of the complete steps in a range.
+
+    Without a first step, `span` covers the last `STEPS` steps. Of more than `MOST_ROWS` rows, only
+    the newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    were on other nodes; None: the placement is unknown.
+    """
+    read = records.newest_complete(
+        connection, run, _COLUMNS, span, count=STEPS, most_rows=MOST_ROWS
+    )
+    if placement is not None:
+        read = read.since(placement.since)
+    steps, columns = read.by_step(None if placement is None else len(placement.nodes))
+    policy = switches.of_version(connection, run, 0)
+    return Rows(
+        steps.astype(np.int64),
+        **dict(zip(_COLUMNS, columns, strict=True)),
+        planned=policy is None or policy.policy != OBSERVED,
+    )
+
+
+@dataclass(frozen=True)
+class Split:
+    """Lateness of the ranks, by cause: data, node, temporary slowness, noise, input."""
+
+    # Time from the first rank that is ready to the last.
+    sp_s: Floats  # [K]
+    # Mean time until a rank is ready.
+    mean_s: Floats  # [K]
+    # Share of the ranks' time spent waiting.
+    waste: Floats  # [K]
+    # `sp_s` by cause.
+    sp_parts: Floats  # [5, K]
+    # Time that other ranks waited for each rank, by cause.
+    caused: Floats  # [5, K, W], seconds
+    # Time that all ranks waited in all steps.
+    waited_s: float
+
+
+def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
+    """Split each step's straggler effect.
+
+    A rank's step time is a product of its batch, its speed and its temporary slowness. The rank's
+    lateness compared with a typical rank with the mean batch is divided among these three by their
+    Shapley values: the only division that adds up, treats causes alike and gives nothing to a cause
+    without effect. The time of a slow data loader is added. If a smaller load compensates for a
+    rank's slowness (or a larger load for its speed), the two cancel, because no rank waits for
+    compensated slowness. The SP of a step is the difference between its last and its first rank,
+    cause by cause.
+
+    Waiting is charged in equal parts to all ranks that still compute while others wait.
+    """
+    counted = _counted(rows, took_part, model)
+    parts = _lateness(rows, took_part, model)
+    parts = _cancelled(parts, counted, _LEAST * model.equal)
+    ready = np.where(took_part, rows.data_s + rows.compute_s, np.nan)
+    first = np.nanargmin(ready, axis=1)
+    step = np.arange(len(ready))
+    behind = np.where(took_part, ready - ready[step, first][:, None], 0.0)
+    parts = _positive(parts - parts[:, step, first][:, :, None], behind)
+    last = np.nanargmax(ready, axis=1)
+    caused_s, waited_s = _waiting(ready, took_part)
+    share = np.divide(caused_s, behind, out=np.zeros_like(behind), where=behind > 0)
+    members = took_part.sum(axis=1)
+    longest = ready[step, last]
+    return Split(
+        sp_s=behind[step, last],
+        mean_s=np.nansum(ready, axis=1) / members,
+        waste=waited_s / (members * longest),
+        sp_parts=parts[:, step, last],
+        caused=parts * share,
+        waited_s=float(waited_s.sum()),
+    )
+
+
+def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
+    """Return each rank's lateness relative to a typical rank with the mean batch, [5, K, W]."""
+    neither, both = model.equal, model.own
+    batch, speed, rest = model.typical, model.own_equal, model.rest
+    data = (2 * (batch - neither) + (both - speed)) / 6
+    data = data + rest * ((batch - neither) + 2 * (both - speed)) / 6
+    node = (2 * (speed - neither) + (both - batch)) / 6
+    node = node + rest * ((speed - neither) + 2 * (both - batch)) / 6
+    left = (rest - 1) * (2 * neither + batch + speed + 2 * both) / 6
+    loading = np.where(took_part, rows.data_s, np.inf)
+    middle = (took_part.sum(axis=1, keepdims=True) - 1) // 2
+    typical = np.take_along_axis(np.sort(loading, axis=1), middle, axis=1)
+    parts = [
+        data,
+        node,
+        np.where(model.passing, left, 0.0),
+        np.where(model.passing, 0.0, left),
+        np.where(took_part, rows.data_s - typical, 0.0),
+    ]
+    return np.where(took_part, np.stack(parts), 0.0)
+
+
+def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
+    """Return the parts without slowness that a smaller batch compensates for, with the same sums.
+
+    A plan reacts to slowness by giving the slow rank fewer samples. The other ranks then get more
+    samples, and the plan continues to do so for some steps after the slowness has ended. Both
+    effects look like data effects, but they are charged to the slowness.
+
+    `counted` is the share of `data` that is due to the number of samples, [K, W]. Reactions below
+    `least_s`, [K, 1], are ignored.
+    """
+    data, node, passing, noise, loading = parts
+    slowness = node + passing
+    opposite = np.sign(data) * np.sign(slowness) < 0
+    amount = np.where(opposite, np.minimum(np.abs(data), np.abs(slowness)), 0.0)
+    scale = np.divide(amount, np.abs(slowness), out=np.zeros_like(data), where=opposite)
+    left = data - np.sign(data) * amount
+    answers = np.where(slowness > 0, counted * scale, 0.0)
+    to_node, to_passing = ((answers * cause).max(axis=1) for cause in (node, passing))
+    padded = np.concatenate([np.zeros(_LAG), to_passing])
+    to_passing = sliding_window_view(padded, _LAG + 1).max(axis=1)
+    least = least_s[:, 0]
+    by_passing = (to_passing > np.maximum(to_node, least))[:, None]
+    by_node = (to_node > least)[:, None] & ~by_passing
+    planned = counted * left
+    return np.stack(
+        [
+            np.where(by_passing | by_node, left - planned, left),
+            node * (1 - scale) + np.where(by_node, planned, 0.0),
+            passing * (1 - scale) + np.where(by_passing, planned, 0.0),
+            noise,
+            loading,
+        ]
+    )
+
+
+def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
+    """Return the share of a batch's deviation from the mean cost that its count explains, 0 … 1."""
+    samples = np.where(took_part, rows.samples, 0.0)
+    mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)
+    more = model.typical - model.equal
+    by_count = model.equal * (samples / mean - 1)
+    part = np.divide(by_count, more, out=np.zeros_like(more), where=more != 0)
+    return np.asarray(np.where(took_part, np.clip(part, 0.0, 1.0), 0.0))
+
+
+def _positive(parts: Floats, total: Floats) -> Floats:
+    """Return parts ≥ 0 that add up to `total`; negative parts reduce the others in proportion."""
+    later = np.maximum(parts, 0.0)
+    whole = later.sum(axis=0)
+    scale = np.divide(total, whole, out=np.zeros_like(total), where=whole > 0)
+    return np.asarray(later * scale)
+
+
+def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
+    """Return seconds that others waited for each rank, [K, W], and all waiting of each step, [K].
+
+    In the time between one rank becoming ready and the next, the ranks that are ready wait for all
+    ranks that are not. Waiting is therefore divided by the Shapley values of an airport (runway
+    cost) game.
+    """
+    # NaN is sorted last.
+    order = np.argsort(ready, axis=1)
+    in_order = np.take_along_axis(ready, order, axis=1)
+    gaps = np.nan_to_num(np.diff(in_order, axis=1))
+    waiting = np.arange(1, ready.shape[1])
+    computing = np.maximum(took_part.sum(axis=1, keepdims=True) - waiting, 1)
+    waits = gaps * waiting
+    caused = np.zeros_like(ready)
+    by_order = np.cumsum(waits / computing, axis=1)
+    np.put_along_axis(caused, order[:, 1:], by_order, axis=1)
+    return np.where(took_part, caused, 0.0), waits.sum(axis=1)

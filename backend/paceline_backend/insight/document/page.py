@@ -15,13 +15,13 @@ from paceline.core.version import __version__
 from paceline.wire import ENDED, State
 from paceline_backend.insight import effects, quality
 from paceline_backend.insight import verdict as verdicts
-from paceline_backend.insight.document import heatmap
 from paceline_backend.insight.document.charts import (
     Band,
     Chart,
     ChartLine,
     Floats,
     Mark,
+    heat_map,
     rolling,
     svg,
 )
@@ -212,7 +212,7 @@ def charts(content: Content) -> list[Markup]:
     courses = _Courses(steps, switched)
     drawn = [
         courses.drawn("Time per step", "s", "step_s", level=level),
-        heatmap.svg(content.cells, switched),
+        heat_map(content.cells, switched),
         svg(_workers(content, switched)),
         courses.drawn("Waste: share of the ranks' time that waits", "%", "waste"),
         courses.drawn("Loss", "", "loss", zero=False),

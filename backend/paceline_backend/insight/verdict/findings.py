@@ -1,6 +1,6 @@
 """Candidate causes of lost time, and the time that a run would have taken without them.
 
-`slowness`, `waits` and `data` create the findings. `Account` removes findings from the measured
+`slowness` and `waits` create the findings. `Account` removes findings from the measured
 times, which gives the cost of each of them.
 """
 

@@ -2,7 +2,6 @@
 
     state       `PlanningState`: current state of a run, read from the database
     measured    `MeasuredSteps`: times of the newest steps
-    speeds      detects since when all ranks have had their present speeds
     resampled   `Resampled`: the ranks as emulated devices, from models and measured errors
     simulate    simulates each preset on these devices
     forecast    `forecast(store, run)`: fits, simulates and compares → `Forecast`

@@ -342,7 +342,7 @@ _SLOW = 1.25e8  # bytes per second
 
 
 def _all_reduce(ranks: int) -> _Exchange:
-    """Return the exchange of a ring; see `paceline_backend.simulator.communication`."""
+    """Return the exchange of a ring; see `paceline_backend.simulator.scenario`."""
     return _Exchange(2 * (ranks - 1), 2 * (ranks - 1) / ranks)
 
 

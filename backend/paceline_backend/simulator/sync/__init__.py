@@ -23,10 +23,9 @@ from paceline_backend.simulator.sync.base import (
     SimulatedTimeline,
     Work,
 )
-from paceline_backend.simulator.sync.hierarchical import SimulatedHierarchical
 from paceline_backend.simulator.sync.pairwise import SimulatedPairwise
 from paceline_backend.simulator.sync.pool import SimulatedPool, without_empty
-from paceline_backend.simulator.sync.rounds import SimulatedPartial
+from paceline_backend.simulator.sync.rounds import SimulatedHierarchical, SimulatedPartial
 from paceline_backend.simulator.sync.together import SimulatedAllReduce, SimulatedAveraging
 
 __all__ = [

@@ -1,22 +1,25 @@
-"""Current state of a run: OK, warning or slowed down, in one line, with its present loss.
+"""Report of a verdict: the current state of the run in one line, and all values for REST.
 
 A verdict covers hundreds of steps, and a rank may be slow only in the newest of them. A diagnosis
-therefore uses only the newest steps: those since the last active cause started, under the policy in
-force.
+(OK, warning or slowed down, with the present loss) therefore uses only the newest steps: those
+since the last active cause started, under the policy in force. `facts_of` converts a verdict and
+its diagnosis to plain values, which REST returns and the database keeps.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
 from paceline_backend.insight.verdict.findings import Account, TimeLoss
 from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
 from paceline_backend.insight.verdict.observed import FEWEST, Times
-from paceline_backend.insight.verdict.words import what
+from paceline_backend.insight.verdict.words import began, cause_words, named, to_do, what, words
 
 WATCH, HELD_UP = 0.06, 0.2  # shares of lost time
 # A diagnosis without an active cause, and the mean step time, cover this many of the newest steps.
@@ -152,3 +155,60 @@ def _limit_s(verdict: Verdict, times: Times, shown: slice) -> float | None:
         return None
     speed = float((load[working] / compute_s[working]).sum())
     return float(load.sum()) / speed / len(took_part) + float(times.reduce_s[shown].mean())
+
+
+def facts_of(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as plain values, with step numbers instead of indices."""
+    step = verdict.seen.step
+    now = standing_of(verdict)
+    return {
+        "from": int(step[0]) if len(step) else None,
+        "to": int(step[-1]) if len(step) else None,
+        "steps": verdict.steps,
+        "wall_s": verdict.wall_s,
+        "waste": verdict.waste,
+        "noise": verdict.noise,
+        "cost_s": verdict.cost_s,
+        "causes": [_cause(verdict, cause) for cause in verdict.causes],
+        "words": words(verdict),
+        "level": now.level.value,
+        "what": now.what,
+        "was": now.was,
+        "lost_now": now.lost,
+        "waste_now": now.waste,
+        "step_time_s": now.step_s,
+        "limit_s": now.limit_s,
+    }
+
+
+def _cause(verdict: Verdict, cause: TimeLoss) -> dict[str, Any]:
+    step, nodes = verdict.seen.step, verdict.seen.nodes
+    world = verdict.seen.compute_s.shape[1]
+
+    def at(index: int | None) -> int | None:
+        return None if index is None else int(step[index])
+
+    return {
+        "kind": cause.kind,
+        "ranks": list(cause.ranks),
+        "who": named(cause.ranks, world, nodes) if cause.ranks else "",
+        "nodes": nodes_of(cause.ranks, nodes),
+        "since": began(verdict, cause),
+        "until": at(cause.until),
+        "factor": cause.factor,
+        "trend": cause.trend,
+        "period": cause.period,
+        "times": cause.times,
+        "hidden": cause.hidden,
+        "cost_s": cause.cost_s,
+        "share": cause.cost_s / verdict.wall_s,
+        "worker_hours": cause.cost_s * world / 3600,
+        "words": cause_words(verdict, cause),
+        "what": what(verdict, cause),
+        "to_do": to_do(verdict, cause),
+    }
+
+
+def nodes_of(ranks: Sequence[int], nodes: Sequence[str]) -> list[str]:
+    """Return the sorted nodes of some ranks; empty if unknown."""
+    return sorted({nodes[rank] for rank in ranks if rank < len(nodes)})
