@@ -78,8 +78,7 @@ def _alike(of: Scenario, policy: str, parameters: Mapping[str, Any]) -> Run:
         msgspec.structs.replace(of.hello(), uneven_steps=False),
         of.emulation(),
         policies.make(policy, parameters),
-        communication=lambda *_: np.full(4, of.communication.seconds(4)),
-        costs=of.communication.costs,
+        network=of.communication,
     )
     return trained(simulation)
 

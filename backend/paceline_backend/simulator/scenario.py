@@ -103,6 +103,11 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         moved = rounds / world * self.bytes
         return self.fixed_s + rounds * self.latency_s + moved / (self.bandwidth or math.inf)
 
+    def all_reduce_s(self, step: int, batches: Features) -> Floats:
+        """Return the time of a step's all-reduce on each worker, [W]; see `Network`."""
+        world = len(batches.samples)
+        return np.full(world, self.seconds(world))
+
     def costs(self, world: int) -> Costs:
         """Return the costs of exchanges of relaxed synchronisers among `world` workers.
 
@@ -407,35 +412,22 @@ _Loader.add_implicit_resolver(
 )
 
 
-def hello_of(
-    sizes: Floats,
-    world: int,
-    global_batch: int,
-    *,
-    seed: int = 0,
-    epochs: int | None = None,
-    loss_mean: str = "samples",
-    drop_last: bool = False,
-    **fields: Any,
-) -> Hello:
+def hello_of(sizes: Floats, world: int, global_batch: int, **fields: Any) -> Hello:
     """Return the Hello that a leader would send at virtual time 0.
 
-    `sizes` are those of the data set, [N]. `epochs` None: their number is unknown. `loss_mean` is
-    "samples", "size" or "ranks". `fields` are further fields of `Hello` that have defaults.
+    `sizes` are those of the data set, [N]. `fields` are other fields of `Hello`. Without them the
+    seed is 0, the number of epochs is unknown, and the loss is a mean over samples.
     """
+    plain: dict[str, Any] = {"seed": 0, "epochs": None, "loss_mean": "samples", "drop_last": False}
     return Hello(
         attempt=0,
         world=world,
         global_batch=global_batch,
-        seed=seed,
         sizes=sizes.astype("<f8").tobytes(),
-        loss_mean=loss_mean,
-        drop_last=drop_last,
-        epochs=epochs,
         lookahead=0,
         started_at=0.0,
         paceline="simulated",
         torch="none",
         device="simulated",
-        **fields,
+        **{**plain, **fields},
     )

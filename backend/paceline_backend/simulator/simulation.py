@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,8 +38,20 @@ from paceline_backend.simulator.sync import (
 )
 
 T = TypeVar("T")
-# Maps a step and its batches, [W], to the time of the all-reduce in s, [W].
-Communication = Callable[[int, Features], Floats]
+# The number of newest steps that a plan does not use.
+_LAG = 1
+
+
+class Network(Protocol):
+    """The durations of exchanges among ranks: `scenario.Communication`, or as measured."""
+
+    def all_reduce_s(self, step: int, batches: Features) -> Floats:
+        """Return the time of a step's all-reduce on each rank, [W]."""
+        ...
+
+    def costs(self, world: int) -> Costs:
+        """Return the costs of exchanges of relaxed synchronisers among `world` ranks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -131,22 +142,22 @@ class TrainedSegment:
 class Simulation:
     """A training on emulated devices, planned as a controller plans real training.
 
-    A segment is planned from the records of earlier steps without the newest `lag` steps, because a
-    real controller plans while the last segment still runs. Planning takes no virtual time. The
-    same arguments give the same segments and times. For one thread.
+    A segment is planned from the records of earlier steps without the newest `_LAG` steps, because
+    a real controller plans while the last segment still runs. Planning takes no virtual time. The
+    first step begins at virtual time 0. The same arguments, switches and failures give the same
+    segments and times. For one thread.
 
     Args:
         hello: the run's Hello message, as a leader would send it.
         devices: the ranks' speeds.
         policy: the first policy.
-        communication: duration of the all-reduce; None: no time.
-        costs: costs of exchanges of relaxed synchronisers, by the number of ranks; None: no time.
-        lag: the number of newest steps that a plan does not use.
-        started_at: virtual time of the first step.
+        network: durations of exchanges; None: no time.
         steps: the step to end before; None: end with the last epoch.
-        switches: changes of the policy, in the order of their steps.
-        failures: failures of workers, in the order of their steps. After a failure, `hello`,
-            `devices` and `history` are those of the next attempt.
+
+    Attributes:
+        switches: changes of the policy that are not due yet, in the order of their steps.
+        failures: failures of workers that are not due yet, in the order of their steps. After a
+            failure, `hello`, `devices` and `history` are those of the next attempt.
     """
 
     def __init__(
@@ -155,24 +166,16 @@ class Simulation:
         devices: Emulation,
         policy: Policy,
         *,
-        communication: Communication | None = None,
-        costs: Callable[[int], Costs] | None = None,
-        lag: int = 1,
-        started_at: float = 0.0,
+        network: Network | None = None,
         steps: int | None = None,
-        switches: Iterable[Change] = (),
-        failures: Iterable[WorkerFailure] = (),
     ) -> None:
         self.policy = policy
         self.version = 0
-        # The switches that are not due yet.
-        self.switches = deque(switches)
-        self._failures = deque(failures)
-        self._communication = communication
-        self._costs = costs
-        self._lag = lag
+        self.switches: deque[Change] = deque()
+        self.failures: deque[WorkerFailure] = deque()
+        self._network = network
         self._steps = steps
-        self._begin(hello, devices, started_at)
+        self._begin(hello, devices, 0.0)
 
     @staticmethod
     def of(scenario: Scenario) -> Simulation:
@@ -181,21 +184,16 @@ class Simulation:
         Raises:
             ScenarioError: the scenario's file of sizes cannot be read.
         """
-
-        def communication(step: int, batches: Features) -> Floats:
-            world = len(batches.samples)
-            return np.full(world, scenario.communication.seconds(world))
-
-        return Simulation(
+        made = Simulation(
             scenario.hello(),
             scenario.emulation(),
             policies.make(scenario.policy, scenario.parameters),
-            communication=communication,
-            costs=scenario.communication.costs,
+            network=scenario.communication,
             steps=scenario.steps,
-            switches=scenario.switches,
-            failures=scenario.failures,
         )
+        made.switches.extend(scenario.switches)
+        made.failures.extend(scenario.failures)
+        return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
         """Begin an attempt. Of earlier attempts only the used samples are known (in `hello`)."""
@@ -247,8 +245,8 @@ class Simulation:
         if self._steps is not None:
             end = min(end, self._steps)
         failure = None
-        if self._failures and self._failures[0].step < end:
-            failure = self._failures.popleft()
+        if self.failures and self.failures[0].step < end:
+            failure = self.failures.popleft()
             end = max(failure.step, segment.first_step)
         trained = self._train(segment, made.plan, end - segment.first_step)
         trained = replace(trained, plan_s=plan_s)
@@ -264,25 +262,17 @@ class Simulation:
     def _train(self, segment: Segment, plan: Plan, steps: int) -> TrainedSegment:
         counts = plan.batches.counts[:steps]
         sizes = self.history.sizes[plan.batches.samples[: counts.sum()]]
-        costs = Costs() if self._costs is None else self._costs(self.hello.world)
+        costs = Costs() if self._network is None else self._network.costs(self.hello.world)
         own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
         load_s = self._data_s + own_s
-        data_s = np.tile(load_s, (steps, 1))
         begun, starts = self._clocks, self._met(segment, costs)
         # Rank 0, the leader, adopts the segment when it needs it. If ranks continue without
         # synchronising, a rank that is ahead of the leader waits with its first batch until then.
         begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)
-        batches = DealtBatches(
-            self.devices,
-            segment.first_step,
-            sizes,
-            counts,
-            data_s,
-            load_s,
-            np.array(segment.threads) if segment.threads else 1,
-            self.hello.limits,
-        )
+        limits = self.hello.limits
+        batches = DealtBatches(self.devices, segment, sizes, counts, load_s, limits)
+        data_s = batches.data_s
         work = Work(
             segment.first_step,
             data_s + batches.compute_s,
@@ -325,9 +315,9 @@ class Simulation:
 
     def _all_reduce_s(self, first_step: int, batches: DealtBatches, counts: Ints) -> Floats:
         seconds = np.zeros(counts.shape)
-        if self._communication is not None:
+        if self._network is not None:
             for at in range(len(counts)):
-                seconds[at] = self._communication(first_step + at, batches.step(at))
+                seconds[at] = self._network.all_reduce_s(first_step + at, batches.step(at))
         return seconds
 
     def _met(self, segment: Segment, costs: Costs) -> Floats:
@@ -353,7 +343,7 @@ class Simulation:
         }
         table = np.stack([columns[name] for name in COLUMNS], axis=2).astype(np.float64)
         self._withheld += [(trained.segment.first_step + k, rows) for k, rows in enumerate(table)]
-        shown = max(len(self._withheld) - self._lag, 0)
+        shown = max(len(self._withheld) - _LAG, 0)
         for step, rows in self._withheld[:shown]:
             self.window.put_step(step, rows)
         self._withheld = self._withheld[shown:]
@@ -410,30 +400,28 @@ class DealtBatches:
 
     Args:
         devices: of the ranks.
-        first_step: of the segment.
+        segment: defines the first step and the ranks' CPU threads.
         sizes: of the segment's samples, in the order of steps and ranks.
         counts: samples of each batch, [S, W].
-        data_s: loading time, [S, W].
-        load_s: each rank's time to load another rank's batch, [W].
-        threads: CPU threads, a number or [W].
+        load_s: each rank's time to load a batch, [W].
         limits: samples that fit into each rank's memory; empty: any number.
     """
 
     def __init__(
         self,
         devices: Emulation,
-        first_step: int,
+        segment: Segment,
         sizes: Floats,
         counts: Ints,
-        data_s: Floats,
         load_s: Floats,
-        threads: Any,
         limits: list[int],
     ) -> None:
         self.features = features(sizes, counts.copy())
-        self.data_s, self.compute_s = data_s, np.zeros(counts.shape)
-        self._devices, self._first_step, self._samples = devices, first_step, len(sizes)
-        self._threads, self._limits, self._load_s = threads, limits, load_s
+        self.data_s = np.tile(load_s, (len(counts), 1))
+        self.compute_s = np.zeros(counts.shape)
+        self._devices, self._first_step, self._samples = devices, segment.first_step, len(sizes)
+        self._threads: Any = np.array(segment.threads) if segment.threads else 1
+        self._limits, self._load_s = limits, load_s
         for at in range(len(counts)):
             self.compute_s[at] = self._taken_s(at)
 

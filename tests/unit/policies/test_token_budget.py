@@ -155,7 +155,8 @@ def test_a_restart_keeps_the_limits_of_the_ranks_that_are_left() -> None:
     limits = [2_000.0, 1_000.0, 1_500.0, 1_800.0]
     devices = Emulation(a_s=A_S, b_s=[0.01] * WORLD)
     died = [WorkerFailure(rank=1, step=5, world=3)]
-    run = Simulation(begun(token_limits=limits), devices, policies.make("bsp"), failures=died)
+    run = Simulation(begun(token_limits=limits), devices, policies.make("bsp"))
+    run.failures.extend(died)
     while not run.finished:
         run.advance()
     assert run.hello.token_limits == [2_000.0, 1_500.0, 1_800.0]

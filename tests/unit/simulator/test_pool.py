@@ -25,6 +25,7 @@ from paceline_backend.simulator.sync import (
     make,
 )
 from paceline_backend.simulator.sync.pool import Board
+from support.records import adopted
 
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
@@ -39,7 +40,7 @@ def trained(
     nothing = np.zeros(counts.shape)
     limits = given.pop("limits", [])
     batches = DealtBatches(
-        devices, 0, np.ones(counts.sum()), counts, nothing.copy(), np.zeros(world), 1, limits
+        devices, adopted(0, 0).segment, np.ones(counts.sum()), counts, np.zeros(world), limits
     )
     costs = given.pop("costs", Costs())
     work = Work(0, batches.compute_s.copy(), counts, nothing, costs, dealing=batches, **given)

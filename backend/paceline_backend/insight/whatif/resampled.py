@@ -39,9 +39,9 @@ class Resampled(Emulation, frozen=True, kw_only=True):
         models, ratio = self.models, self.ratio[self._row(step)]
         return Rates(models.a * ratio, models.c * ratio, models.b * ratio)
 
-    def communication_s(self, step: int, batch: Features) -> Floats:
+    def all_reduce_s(self, step: int, batches: Features) -> Floats:
         """Return the time of a step beyond its slowest rank's, [W]."""
-        return np.full(len(batch.samples), self.remainder_s[self._row(step)])
+        return np.full(len(batches.samples), self.remainder_s[self._row(step)])
 
     def costs(self, world: int) -> Costs:
         """Return the durations of exchanges of relaxed synchronisers."""

@@ -249,13 +249,7 @@ def _train(
     if policy.threads and version != state.version:
         raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None
-    simulation = Simulation(
-        state.history.hello,
-        devices,
-        policy,
-        communication=devices.communication_s,
-        costs=devices.costs,
-    )
+    simulation = Simulation(state.history.hello, devices, policy, network=devices)
     simulation.history = copy.deepcopy(state.history)
     simulation.window = copy.deepcopy(state.window) or simulation.window
     simulation.version = version
