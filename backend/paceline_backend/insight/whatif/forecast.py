@@ -43,6 +43,7 @@ from paceline_backend.insight.whatif.shapes import shape
 from paceline_backend.insight.whatif.simulate import (
     DRAWS,
     Basis,
+    Effort,
     SimulatedOption,
     presets_and_variants,
     simulate,
@@ -54,11 +55,6 @@ from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.sync import Work, without_empty
 from paceline_backend.store import Store, runs
-
-# Maximum number of simulations of each preset.
-REPLICATES = 5
-# After this CPU time no further pair of simulations starts.
-BUDGET_S = 4.0
 
 # Weights of the parts of an interval: bootstrap draws, other models, the models' error, and
 # unmeasured effects. With these values 95 % of outcomes were inside the interval, on simulated runs
@@ -81,6 +77,8 @@ _SIGMA = 1.4826
 # The sentence mentions the all-reduce if it takes a larger fraction of a step.
 _MUCH = 0.1
 
+DEFAULT_EFFORT = Effort()
+
 
 def forecast(
     store: Store,
@@ -89,8 +87,7 @@ def forecast(
     presets: Sequence[str] | None = None,
     relaxed: bool = True,
     steps: int = STEPS,
-    replicates: int = REPLICATES,
-    budget_s: float = BUDGET_S,
+    effort: Effort = DEFAULT_EFFORT,
 ) -> Forecast:
     """Forecast the step time under each preset, with 95 % intervals.
 
@@ -104,8 +101,7 @@ def forecast(
     `presets` are labels of presets and their variants, or names for their defaults; None: all. The
     policy in force is always included, with its parameters. Presets that change the training are
     included if `relaxed` is true. The forecast uses the newest `steps` complete steps of the latest
-    attempt. `replicates` is the maximum number of simulations of each preset. No pair of
-    simulations starts after `budget_s` CPU seconds.
+    attempt.
 
     Raises:
         UnknownPolicyError: no such preset.
@@ -116,9 +112,7 @@ def forecast(
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
     _refuse_unknown(presets or [], label(state.policy, state.parameters))
-    return of_state(
-        run_id, state, presets, relaxed=relaxed, replicates=replicates, budget_s=budget_s
-    )
+    return of_state(run_id, state, presets, relaxed=relaxed, effort=effort)
 
 
 def _refuse_unknown(presets: Sequence[str], in_force: str) -> None:
@@ -136,8 +130,7 @@ def of_state(
     presets: Sequence[str] | None = None,
     *,
     relaxed: bool = True,
-    replicates: int = REPLICATES,
-    budget_s: float = BUDGET_S,
+    effort: Effort = DEFAULT_EFFORT,
 ) -> Forecast:
     """Return the forecast for a state that was read before; see `forecast`."""
     made_at = time.time()
@@ -150,7 +143,7 @@ def of_state(
     except ValueError as error:
         why = f"the policy in force cannot be created here: {error}"
         return Forecast(run_id, made_at, current, reason=why)
-    simulated, left_out = simulate(basis, in_force, presets, replicates, budget_s, relaxed=relaxed)
+    simulated, left_out = simulate(basis, in_force, presets, effort, relaxed=relaxed)
     name = label(state.policy, state.parameters)
     if name not in simulated:
         why = f"the policy in force cannot be simulated: {left_out[name]}"
@@ -174,7 +167,8 @@ def _of_slow_node(
     if slow is None or made.fit_error is None or made.current.step_time_s is None:
         return None
     faster = _as_fast_as_the_others(basis, slow)
-    again, _ = simulate(faster, in_force, [], 1 + len(base.shifts), math.inf)
+    effort = Effort(replicates=1 + len(base.shifts), budget_s=math.inf)
+    again, _ = simulate(faster, in_force, [], effort)
     if name not in again:
         return None
     scale = made.current.step_time_s / base.mean
