@@ -90,8 +90,8 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
     enough = bound * (1 + (_CLOSER if few else _CLOSE))
     state = DescentState.of(sizes, ranks, workers)
     if not few:
-        pairs(sizes, workers, state, enough)
-    descend(sizes, workers, state, enough, _EFFORT // (1 + world // FEW_RANKS))
+        pairs(state, enough)
+    descend(state, enough, _EFFORT // (1 + world // FEW_RANKS))
     if len(sizes) <= _FEW_SAMPLES and state.time_s.max() > bound * (1 + 1e-12):
         rest = np.append(np.cumsum(sizes[::-1])[::-1], 0.0)
         _search(sizes, rest, workers, bound, float(state.time_s.max()), ranks)
@@ -198,10 +198,13 @@ def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: I
 class DescentState(NamedTuple):
     """A partition that is being improved; each rank's samples are a linked list that ends with -1.
 
-    `first` is the first sample of each rank, `following` the next sample of the same rank, and
-    `number` the number of samples of each rank.
+    `sizes` are f(λ) of the samples and `w` the models, which do not change. `first` is the first
+    sample of each rank, `following` the next sample of the same rank, and `number` the number of
+    samples of each rank.
     """
 
+    sizes: Floats  # [n]
+    w: Workers
     ranks: Ints  # [n]
     first: Ints  # [W]
     following: Ints  # [n]
@@ -216,7 +219,8 @@ class DescentState(NamedTuple):
         load = np.bincount(ranks, sizes, minlength=world)
         time_s = workers.a * load + workers.c * count + workers.b
         first, following = linked(ranks, world)
-        return DescentState(ranks, first, following, np.where(count > 0, time_s, 0.0), count)
+        time_s = np.where(count > 0, time_s, 0.0)
+        return DescentState(sizes, workers, ranks, first, following, time_s, count)
 
 
 @compiled
@@ -245,13 +249,12 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 
 
 @compiled
-def _exchange(
-    p: int, q: int, sizes: Floats, w: Workers, state: DescentState, best: float
-) -> tuple[float, int, int]:
+def _exchange(p: int, q: int, state: DescentState, best: float) -> tuple[float, int, int]:
     """Find the best exchange between p and q after which both take less than `best`.
 
     Return the time of the slower rank, p's sample (-1: no exchange helps), q's sample (-1: none).
     """
+    sizes, w = state.sizes, state.w
     give, get = -1, -1
     p_s, q_s, a_p, a_q = state.time_s[p], state.time_s[q], w.a[p], w.a[q]
     may_move = state.number[q] < w.most[q]
@@ -276,9 +279,8 @@ def _exchange(
 
 
 @compiled
-def _apply(
-    p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state: DescentState
-) -> None:
+def _apply(p: int, q: int, give: int, get: int, state: DescentState) -> None:
+    sizes, w = state.sizes, state.w
     hand_over(state.first, state.following, give, p, q)
     state.ranks[give] = q
     if get >= 0:
@@ -297,7 +299,7 @@ def _apply(
         state.time_s[j] = w.a[j] * total + w.c[j] * count + w.b[j] if count else 0.0
 
 
-def pairs(sizes: Floats, workers: Workers, state: DescentState, enough: float) -> None:
+def pairs(state: DescentState, enough: float) -> None:
     """Exchange slowest with fastest, next slowest with next fastest, …, while this helps."""
     slowest = np.inf
     while True:
@@ -306,23 +308,27 @@ def pairs(sizes: Floats, workers: Workers, state: DescentState, enough: float) -
         if most_s <= enough or most_s - enough > 0.9 * (slowest - enough):
             break
         slowest = most_s
-        _paired(order, sizes, workers, state, enough)
+        _paired(order, state, enough)
 
 
 @compiled
-def _paired(order: Ints, sizes: Floats, w: Workers, state: DescentState, enough: float) -> None:
+def _paired(order: Ints, state: DescentState, enough: float) -> None:
     for k in range(len(order) // 2):
         p, q = order[len(order) - 1 - k], order[k]
         if state.time_s[p] <= enough:
             break
-        _, give, get = _exchange(p, q, sizes, w, state, state.time_s[p])
+        _, give, get = _exchange(p, q, state, state.time_s[p])
         if give >= 0:
-            _apply(p, q, give, get, sizes, w, state)
+            _apply(p, q, give, get, state)
 
 
 @compiled
-def descend(sizes: Floats, w: Workers, state: DescentState, enough: float, effort: int) -> None:
-    """Apply the slowest rank's best exchange, or the first that suffices, while one helps."""
+def descend(state: DescentState, enough: float, effort: int) -> None:
+    """Apply the slowest rank's best exchange, or the first that suffices, while one helps.
+
+    About `effort` exchanges are tried.
+    """
+    sizes, w = state.sizes, state.w
     world = len(w.a)
     while effort > 0:
         p = int(np.argmax(state.time_s))
@@ -336,14 +342,14 @@ def descend(sizes: Floats, w: Workers, state: DescentState, enough: float, effor
             # No exchange brings both ranks below the time at which they would end together.
             together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
             if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
-                slower_s, x, y = _exchange(p, q, sizes, w, state, best)
+                slower_s, x, y = _exchange(p, q, state, best)
                 if x >= 0:
                     best, give, get, taker = slower_s, x, y, q
                     if best <= enough:
                         break
         if taker == p:
             break
-        _apply(p, taker, give, get, sizes, w, state)
+        _apply(p, taker, give, get, state)
 
 
 @compiled

@@ -181,10 +181,13 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 class _Bins(NamedTuple):
     """The bins, step · W + worker, while they are filled; a smaller last step comes last.
 
+    `counts` and `last` are the places of each worker's bin in a step and in the smaller last step.
     `of` is the bin of each sample; `gap` is the load that each bin lacks; heaps[k] holds the bins
     with k places free, the largest gap first; `ends` is the number of bins in each heap.
     """
 
+    counts: Ints  # [W]
+    last: Ints  # [W]
     of: Ints  # [R]
     gap: Floats  # [bins]
     heaps: Ints  # [places + 1, bins]
@@ -194,13 +197,15 @@ class _Bins(NamedTuple):
 def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int) -> _Bins:
     number, places = (steps + 1) * len(counts), int(max(counts.max(), last.max()))
     bins = _Bins(
+        counts,
+        last,
         np.empty(len(sizes), np.int64),
         np.zeros(number),
         np.empty((places + 1, number), np.int64),
         np.zeros(places + 1, np.int64),
     )
     fillers = max(1, int(len(sizes) * _FILLERS))
-    _deal(sizes, float(sizes.sum()), float(sizes[-fillers:].mean()), workers, counts, last, bins)
+    _deal(sizes, float(sizes.sum()), float(sizes[-fillers:].mean()), workers, bins)
     return bins
 
 
@@ -274,14 +279,12 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 
 
 @compiled
-def _deal(
-    sizes: Floats, total: float, small: float, w: Workers, counts: Ints, last: Ints, bins: _Bins
-) -> None:
+def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) -> None:
     """Give each sample, largest first, to the bin with the most room beside its other samples.
 
     `sizes` are about descending; `total` is their sum, and `small` the mean of the smallest ones.
-    `counts` and `last` are the samples of each worker in a step and in the smaller last step.
     """
+    counts, last = bins.counts, bins.last
     world, samples = len(counts), len(sizes)
     steps = len(bins.gap) // world - 1
     of_last, rest = 0, total
@@ -348,8 +351,7 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     """
     held, number = grouped(bins, len(gap))
     ends = np.cumsum(number)
-    # A bin's samples are adjacent in memory: for a million samples, reading memory takes longest.
-    of_held = sizes[held]
+    binned = _Binned(sizes[held], held, ends)
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
     looks, in_vain = 0, 0
@@ -360,18 +362,28 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
         looks += len(off) // 2 * int(number.max()) ** 2
         if looks > _LOOKS and turn:
             break
-        changed = _exchanged(off, turn, of_held, held, ends, gap, a)
+        changed = _exchanged(off, turn, binned, gap, a)
         in_vain = 0 if changed else in_vain + 1
         if in_vain == _IN_VAIN or (len(off) > _FEW_BINS and changed <= len(off) // 16):
             break
     bins[held] = np.repeat(np.arange(len(gap)), number)
 
 
+class _Binned(NamedTuple):
+    """Samples sorted by bin, with their sizes. `ends` is the end of each bin.
+
+    A bin's samples are adjacent in memory: for a million samples, reading memory takes longest.
+    """
+
+    sizes: Floats  # [R]
+    held: Ints  # [R]
+    ends: Ints  # [bins]
+
+
 @compiled
-def _exchanged(
-    off: Ints, turn: int, sizes: Floats, held: Ints, ends: Ints, gap: Floats, a: Floats
-) -> int:
+def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) -> int:
     """Exchange samples within pairs of bins, other pairs each turn; return the number."""
+    sizes, held, ends = binned.sizes, binned.held, binned.ends
     changed, pairs = 0, len(off) // 2
     for k in range(pairs):
         # Bin p has too much load.

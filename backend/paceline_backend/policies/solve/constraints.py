@@ -119,8 +119,8 @@ class _Division:
         workers = Workers.of(self._models, np.bincount(ranks, minlength=self._models.world))
         state = DescentState.of(effective, ranks.copy(), workers)
         enough = level(effective, workers)
-        pairs(effective, workers, state, enough)
-        descend(effective, workers, state, enough, _EFFORT)
+        pairs(state, enough)
+        descend(state, enough, _EFFORT)
         return state.ranks
 
     def _end_s(self, ranks: Ints) -> float:
