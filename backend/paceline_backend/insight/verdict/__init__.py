@@ -13,6 +13,7 @@ functions::
 lasting levels of a time series from temporary, periodic and growing slowness. `findings` computes
 how long the run would have taken without the causes. `slow_node` returns the node that runs all
 slow ranks, if there is one. `diagnosis` summarises the current state of the run in one line.
+`thresholds` owns the numbers on which all of them depend.
 """
 
 from paceline_backend.insight.verdict.diagnosis import (
@@ -23,16 +24,9 @@ from paceline_backend.insight.verdict.diagnosis import (
     standing_of,
 )
 from paceline_backend.insight.verdict.findings import TimeLoss
-from paceline_backend.insight.verdict.judge import (
-    FEW,
-    FEWEST_STEPS,
-    SlowNode,
-    Verdict,
-    judge,
-    slow_node,
-    throttled,
-)
+from paceline_backend.insight.verdict.judge import SlowNode, Verdict, judge, slow_node, throttled
 from paceline_backend.insight.verdict.observed import ObservedSteps, read_observed
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.words import (
     cause_of,
     cause_words,
@@ -43,8 +37,7 @@ from paceline_backend.insight.verdict.words import (
 )
 
 __all__ = [
-    "FEW",
-    "FEWEST_STEPS",
+    "THRESHOLDS",
     "Diagnosis",
     "ObservedSteps",
     "SlowNode",

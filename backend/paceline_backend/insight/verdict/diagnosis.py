@@ -17,15 +17,10 @@ from typing import Any
 import numpy as np
 
 from paceline_backend.insight.verdict.findings import Account, TimeLoss
-from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
-from paceline_backend.insight.verdict.observed import FEWEST, Times
+from paceline_backend.insight.verdict.judge import Verdict
+from paceline_backend.insight.verdict.observed import Times
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.words import began, cause_words, named, to_do, what, words
-
-WATCH, HELD_UP = 0.06, 0.2  # shares of lost time
-# A diagnosis without an active cause, and the mean step time, cover this many of the newest steps.
-SHOWN = 50  # steps
-# A cause that occurred this often may occur again, so it counts as active.
-_OFTEN = 3
 
 _PAST = {
     "computes": "computed",
@@ -79,7 +74,7 @@ class Diagnosis:
 def standing_of(verdict: Verdict) -> Diagnosis:
     """Return the diagnosis of the newest steps of a verdict's range."""
     seen = verdict.seen
-    if verdict.steps < FEW:
+    if verdict.steps < THRESHOLDS.fewest_steps:
         return Diagnosis(VerdictLevel.UNKNOWN)
     times = Times.of(seen, seen.took_part)
     costing = [at for at, cause in enumerate(verdict.causes) if _goes_on(cause)]
@@ -96,7 +91,7 @@ def standing_of(verdict: Verdict) -> Diagnosis:
         if going and level != VerdictLevel.HEALTHY
         else _said(verdict, level, waste)
     )
-    shown = slice(max(len(seen.step) - SHOWN, seen.policies[-1].start), None)
+    shown = slice(max(len(seen.step) - THRESHOLDS.shown_steps, seen.policies[-1].start), None)
     step_s = float(times.steps_s[shown].mean())
     return Diagnosis(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))
 
@@ -112,11 +107,11 @@ def past(text: str) -> str:
 
 
 def _goes_on(cause: TimeLoss) -> bool:
-    return cause.until is None or cause.times >= _OFTEN
+    return cause.until is None or cause.times >= THRESHOLDS.recurring
 
 
 def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
-    """Return the steps since the last cause started, but at least `FEWEST` steps.
+    """Return the steps since the last cause started, but at least `policy_steps`.
 
     If a cause recurs, all steps count. Steps before the policy in force, and before its plan
     compensates for slowness, never count.
@@ -125,22 +120,22 @@ def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
     first = max(first, *(cause.hidden_since or 0 for cause in verdict.causes), 0)
     if any(cause.times > 1 for cause in going):
         return slice(first, count)
-    began = max((cause.since or 0 for cause in going), default=count - SHOWN)
-    return slice(max(first, min(began, count - FEWEST)), count)
+    began = max((cause.since or 0 for cause in going), default=count - THRESHOLDS.shown_steps)
+    return slice(max(first, min(began, count - THRESHOLDS.policy_steps)), count)
 
 
 def _level(waste: float, lost: float, known: bool) -> VerdictLevel:
     worst = max(waste, lost)
-    if worst >= HELD_UP and known:
+    if worst >= THRESHOLDS.held_up_share and known:
         return VerdictLevel.HELD_UP
-    return VerdictLevel.WATCH if worst >= WATCH else VerdictLevel.HEALTHY
+    return VerdictLevel.WATCH if worst >= THRESHOLDS.watch_share else VerdictLevel.HEALTHY
 
 
 def _said(verdict: Verdict, level: VerdictLevel, waste: float) -> str:
     causes = verdict.causes
     if causes and (level != VerdictLevel.WATCH or any(map(_goes_on, causes))):
         return what(verdict, causes[0])
-    if level == VerdictLevel.WATCH or waste > WAITING:
+    if level == VerdictLevel.WATCH or waste > THRESHOLDS.waiting_share:
         return "ranks wait for each other in turn, for no rank more than for others"
     return "no rank holds the others up"
 

@@ -17,16 +17,9 @@ import numpy as np
 from paceline_backend.insight.verdict.findings import Account, TimeLoss
 from paceline_backend.insight.verdict.observed import ObservedSteps, Times
 from paceline_backend.insight.verdict.slowness import data_of, findings_of, model_of
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
 from paceline_backend.policies.base import Floats
-
-# Fewer steps are too few for a verdict.
-FEW = 4
-# A cause must cost at least this share of the wall time alone. The value lies between 0.5 %, below
-# which no cause should be named, and 2 %, above which every cause should be.
-LEAST = 0.0125
-# From this share of their time on, ranks are reported as waiting for each other.
-WAITING = 0.05
 
 _FRACTIONS = {
     "three quarters": 3 / 4,
@@ -37,8 +30,6 @@ _FRACTIONS = {
     "a fifth": 1 / 5,
     "a tenth": 1 / 10,
 }
-# A verdict about a node needs this many steps, because the first steps of ranks are uneven.
-FEWEST_STEPS = 20
 _PASSING = ("transient", "periodic", "input")
 # A fraction is named in words if the share is this close to it.
 _NEAR = 0.06  # relative
@@ -80,7 +71,7 @@ def judge(seen: ObservedSteps) -> Verdict:
     seen = seen.of(seen.took_part.sum(axis=1) >= 2)
     took_part = seen.took_part
     count = len(seen.step)
-    if count < FEW:
+    if count < THRESHOLDS.fewest_steps:
         return Verdict(count, 0.0, 0.0, 0.0, 0.0, [], seen)
     times = Times.of(seen, took_part)
     unit_s = float(np.median(times.steps_s))
@@ -96,7 +87,7 @@ def judge(seen: ObservedSteps) -> Verdict:
         *data_of(model, slow, seen.apart),
     ]
     part = np.where(took_part, model.part, 0.0)
-    causes = Account(times, findings, part).counting(LEAST)
+    causes = Account(times, findings, part).counting(THRESHOLDS.least_share)
     without_s = Account(times, causes, part).without(range(len(causes))).wall_s
     return Verdict(
         count,
@@ -139,11 +130,11 @@ def slow_node(verdict: Verdict) -> SlowNode | None:
     """Return the node that runs all slow ranks, if there is exactly one, else None.
 
     The result is also None if placement is unknown, the run has one node only, or there are fewer
-    than `FEWEST_STEPS` steps. The ranks must have had their present placement in all steps of the
+    than `node_steps`. The ranks must have had their present placement in all steps of the
     verdict.
     """
     placement = verdict.seen.nodes
-    if verdict.steps < FEWEST_STEPS or len(set(placement)) < 2:
+    if verdict.steps < THRESHOLDS.node_steps or len(set(placement)) < 2:
         return None
     named = [cause for cause in verdict.causes if cause.kind == "node"]
     # Without a lasting slowness, use the costliest cause if it is temporary and still active.

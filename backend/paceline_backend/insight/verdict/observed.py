@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire import OBSERVED
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats, Ints, usable
 from paceline_backend.store import Connection, records, segments, switches
 from paceline_backend.store.attempts import Placement
@@ -23,17 +24,9 @@ from paceline_backend.store.reads import Range
 
 Bools = npt.NDArray[np.bool_]
 
-# A policy with fewer steps is not judged separately.
-FEWEST = 16
 _OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 _OF_STEPS = ("step", *_OF_RANKS, "between_s", "first", "apart")
 
-# A verdict covers this many steps unless the caller gives a range.
-STEPS = 500
-# A verdict over this many takes a second or two.
-_MOST_PAIRS = 5e7  # pairs of steps × ranks
-# At most this many rows are read. Of a longer range these are the newest steps.
-MOST_ROWS = 100_000
 
 # These presets divide each global batch by sizes and speeds, unless their parameter `batches` names
 # another preset.
@@ -105,13 +98,13 @@ class ObservedSteps:
     def policies(self) -> list[slice]:
         """Return the steps of each policy.
 
-        Steps of a policy that planned fewer than `FEWEST` count for the policy before it.
+        Steps of a policy that planned fewer than `policy_steps` count for the policy before it.
         """
         count, begins = len(self.step), [0]
         for at in np.searchsorted(self.step, self.switched).tolist():
-            if count - at < FEWEST:
+            if count - at < THRESHOLDS.policy_steps:
                 break
-            if at - begins[-1] >= FEWEST:
+            if at - begins[-1] >= THRESHOLDS.policy_steps:
                 begins.append(at)
             elif len(begins) > 1:
                 begins[-1] = at
@@ -131,7 +124,7 @@ class ObservedSteps:
     def settles(self) -> bool:
         """Return whether the policy in force has planned too few steps to be judged."""
         inside = [first for first in self.switched if first <= self.step[-1]]
-        return bool(inside) and int((self.step >= inside[-1]).sum()) < FEWEST
+        return bool(inside) and int((self.step >= inside[-1]).sum()) < THRESHOLDS.policy_steps
 
     def of(self, steps: Bools) -> ObservedSteps:
         """Return the rows of the steps that are True in `steps`, [K]."""
@@ -199,18 +192,23 @@ def read_observed(
 ) -> ObservedSteps:
     """Return the ranks' reports of the complete steps in a range.
 
-    Without a first step, `span` covers the last `STEPS` steps. Of more than `MOST_ROWS` rows, only
-    the newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    Without a first step, `span` covers the last `range_steps`. Of more than `most_rows`, only the
+    newest steps are read. Steps before the given placement of ranks are left out, because ranks
     were on other nodes; None: the placement is unknown.
     """
     read = records.newest_complete(
-        connection, run, _COLUMNS + _MORE, span, count=STEPS, most_rows=MOST_ROWS
+        connection,
+        run,
+        _COLUMNS + _MORE,
+        span,
+        count=THRESHOLDS.range_steps,
+        most_rows=THRESHOLDS.most_rows,
     )
     if placement is not None:
         read = read.since(placement.since)
     # The time to compute a verdict grows with the square of the number of steps.
     width = max(len(np.unique(read.table[:, 1])), 1)
-    newest = np.unique(read.table[:, 0])[-int(np.sqrt(_MOST_PAIRS / width)) :]
+    newest = np.unique(read.table[:, 0])[-int(np.sqrt(THRESHOLDS.most_pairs / width)) :]
     read = read.since(int(newest.min(initial=0)))
     steps, columns = read.by_step(None if placement is None else len(placement.nodes))
     world = columns.shape[2]

@@ -16,8 +16,6 @@ import numpy as np
 
 from paceline_backend.insight.attribution.model import fit
 from paceline_backend.insight.verdict.courses import (
-    LASTING,
-    LEAST,
     Course,
     LevelPiece,
     SlowSpan,
@@ -30,35 +28,9 @@ from paceline_backend.insight.verdict.courses import (
     trend_of,
 )
 from paceline_backend.insight.verdict.findings import TimeChange, TimeLoss
-from paceline_backend.insight.verdict.observed import FEWEST, Bools, ObservedSteps, mean_of
+from paceline_backend.insight.verdict.observed import Bools, ObservedSteps, mean_of
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats
-
-_LEAST_NOISE = 0.004
-# A rank's lowest level must cover this fraction of the steps to be its usual level.
-_SHARE = 0.25
-# Courses start together if their first steps differ by at most this much.
-_TOGETHER = 5  # steps
-# Ranks have a common cause if they share at least this fraction of their slow steps.
-_OVERLAP = 0.5
-# A shorter span is a pause, which takes equally long at any speed of the rank.
-_PAUSE = 5  # steps
-# At least this fraction of a period's occurrences must be observed, and at least this fraction of
-# the spans must belong to the period.
-_OF_PERIOD = 0.7
-# A slowness counts as compensated if smaller batches offset at least this fraction of it.
-_CUT = 0.3
-# A plan reacts to slowness if it makes a rank's batches smaller than this.
-_LESS = 1 / 1.05  # × the usual batch
-# A lasting slowness must be at least this far above the usual time.
-_SURE = 5.0  # standard errors
-
-# A rank is named only if its batches are larger by this much throughout.
-_LARGER = 0.06  # relative
-_SURE_LARGER = 6.0  # σ
-# A policy's batches are uneven if at least this share of its computing time is lost.
-_EVEN = 0.02
-# They are also uneven from this fraction of the loss under the worst policy on.
-_LEAST = 0.5
 
 
 @dataclass(frozen=True)
@@ -101,7 +73,7 @@ class SlownessModel:
         for policy in self.policies:
             known, part = self.took_part[policy], self.part[policy]
             off = np.where(known, np.log(np.where(known, part, 1.0)), 0.0)
-            noise = noise_of(off, known, _LEAST_NOISE)
+            noise = noise_of(off, known, THRESHOLDS.compute_noise)
             for rank, pieces in enumerate(levels(off, known, noise)):
                 for begin, end in pieces:
                     theirs = part[begin:end, rank][known[begin:end, rank]]
@@ -123,7 +95,7 @@ def _with_costs_of(cleaned: ObservedSteps, seen: ObservedSteps, took_part: Bools
     typical = fit(cleaned, took_part).typical  # type: ignore[arg-type]
     time = np.where(took_part, seen.compute_s, 1.0)
     off = np.where(took_part, np.log(time / typical), 0.0)
-    noise = noise_of(off, took_part, _LEAST_NOISE)
+    noise = noise_of(off, took_part, THRESHOLDS.compute_noise)
     pieces = levels(off, took_part, noise)
     courses = [
         course_of(off[:, rank], took_part[:, rank], pieces[rank], float(noise[rank]))
@@ -148,8 +120,8 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
 
 def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
     """Return the lowest level that lasted for long, or from the first step."""
-    held = [piece for piece in base if piece.steps >= _SHARE * count]
-    if base[0].steps >= LASTING:
+    held = [piece for piece in base if piece.steps >= THRESHOLDS.usual_share * count]
+    if base[0].steps >= THRESHOLDS.lasting_steps:
         held.append(base[0])
     return min(piece.level for piece in (held or base))
 
@@ -204,17 +176,17 @@ def _of_rank(model: SlownessModel, rank: int) -> list[_Slow]:
     begin = _lasting_from(course.base, usual)
     unsure = begin if begin is not None and not _is_sure(model, rank, begin) else None
     begin = None if unsure is not None else begin
-    passed = [piece for piece in course.base if piece.level - usual > LEAST]
+    passed = [piece for piece in course.base if piece.level - usual > THRESHOLDS.least_log]
     if unsure is not None:
         passed = [piece for piece in passed if piece.end <= unsure]
-    if begin is not None and (count - begin >= LASTING or begin == 0):
+    if begin is not None and (count - begin >= THRESHOLDS.lasting_steps or begin == 0):
         made += _lasting(model, rank, begin)
         passed = [piece for piece in passed if piece.end <= begin]
     spans += _runs(passed)
     spans = sorted(spans, key=lambda span: span.begin)
     if spans:
         level = course.level(count)
-        base = np.where(level - usual > LEAST, usual, level)
+        base = np.where(level - usual > THRESHOLDS.least_log, usual, level)
         if made:
             base[made[0].steps] = level[made[0].steps]
             if made[0].trend is not None:
@@ -228,7 +200,7 @@ def _above(rest: Floats, known: Bools, spans: Sequence[SlowSpan]) -> list[SlowSp
     kept = []
     for span in spans:
         inside = rest[span.begin : span.end][known[span.begin : span.end]]
-        if len(inside) and float(np.median(inside)) > LEAST:
+        if len(inside) and float(np.median(inside)) > THRESHOLDS.least_log:
             kept.append(span)
     return kept
 
@@ -237,7 +209,7 @@ def _lasting_from(base: Sequence[LevelPiece], usual: float) -> int | None:
     """Return the first step of slowness that lasts to the end; None if there is none."""
     begin = None
     for piece in reversed(base):
-        if piece.level - usual <= LEAST:
+        if piece.level - usual <= THRESHOLDS.least_log:
             break
         begin = piece.begin
     return begin
@@ -246,7 +218,7 @@ def _lasting_from(base: Sequence[LevelPiece], usual: float) -> int | None:
 def _is_sure(model: SlownessModel, rank: int, begin: int) -> bool:
     steps = model.took_part[begin:, rank]
     above = (model.off[begin:, rank] - model.usual[rank])[steps]
-    return bool(len(above)) and float(np.median(above)) > _SURE * float(
+    return bool(len(above)) and float(np.median(above)) > THRESHOLDS.sure_errors * float(
         model.noise[rank]
     ) / np.sqrt(len(above))
 
@@ -272,7 +244,7 @@ def _lasting(model: SlownessModel, rank: int, begin: int) -> list[_Slow]:
     trend = trend_of(off, free, _shifted(course.base, usual), float(model.noise[rank]))
     steps = np.arange(count) >= begin
     if trend is not None:
-        if trend.first < np.exp(LEAST):
+        if trend.first < np.exp(THRESHOLDS.least_log):
             trend = replace(trend, first=1.0)
         factors = trend.factors(count)
         since = trend.begin if trend.begin > count // 50 else None
@@ -323,7 +295,7 @@ def _passing(
         inside = inside[known[inside]]
         if not len(inside):
             continue
-        if len(inside) >= _PAUSE:
+        if len(inside) >= THRESHOLDS.pause_steps:
             slower[inside] = np.exp(np.median(rest[inside]))
             continue
         short[inside] = True
@@ -383,10 +355,10 @@ def _weak_periods(model: SlownessModel, slow: Sequence[_Slow]) -> list[_Slow]:
 
 def _is_strict(times: Sequence[SlowSpan], seen: Sequence[SlowSpan], period: int) -> bool:
     expected = (times[-1].begin - times[0].begin) / period + 1
-    if len(times) < _OF_PERIOD * expected:
+    if len(times) < THRESHOLDS.period_share * expected:
         return False
     theirs = sum(any(abs(span.begin - time.begin) <= 1 for time in times) for span in seen)
-    return theirs >= _OF_PERIOD * len(seen)
+    return theirs >= THRESHOLDS.period_share * len(seen)
 
 
 def _groups(slow: Sequence[_Slow]) -> list[list[_Slow]]:
@@ -408,10 +380,10 @@ def _alike(first: _Slow, second: _Slow) -> bool:
     if first.kind == "node":
         if (first.trend is None) != (second.trend is None):
             return False
-        apart = _TOGETHER if first.trend is None else 8 * _TOGETHER
+        apart = THRESHOLDS.together_steps if first.trend is None else 8 * THRESHOLDS.together_steps
         return abs((first.since or 0) - (second.since or 0)) <= apart
     both = int((first.steps & second.steps).sum())
-    return both >= _OVERLAP * int((first.steps | second.steps).sum())
+    return both >= THRESHOLDS.together_share * int((first.steps | second.steps).sum())
 
 
 def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> TimeLoss:
@@ -464,18 +436,20 @@ def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: 
         return np.ones_like(slower)
     less = usual[:, list(ranks)] / np.median(usual[:, others], axis=1, keepdims=True)
     dealt = np.where(slower > 1, np.minimum(less, 1.0), 1.0)
-    return np.asarray(np.where(np.median(less, axis=1, keepdims=True) <= _LESS, dealt, 1.0))
+    return np.asarray(
+        np.where(np.median(less, axis=1, keepdims=True) <= THRESHOLDS.smaller_part, dealt, 1.0)
+    )
 
 
 def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
     """Return the first step since which smaller batches compensate for a slowness, else None.
 
-    The last `FEWEST` steps must be compensated, because fewer steps are not conclusive.
+    The last `policy_steps` must be compensated, because fewer steps are not conclusive.
     """
     slow = (slower > 1).any(axis=1)
     much = np.median(slower, axis=1) - 1
-    hidden = (1 / np.median(dealt, axis=1) - 1 >= _CUT * much) | ~slow
-    if not slow.any() or not hidden[-FEWEST:].all():
+    hidden = (1 / np.median(dealt, axis=1) - 1 >= THRESHOLDS.offset_share * much) | ~slow
+    if not slow.any() or not hidden[-THRESHOLDS.policy_steps :].all():
         return None
     waited = np.flatnonzero(~hidden)
     since = int(waited[-1]) + 1 if len(waited) else 0
@@ -511,7 +485,7 @@ def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | 
     `lost` is the share of each step's computing time for which the mean rank waits, [K].
     """
     by_policy = [max(float(lost[policy].mean()), 0.0) for policy in policies]
-    least = min(_EVEN, _LEAST * max(by_policy))
+    least = min(THRESHOLDS.uneven_share, THRESHOLDS.uneven_of_worst * max(by_policy))
     uneven = [policy for policy, mean in zip(policies, by_policy, strict=True) if mean >= least]
     end = uneven[-1].stop
     return uneven[0].start or None, None if end == len(lost) else end - 1
@@ -522,5 +496,7 @@ def _larger(part: Floats, known: Bools) -> tuple[int, ...]:
     mean = mean_of(part, known, axis=0)
     spread = np.sqrt(mean_of((part - mean) ** 2, known, axis=0))
     usual = float(np.sort(mean)[(len(mean) - 1) // 2])
-    larger = (mean > usual * (1 + _LARGER)) & (mean - usual > _SURE_LARGER * spread / np.sqrt(many))
+    larger = (mean > usual * (1 + THRESHOLDS.larger)) & (
+        mean - usual > THRESHOLDS.larger_errors * spread / np.sqrt(many)
+    )
     return tuple(np.flatnonzero(larger).tolist())
