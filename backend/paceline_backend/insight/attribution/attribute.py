@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from paceline.wire import OBSERVED
 from paceline_backend.insight.attribution.model import Bools, Rows, SpeedModel, fit
+from paceline_backend.insight.attribution.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.store import Connection, records, switches
 from paceline_backend.store.attempts import Placement
@@ -22,24 +23,8 @@ from paceline_backend.store.reads import Range
 
 CAUSES = ("data", "node", "transient", "input")
 
-# A slow span does not end at a gap of up to this many steps of usual speed.
-GAP = 3
-# For each rank, report only this many of the newest slow spans.
-MOST_SPANS = 50
-# Smaller differences come from rounding in another order of computation.
-_SAME = 1e-9  # relative
-
-# An attribution covers this many steps unless the caller gives a range.
-STEPS = 100
-# At most this many rows are read. Of a longer range these are the newest steps.
-MOST_ROWS = 200_000
 
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
-
-# Plans use the feedback of this many steps, so they can react this long to a past slowdown.
-_LAG = 64  # steps
-# Reactions of a plan that are smaller than this fraction of a step's time are ignored.
-_LEAST = 0.02
 
 
 @dataclass(frozen=True)
@@ -138,9 +123,9 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
     with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    # The tolerance `_SAME` keeps the rank that defines `equal_s` from seeming slower than itself,
+    # The tolerance `same` keeps the rank that defines `equal_s` from seeming slower than itself,
     # whatever the CPU's rounding.
-    slower = with_samples & (own_equal_s * rest > equal_s * (1 + _SAME))
+    slower = with_samples & (own_equal_s * rest > equal_s * (1 + THRESHOLDS.same))
     longer_s = np.where(slower, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     caused = made.caused[:, :, rank].sum(axis=1)
     data, node, passing, noise, loading = (
@@ -163,11 +148,11 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
 def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for number in step[slow].tolist():
-        if spans and number - spans[-1][1] <= GAP:
+        if spans and number - spans[-1][1] <= THRESHOLDS.gap_steps:
             spans[-1] = (spans[-1][0], number)
         else:
             spans.append((number, number))
-    return spans[-MOST_SPANS:]
+    return spans[-THRESHOLDS.most_spans :]
 
 
 def read_rows(
@@ -175,12 +160,17 @@ def read_rows(
 ) -> Rows:
     """Return the ranks' reports of the complete steps in a range.
 
-    Without a first step, `span` covers the last `STEPS` steps. Of more than `MOST_ROWS` rows, only
-    the newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    Without a first step, `span` covers the last `range_steps`. Of more than `most_rows`, only the
+    newest steps are read. Steps before the given placement of ranks are left out, because ranks
     were on other nodes; None: the placement is unknown.
     """
     read = records.newest_complete(
-        connection, run, _COLUMNS, span, count=STEPS, most_rows=MOST_ROWS
+        connection,
+        run,
+        _COLUMNS,
+        span,
+        count=THRESHOLDS.range_steps,
+        most_rows=THRESHOLDS.most_rows,
     )
     if placement is not None:
         read = read.since(placement.since)
@@ -226,7 +216,7 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
     """
     counted = _counted(rows, took_part, model)
     parts = _lateness(rows, took_part, model)
-    parts = _cancelled(parts, counted, _LEAST * model.equal)
+    parts = _cancelled(parts, counted, THRESHOLDS.least_reaction * model.equal)
     ready = np.where(took_part, rows.data_s + rows.compute_s, np.nan)
     first = np.nanargmin(ready, axis=1)
     step = np.arange(len(ready))
@@ -287,8 +277,8 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
     left = data - np.sign(data) * amount
     answers = np.where(slowness > 0, counted * scale, 0.0)
     to_node, to_passing = ((answers * cause).max(axis=1) for cause in (node, passing))
-    padded = np.concatenate([np.zeros(_LAG), to_passing])
-    to_passing = sliding_window_view(padded, _LAG + 1).max(axis=1)
+    padded = np.concatenate([np.zeros(THRESHOLDS.lag_steps), to_passing])
+    to_passing = sliding_window_view(padded, THRESHOLDS.lag_steps + 1).max(axis=1)
     least = least_s[:, 0]
     by_passing = (to_passing > np.maximum(to_node, least))[:, None]
     by_node = (to_node > least)[:, None] & ~by_passing

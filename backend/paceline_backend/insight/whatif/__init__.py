@@ -7,6 +7,7 @@
     forecast    `forecast(store, run)`: fits, simulates and compares → `Forecast`
     answer      `Forecast`, `PresetForecast`, `Decision`: the result, as stored and sent over REST
     auto        `decide(forecast, …)`: stay, wait, recommend, switch or go back; a pure function
+    thresholds  the numbers on which forecasts and decisions depend
     child       `Forecaster`: makes forecasts in a process of low priority
 
 `control.advice.advisor`, the route `/runs/{id}/whatif` and ``paceline whatif`` call these::

@@ -41,7 +41,6 @@ from paceline_backend.insight.whatif.measured import MeasuredSteps, steady_time
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.shapes import shape
 from paceline_backend.insight.whatif.simulate import (
-    DRAWS,
     Basis,
     Effort,
     SimulatedOption,
@@ -49,6 +48,7 @@ from paceline_backend.insight.whatif.simulate import (
     simulate,
 )
 from paceline_backend.insight.whatif.state import ASSUMES, PlanningState, read
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
@@ -56,26 +56,8 @@ from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.sync import Work, without_empty
 from paceline_backend.store import Store, runs
 
-# Weights of the parts of an interval: bootstrap draws, other models, the models' error, and
-# unmeasured effects. With these values 95 % of outcomes were inside the interval, on simulated runs
-# of 20 kinds.
-_WEIGHTS = np.array([1.5, 2.0, 1.5, 0.005])
-# The first steps of an attempt are left out, because they include one-time work.
-_COLD = 3  # steps
-# At most this many records are read.
-_CELLS = 200_000  # steps × ranks
-
-# The median of a block is a rank's speed.
-_BLOCK = 8  # steps
-# A speed has changed if it differs by more than this and by more than chance.
-_CHANGED = 0.15  # relative
-# Probability that chance alone looks like another speed.
-_BY_CHANCE = 0.001
 # σ of a normal distribution ÷ its median absolute deviation.
 _SIGMA = 1.4826
-
-# The sentence mentions the all-reduce if it takes a larger fraction of a step.
-_MUCH = 0.1
 
 DEFAULT_EFFORT = Effort()
 
@@ -110,7 +92,7 @@ def forecast(
     if steps < FEWEST:
         raise ValueError(f"steps: {steps}; give {FEWEST} or more")
     with store.read() as connection:
-        state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
+        state = read(connection, runs.key_of(connection, run_id), steps, THRESHOLDS.most_cells)
     _refuse_unknown(presets or [], label(state.policy, state.parameters))
     return of_state(run_id, state, presets, relaxed=relaxed, effort=effort)
 
@@ -191,7 +173,7 @@ def _basis(state: PlanningState) -> Basis | str:
         return "the data is a stream: its next samples are unknown, so no forecast is possible"
     if state.history.hello.world == 1:
         return "the run has only one rank: no rank waits for it, and there is nothing to balance"
-    warm = int(np.searchsorted(measured.step, state.history.hello.step + _COLD))
+    warm = int(np.searchsorted(measured.step, state.history.hello.step + THRESHOLDS.cold_steps))
     if len(measured) >= FEWEST + warm:
         measured = measured.since(warm)
     if len(measured) < FEWEST:
@@ -227,7 +209,8 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
     rng = np.random.default_rng(len(measured))
     count = len(measured)
     # Relaxed steps are simulated event by event, which is slower, so there are fewer draws.
-    draws = max(4, min(DRAWS, (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size))
+    most = (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size
+    draws = max(4, min(THRESHOLDS.draws, most))
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
     compute_s = models.ett(measured.features) * ratio[rows]
@@ -386,7 +369,8 @@ def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> t
     """
     sampled = float(np.std(draws)) / mean
     modelled = float(np.sqrt(np.mean(shifts**2))) if len(shifts) else 0.0
-    half = 1.96 * float(np.linalg.norm(_WEIGHTS * [sampled, modelled, fit_error, 1.0]))
+    weights = np.array(THRESHOLDS.interval_weights)
+    half = 1.96 * float(np.linalg.norm(weights * [sampled, modelled, fit_error, 1.0]))
     return mean * (1 - half), mean * (1 + half)
 
 
@@ -412,14 +396,15 @@ def same_speeds(ratio: Floats) -> int:
     Temporary slowdowns after that block are kept. `ratio` is measured ÷ modelled compute time by a
     model of the present speeds, [S, W]; NaN where a rank had no samples.
     """
-    first = len(ratio) % _BLOCK
-    blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, _BLOCK, ratio.shape[1])
+    block = THRESHOLDS.block_steps
+    first = len(ratio) % block
+    blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, block, ratio.shape[1])
     known = np.asarray(~np.isnan(blocks).all(axis=1), bool)  # [blocks, W]
     median = np.nanmedian(np.where(known[:, None], blocks, 0.0), axis=1)
     alike = np.flatnonzero((np.abs(median) <= _by_chance(blocks, median, known)).all(axis=1))
     if not len(alike):
-        return max(0, len(ratio) - _BLOCK)
-    return 0 if alike[0] == 0 else first + _BLOCK * int(alike[0])
+        return max(0, len(ratio) - block)
+    return 0 if alike[0] == 0 else first + block * int(alike[0])
 
 
 def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> Floats:
@@ -431,9 +416,10 @@ def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> 
     sigma = np.zeros(blocks.shape[2])
     ever = known.any(axis=0)
     sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
-    z = NormalDist().inv_cdf(1 - _BY_CHANCE / 2 / median.size)
+    z = NormalDist().inv_cdf(1 - THRESHOLDS.by_chance / 2 / median.size)
     # The factor 1.25 is the standard deviation of a median ÷ that of a mean.
-    return np.asarray(np.maximum(np.log(1 + _CHANGED), z * 1.25 * sigma / np.sqrt(_BLOCK)))
+    chance = z * 1.25 * sigma / np.sqrt(THRESHOLDS.block_steps)
+    return np.asarray(np.maximum(np.log(1 + THRESHOLDS.changed_speed), chance))
 
 
 def _lastingly_slow(basis: Basis) -> SlowNode | None:
@@ -488,7 +474,7 @@ def _answer_of_node(slow: SlowNode, preset: PresetForecast, not_computing: float
         f"if {slow.node} were as fast as the others, steps would take "
         f"{100 * preset.saving:.0f} % ± {half} less time"
     )
-    if not_computing > _MUCH:
+    if not_computing > THRESHOLDS.mentioned_share:
         sentence += (
             f", and still less if it is also slow in the all-reduce: {100 * not_computing:.0f} % "
             "of a step is all-reduce and the like"

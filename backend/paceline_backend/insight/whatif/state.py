@@ -19,6 +19,7 @@ from paceline.wire import OBSERVED, Hello, Segment
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import FEWEST
 from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import History
 from paceline_backend.planning.load import load
@@ -26,8 +27,6 @@ from paceline_backend.policies.base import Ints
 from paceline_backend.store import Connection, attempts, records, rounds, runs, segments, switches
 
 _COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
-# The time of a round is the median of this many of the newest rounds.
-_ROUNDS = 256
 
 # The script of an observed run divides its batches like this preset.
 PLAIN = "bsp"
@@ -125,7 +124,9 @@ def _with_segments(
     return with_spans(
         measured,
         kept,
-        lambda seqs: rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS),
+        lambda seqs: rounds.newest_reduced_s(
+            connection, run, hello.attempt, seqs, THRESHOLDS.newest_rounds
+        ),
     )
 
 
