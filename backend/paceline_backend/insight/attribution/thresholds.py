@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class AttributionThresholds:
     """Thresholds by analysis, in the order in which an attribution is computed."""
 
     # --- Input (`attribute.read_rows`). Limits of the time of an attribution; benchmarks/scale.py.
@@ -69,4 +69,4 @@ class Thresholds:
     same: float = 1e-9  # relative
 
 
-THRESHOLDS = Thresholds()
+THRESHOLDS = AttributionThresholds()

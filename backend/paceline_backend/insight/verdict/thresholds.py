@@ -18,7 +18,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class VerdictThresholds:
     """Thresholds by analysis, in the order in which a verdict is computed."""
 
     # --- Input (`observed`). Most limit the time of a verdict, which benchmarks/scale.py measures.
@@ -154,4 +154,4 @@ class Thresholds:
     recurring: int = 3  # occurrences
 
 
-THRESHOLDS = Thresholds()
+THRESHOLDS = VerdictThresholds()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class ForecastThresholds:
     """Thresholds by analysis, in the order in which a forecast is made."""
 
     # --- Input (`state`, `measured`). The first three limit time and memory.
@@ -95,4 +95,4 @@ class Thresholds:
     changed_conditions: float = 0.25  # relative
 
 
-THRESHOLDS = Thresholds()
+THRESHOLDS = ForecastThresholds()
