@@ -335,7 +335,7 @@ _PAIR = _Exchange(2, 2)
 
 
 def _all_reduce(ranks: int) -> _Exchange:
-    """Return the exchange of a ring; see `paceline_backend.simulator.scenario`."""
+    """Return the exchange of a ring; see `simulator.scenario.Communication`."""
     return _Exchange(2 * (ranks - 1), 2 * (ranks - 1) / ranks)
 
 
