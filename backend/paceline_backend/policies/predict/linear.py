@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.predict.early import YOUNG, Weighed, plausible
-from paceline_backend.policies.predict.regression import EXACT, SHARES, RankRows, fit_ranks
+from paceline_backend.policies.predict.regression import EXACT, SHARES, fit_ranks
 from paceline_backend.policies.values import LEAST, Feedback, Floats, Ints, Models, usable
 
 # Parameters of presets that use this predictor.
@@ -305,13 +305,10 @@ def _fit(
     """
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
-    table = RankRows(
-        np.ascontiguousarray(cost.load(rows.features), np.float64),
-        np.ascontiguousarray(rows.samples),
-        np.ascontiguousarray(rows.compute_s),
-    )
+    load = np.ascontiguousarray(cost.load(rows.features), np.float64)
+    samples, compute_s = np.ascontiguousarray(rows.samples), np.ascontiguousarray(rows.compute_s)
     noise = np.zeros(world) if noise is None else noise
-    fit_ranks(table, window, share, noise, fits, losses)
+    fit_ranks(load, samples, compute_s, window, share, noise, fits, losses)
     return fits, losses
 
 

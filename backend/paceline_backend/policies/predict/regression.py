@@ -1,13 +1,13 @@
 """Fits one rank's rows for `linear.LinearPredictor`, row by row, oldest first, as compiled code.
 
-`linear` calls `fit_ranks`; the other functions are its compiled helpers. They take the numbers of a
-fit as plain arrays and scalars, and change the arrays in place, so that no row makes an object.
+`linear` calls `fit_ranks` dozens of times for each plan; the other functions are its compiled
+helpers. They take plain arrays and numbers, however many, because Numba determines the types of
+other arguments, such as named tuples, in Python at each call.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -56,23 +56,21 @@ _BLIND = 8
 _ROWS, _BETA, _USUAL = 9, 10, 13
 
 
-class RankRows(NamedTuple):
-    """Rows of all ranks; steps are ascending."""
-
-    load: Floats  # [S, W]
-    samples: Ints  # [S, W]
-    compute_s: Floats  # [S, W]
-
-
 @compiled
 def fit_ranks(
-    table: RankRows, window: int, share: float, noise: Floats, fits: Floats, losses: Floats
+    load: Floats,
+    samples: Ints,
+    compute_s: Floats,
+    window: int,
+    share: float,
+    noise: Floats,
+    fits: Floats,
+    losses: Floats,
 ) -> None:
-    """Fit each rank's rows; fill `fits` and `losses`, [W, 3].
+    """Fit each rank's rows of [S, W] arrays; fill `fits` and `losses`, [W, 3].
 
     `share` is one of `SHARES`. `noise` is a lower bound of each rank's standard deviation, [W].
     """
-    load, samples, compute_s = table.load, table.samples, table.compute_s
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
     for rank in range(world):
