@@ -1,8 +1,9 @@
 """Thresholds of the attribution and of the model of step times, on which verdicts rest, too.
 
 The values were chosen on simulated runs whose causes are known. ``benchmarks/verdicts.py`` fixes
-those of the model, because each verdict begins with its fit; kinds of its runs are quoted. Those of
-the split are fixed by tests/unit/insight/test_attribution.py: no benchmark reads the split.
+those of the model, because each verdict begins with its fit. A quoted kind of its runs is what the
+threshold is about; no run has shown yet which kinds notice when it is halved. Those of the split
+are fixed by tests/unit/insight/test_attribution.py: no benchmark reads the split.
 """
 
 from __future__ import annotations
