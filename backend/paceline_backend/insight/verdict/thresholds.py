@@ -1,13 +1,13 @@
 """Thresholds of verdicts, on which the causes, their ranks and their steps depend.
 
 All modules of this package read their thresholds from `THRESHOLDS`; numbers inside a formula, such
-as the price of a cut, stay with the formula. Shares of the wall time, counts
-of steps and the 5 % of a lasting slowness are promises of docs/verdicts.md. The other values were
-chosen on runs like those of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json), whose
-kinds are quoted below: run it after a change. It fails if causes, ranks, first steps or costs are
-named wrongly too often, or if too many runs without a cause get one. A quoted kind is what the
-threshold is about; no run has shown yet which kinds notice when it is halved. Scenarios with switches of the policy
-are in benchmarks/scenarios/switches.yaml (tests/integration/insight/test_switched_scenarios.py).
+as the price of a cut, stay with the formula. Shares of the wall time, counts of steps and the 5 %
+of a lasting slowness are promises of docs/verdicts.md. The other values were chosen on runs like
+those of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run it after a change. It
+fails if causes, ranks, first steps or costs are named wrongly too often, or if too many runs
+without a cause get one. A kind of run that is quoted below is what the threshold is about; no run
+has shown yet which kinds notice when it is halved. Scenarios with switches of the policy are in
+benchmarks/scenarios/switches.yaml (tests/integration/insight/test_switched_scenarios.py).
 
 Constants of sentences are in `words`, because they change no finding.
 """
