@@ -28,7 +28,7 @@ from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator import Simulation
-from paceline_backend.simulator.hello import hello_of
+from paceline_backend.simulator.scenario import hello_of
 from paceline_backend.simulator.sizes import Sizes
 
 # Mean size, as in CHRONICA's data sets.

@@ -27,7 +27,7 @@ from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import BY, decide
 from paceline_backend.insight.whatif.forecast import of_state
-from paceline_backend.insight.whatif.simulate import presets_and_variants
+from paceline_backend.insight.whatif.simulate import Effort, presets_and_variants
 from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store.switches import Switch
@@ -123,7 +123,7 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
             of,
             of.step >= now.effective_step + WARMUP_STEPS,
         )
-        made = of_state("run", state, look.presets, relaxed=False, replicates=3)
+        made = of_state("run", state, look.presets, relaxed=False, effort=Effort(replicates=3))
         if made.step is None:
             look = look.after(None, step, 0.0, 0.0)
             continue

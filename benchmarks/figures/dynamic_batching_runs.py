@@ -15,7 +15,7 @@ from figures.learning import NETWORKS
 from figures.row import Chart, Line, Measured
 from figures.simulated import run, with_devices, with_sizes
 from paceline_backend.simulator import Scenario
-from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.scenario import Communication
 
 LEVELS = (1, 2, 4, 6, 8, 10)
 # Share of computing in a step on the even cluster. The paper only states which workload computes

@@ -17,7 +17,7 @@ from figures.simulated import Run, run, trained, with_devices, with_sizes
 from paceline_backend import policies
 from paceline_backend.policies.presets.lbb import Cubic, fit_profile
 from paceline_backend.simulator import Scenario, Simulation
-from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.scenario import Communication
 
 WORKERS = ("GTX 1070", "GTX 1070, second", "Tesla M40", "GTX 750")
 # ResNet-18's 11.2 M weights over PCIe 3.0 x4 with 985 MB/s a lane (Sec. 4.1).
@@ -78,8 +78,7 @@ def _alike(of: Scenario, policy: str, parameters: Mapping[str, Any]) -> Run:
         msgspec.structs.replace(of.hello(), uneven_steps=False),
         of.emulation(),
         policies.make(policy, parameters),
-        communication=lambda *_: np.full(4, of.communication.seconds(4)),
-        costs=of.communication.costs,
+        network=of.communication,
     )
     return trained(simulation)
 

@@ -15,10 +15,9 @@ from paceline.core.cost import Cost
 from paceline.core.rounds import Drift
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import convert
-from paceline_backend.policies.predict.groups import groups
+from paceline_backend.policies.presets.rna_hierarchical import groups
 from paceline_backend.simulator import Scenario
-from paceline_backend.simulator.communication import Communication
-from paceline_backend.simulator.scenario import Devices
+from paceline_backend.simulator.scenario import Communication, Devices
 from paceline_backend.simulator.sizes import Sizes
 from paceline_backend.simulator.sync import Costs, Work, make
 

@@ -23,7 +23,8 @@ from paceline_backend.insight.whatif.measured import MeasuredSteps, RelaxedSpan,
 from paceline_backend.insight.whatif.state import PlanningState
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.scenario import Communication
+from paceline_backend.simulator.sync import Costs
 from paceline_backend.store import Store, telemetry
 from support.records import hello
 
@@ -94,8 +95,7 @@ class Training:
             self.hello,
             devices,
             policies.make(policy),
-            communication=_communication,
-            costs=RING.costs,
+            network=_Network(),
         )
         self.effective = [0]
         self.ran: list[TrainedSegment] = []
@@ -176,8 +176,12 @@ class Training:
         self.stored = len(self.ran)
 
 
-def _communication(step: int, batch: Features) -> Floats:
-    return np.full(len(batch.samples), COMMUNICATION_S)
+class _Network:
+    def all_reduce_s(self, step: int, batches: Features) -> Floats:
+        return np.full(len(batches.samples), COMMUNICATION_S)
+
+    def costs(self, world: int) -> Costs:
+        return RING.costs(world)
 
 
 def _records(ran: TrainedSegment, rank: int) -> list[StepRecord]:

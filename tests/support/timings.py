@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline_backend.insight.verdict import ObservedSteps
-from paceline_backend.insight.verdict.load import BALANCE
+from paceline_backend.insight.verdict.observed import BALANCE
 from paceline_backend.simulator import Scenario, Simulation
 
 FIRST = 100  # number of the first step

@@ -13,7 +13,7 @@ from paceline_backend.api.errors import documented
 from paceline_backend.api.models import Direction, Source
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.state import settings_of, store_of
-from paceline_backend.insight import compare, compare_results
+from paceline_backend.insight import compare
 from paceline_backend.requests import InvalidRequestError
 
 router = APIRouter()
@@ -128,7 +128,7 @@ def get_comparison(
         except InputError as error:
             raise InvalidRequestError("side", str(error)) from error
     rows = compare.differences(sides)
-    results = compare_results.rows(store_of(request), sides, settings_of(request).hour_price)
+    results = compare.results(store_of(request), sides, settings_of(request).hour_price)
     return {
         "sides": [_shown(each) for each in sides],
         "differences": [*rows, *results],

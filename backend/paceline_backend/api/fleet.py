@@ -14,7 +14,7 @@ from paceline_backend.api.evidence import Cause
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.state import settings_of, store_of
 from paceline_backend.insight import fleet
-from paceline_backend.insight.fleet.record import By
+from paceline_backend.insight.fleet import By
 
 router = APIRouter(
     responses=documented(HTTPStatus.SERVICE_UNAVAILABLE), dependencies=[Depends(VIEWER)]

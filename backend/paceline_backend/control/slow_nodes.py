@@ -16,7 +16,7 @@ import redis
 
 from paceline_backend import requests
 from paceline_backend.insight import replacements
-from paceline_backend.insight.verdict import FEWEST_STEPS, judge, read_observed, slow_node
+from paceline_backend.insight.verdict import THRESHOLDS, judge, read_observed, slow_node
 from paceline_backend.insight.whatif.answer import MARGIN, STEPS
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
 from paceline_backend.insight.whatif.child import Forecaster
@@ -112,7 +112,7 @@ class SlowNodeWatch:
                 return None
             seen = read_observed(connection, run.key, (None, None), placement)
         made = judge(seen)
-        if made.steps < FEWEST_STEPS:
+        if made.steps < THRESHOLDS.node_steps:
             return None
         named = slow_node(made)
         with self._store.write() as connection:

@@ -26,6 +26,8 @@ from paceline_backend.store.outcomes import effects as kept_effects
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.switches import Switch
 
+# --- Thresholds of comparisons; tests/integration/insight/test_effects.py fixes them.
+
 # At most this many steps before and after a switch are compared.
 MOST_STEPS = 200  # steps
 # Each side needs this many.

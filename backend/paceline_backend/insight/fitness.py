@@ -29,10 +29,14 @@ from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Accounts, Floats, Ints
 from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation
-from paceline_backend.simulator.hello import hello_of
+from paceline_backend.simulator.scenario import hello_of
+
+# --- Thresholds of warnings. docs/benchmarks.md has how many warnings of harm were right with these
+# values, in 100 settings × 16 presets; tests/unit/insight/test_fitness.py fixes them.
 
 # A policy whose time in trials exceeds this multiple of plain DDP's time gets a warning of harm.
 HARM = 1.02
+# The number of trials, with different draws of sizes and noise.
 _TRIALS = 2
 # Length of a trial: steps per epoch, and epochs. Policies learn in the first epoch.
 _STEPS, _EPOCHS = 32, 4

@@ -18,18 +18,20 @@ from paceline_backend.store import Connection
 from paceline_backend.store.telemetry import phases
 from paceline_backend.store.telemetry.phases import RunPhases
 
+# --- Thresholds of hangs; tests/unit/insight/test_hangs.py fixes them.
+
 # A run hangs if nothing has happened for this multiple of a step's time and for `LEAST_S`.
-TIMES = 10.0
+TIMES = 10.0  # × a step's time
 # Shorter pauses are never a hang.
-LEAST_S = 30.0
+LEAST_S = 30.0  # seconds
 # The limit is this many times longer if all ranks are in the loop's body, because they may be
 # running an evaluation there.
 BODY_TIMES = 10.0
 # Ranks repeat their phase every 10 s, so an older report is stale.
-FRESH_S = 25.0
+FRESH_S = 25.0  # seconds
 # After this time, each rank in a long phase has reported the phase twice. Ranks without a report
 # are in no such phase.
-HEARD_S = 20.0
+HEARD_S = 20.0  # seconds
 
 # A sentence names at most this many ranks.
 _MOST_NAMED = 8

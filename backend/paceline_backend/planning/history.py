@@ -16,8 +16,8 @@ from paceline.core.cost import SUM
 from paceline.wire import Hello, Moves, Segment
 from paceline_backend.policies import Batches, Plan, Problem
 from paceline_backend.policies.base import Floats, Ints, Policy, Storage
+from paceline_backend.policies.solve.nodes import dealt
 from paceline_backend.policies.solve.order import remaining_in_order
-from paceline_backend.policies.solve.room import dealt
 
 # Ranks report each step immediately, so records may be this far beyond the adopted steps.
 AHEAD = 4096  # steps

@@ -27,8 +27,7 @@ from paceline_backend.policies.parts import (
     Choice,
     Policy,
 )
-from paceline_backend.policies.solve.grid import gridded
-from paceline_backend.policies.solve.tokens import within_limits
+from paceline_backend.policies.solve.constraints import gridded, within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
 # The counts of a token budget are computed for at least this many samples per worker on average.

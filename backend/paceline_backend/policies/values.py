@@ -1,8 +1,9 @@
 """Defines the values that pass between a policy's parts: feedback, models, problem, batches.
 
 `planning` builds `Feedback` and `Problem` from what a run has done; predictors return `Models`,
-schedulers `Batches`. Arrays use the letters of `base`: W workers, N
-samples, F feedback rows, S steps; R is the number of remaining samples.
+schedulers `Batches`. `StepTable` is feedback as a table of steps and workers, for allocators.
+Arrays use the letters of `base`: W workers, N samples, F feedback rows, S steps; R is the number of
+remaining samples.
 """
 
 from __future__ import annotations
@@ -98,6 +99,37 @@ LEAST = 1e-100
 def usable(samples: Any, load: Any, compute_s: Any) -> Any:
     """Return True where rows show a rank's speed; the arguments are arrays or numbers."""
     return (samples > 0) & (load > LEAST) & (compute_s > LEAST)
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """The workers' records of some steps; arrays are [steps, W], oldest first.
+
+    `usable` is a bool array: True where the record shows the worker's speed.
+    """
+
+    step: Ints  # [steps]
+    samples: Ints
+    compute_s: Floats
+    usable: Any
+
+    @staticmethod
+    def of(feedback: Feedback, world: int, first: int) -> StepTable:
+        """Return the feedback on the steps from `first` on."""
+        late = feedback.step >= first
+        rows = Feedback(*(getattr(feedback, f.name)[late] for f in fields(feedback)))
+        rows = rows.by_step(world)
+        says = usable(rows.samples, rows.load, rows.compute_s)
+        return StepTable(rows.step[:, 0], rows.samples, rows.compute_s, says)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def sums(self) -> tuple[Floats, Floats, Ints]:
+        """Return samples, seconds and number of usable steps of each worker, [W] each."""
+        samples = np.where(self.usable, self.samples, 0).sum(axis=0).astype(np.float64)
+        compute_s = np.where(self.usable, self.compute_s, 0.0).sum(axis=0)
+        return samples, compute_s, self.usable.sum(axis=0)
 
 
 @dataclass(frozen=True)

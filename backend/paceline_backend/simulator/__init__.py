@@ -3,7 +3,6 @@
     Scenario         a cluster, its data and its events, read from YAML (`ScenarioError`)
     Simulation       one run of a scenario; `advance` plans and trains the next segment
     TrainedSegment   a segment with the times that its ranks would report
-    hello            `hello_of`: the Hello of a simulated run
     summary          figures per policy, beside the fluid limit
     sync             models of the synchronisers
     broadcast        a simulation as a run of a control plane

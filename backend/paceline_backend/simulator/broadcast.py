@@ -95,10 +95,11 @@ class Broadcast:
         bus: redis.Redis,
         server: Client,
         started_at: float,
-        waiting: int = 100_000,
         stream: str = TELEMETRY,
     ) -> None:
         self.state = State.STARTING
+        # The number of records on the bus above which the simulation waits.
+        self.waiting = 100_000
         self._simulation = simulation
         self._run = run
         self._bus = bus
@@ -113,7 +114,6 @@ class Broadcast:
         self._rounds = 0
         # The monotonic times of the last heartbeat and of the last request for switches.
         self._signed = self._polled = 0.0
-        self._waiting = waiting
         self._outage = Outage(log, "the simulation is paused", "the simulation continues")
         # The number of records in each message that may still be on the bus.
         self._sent: deque[int] = deque()
@@ -184,7 +184,7 @@ class Broadcast:
             self._add(encode(RoundBatch(batch), self._run), len(batch))
 
     def _wait_for_room(self) -> None:
-        while self._on_the_bus() > self._waiting:
+        while self._on_the_bus() > self.waiting:
             self._sign(self.state)
             time.sleep(0.005)
 

@@ -2,7 +2,8 @@
 
 ``paceline simulate`` loads a file; the control plane gets the plain values with a run. All
 functions that read or check a scenario raise `ScenarioError` if it cannot be simulated. After that,
-only the file of sizes can still fail.
+only the file of sizes can still fail. `Communication` computes the duration of exchanges among
+ranks. `hello_of` makes the Hello of a simulated run, which has no leader to send it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from paceline.core.errors import InputError
 from paceline.core.terms import MEANS
 from paceline.wire import Hello
 from paceline_backend import policies
-from paceline_backend.simulator.communication import Communication
-from paceline_backend.simulator.hello import hello_of
+from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sizes import Sizes, SizesError
+from paceline_backend.simulator.sync import Costs
 
 MOST_WORKERS = 100_000
 
@@ -60,6 +61,64 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay_s: tuple[float, float] = (0.0, 0.0)
     noise: float = 0.0
     serial: float = 1.0
+
+
+class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model of the all-reduce: a ring, or a measured time.
+
+    W workers take 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth. A ring sends 2(W−1) messages
+    one after the other, and no all-reduce can move fewer bytes (Patarasuk and Yuan, "Bandwidth
+    optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69,
+    2009).
+    """
+
+    # The latency of one message.
+    latency_s: float = 0.0
+    # The size of the gradients.
+    bytes: float = 0.0
+    # The bandwidth of the slowest link.
+    bandwidth: float | None = None  # bytes per second
+    # A time that is added for any number of workers.
+    fixed_s: float = 0.0
+    # Time of a relaxed synchroniser's exchange; None: the time of an all-reduce.
+    round_s: float | None = None
+
+    def problem(self) -> str | None:
+        """Return the first problem, with the field's name; None: there is no problem."""
+        for name in ("latency_s", "bytes", "fixed_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                return f"communication.{name}: {value}; give a number ≥ 0"
+        if self.round_s is not None and not 0 <= self.round_s < math.inf:
+            return f"communication.round_s: {self.round_s}; give a number ≥ 0"
+        if self.bandwidth is None and self.bytes:
+            return "communication.bandwidth: give bytes per second, or omit communication.bytes"
+        if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
+            return f"communication.bandwidth: {self.bandwidth}; give bytes per second above 0"
+        return None
+
+    def seconds(self, world: int) -> float:
+        """Return the time of one all-reduce among `world` workers."""
+        rounds = 2 * (world - 1)
+        moved = rounds / world * self.bytes
+        return self.fixed_s + rounds * self.latency_s + moved / (self.bandwidth or math.inf)
+
+    def all_reduce_s(self, step: int, batches: Features) -> Floats:
+        """Return the time of a step's all-reduce on each worker, [W]; see `Network`."""
+        world = len(batches.samples)
+        return np.full(world, self.seconds(world))
+
+    def costs(self, world: int) -> Costs:
+        """Return the costs of exchanges of relaxed synchronisers among `world` workers.
+
+        Two messages start an exchange: one to the ranks' store and one back.
+        """
+        call_s, size = 2 * self.latency_s, round(self.bytes)
+        if self.round_s is not None:
+            return Costs(self.round_s, call_s, size)
+        there_s = self.latency_s + self.bytes / (self.bandwidth or math.inf)
+        pair_s = self.fixed_s + 2 * there_s
+        return Costs(self.seconds(world), call_s, size, pair_s=pair_s, group_s=self.seconds)
 
 
 class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -351,3 +410,24 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
+
+
+def hello_of(sizes: Floats, world: int, global_batch: int, **fields: Any) -> Hello:
+    """Return the Hello that a leader would send at virtual time 0.
+
+    `sizes` are those of the data set, [N]. `fields` are other fields of `Hello`. Without them the
+    seed is 0, the number of epochs is unknown, and the loss is a mean over samples.
+    """
+    plain: dict[str, Any] = {"seed": 0, "epochs": None, "loss_mean": "samples", "drop_last": False}
+    return Hello(
+        attempt=0,
+        world=world,
+        global_batch=global_batch,
+        sizes=sizes.astype("<f8").tobytes(),
+        lookahead=0,
+        started_at=0.0,
+        paceline="simulated",
+        torch="none",
+        device="simulated",
+        **{**plain, **fields},
+    )

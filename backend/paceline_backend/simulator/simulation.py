@@ -1,22 +1,22 @@
 """Runs a virtual cluster, segment by segment.
 
 `Simulation.advance` plans a segment through `planning.offer`, as a controller does, computes the
-ranks' times with the synchroniser's model in `sync`, and adopts the segment. It uses no bus and no
-database: `broadcast` adds these.
+ranks' times with the synchroniser's model in `sync`, and adopts the segment. `DealtBatches` holds a
+segment's batches and their compute times, also where ranks take over batches of each other. There
+is no bus and no database: `broadcast` adds these.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
-from paceline.core.cost import Features
+from paceline.core.cost import Features, features
 from paceline.core.emulation import Emulation
 from paceline.wire import ALLREDUCE, Hello, Segment
 from paceline.wire.synchronisation import Synchronisation
@@ -27,13 +27,31 @@ from paceline_backend.planning.offer import offer
 from paceline_backend.policies import Plan, Policy
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
-from paceline_backend.simulator.dealing import DealtBatches
 from paceline_backend.simulator.scenario import Change, Scenario, WorkerFailure
-from paceline_backend.simulator.sync import Costs, SimulatedPool, SimulatedRound, Work
+from paceline_backend.simulator.sync import (
+    Bodies,
+    Costs,
+    Prices,
+    SimulatedPool,
+    SimulatedRound,
+    Work,
+)
 
 T = TypeVar("T")
-# Maps a step and its batches, [W], to the time of the all-reduce in s, [W].
-Communication = Callable[[int, Features], Floats]
+# The number of newest steps that a plan does not use.
+_LAG = 1
+
+
+class Network(Protocol):
+    """The durations of exchanges among ranks: `scenario.Communication`, or as measured."""
+
+    def all_reduce_s(self, step: int, batches: Features) -> Floats:
+        """Return the time of a step's all-reduce on each rank, [W]."""
+        ...
+
+    def costs(self, world: int) -> Costs:
+        """Return the costs of exchanges of relaxed synchronisers among `world` ranks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -124,22 +142,22 @@ class TrainedSegment:
 class Simulation:
     """A training on emulated devices, planned as a controller plans real training.
 
-    A segment is planned from the records of earlier steps without the newest `lag` steps, because a
-    real controller plans while the last segment still runs. Planning takes no virtual time. The
-    same arguments give the same segments and times. For one thread.
+    A segment is planned from the records of earlier steps without the newest `_LAG` steps, because
+    a real controller plans while the last segment still runs. Planning takes no virtual time. The
+    first step begins at virtual time 0. The same arguments, switches and failures give the same
+    segments and times. For one thread.
 
     Args:
         hello: the run's Hello message, as a leader would send it.
         devices: the ranks' speeds.
         policy: the first policy.
-        communication: duration of the all-reduce; None: no time.
-        costs: costs of exchanges of relaxed synchronisers, by the number of ranks; None: no time.
-        lag: the number of newest steps that a plan does not use.
-        started_at: virtual time of the first step.
+        network: durations of exchanges; None: no time.
         steps: the step to end before; None: end with the last epoch.
-        switches: changes of the policy, in the order of their steps.
-        failures: failures of workers, in the order of their steps. After a failure, `hello`,
-            `devices` and `history` are those of the next attempt.
+
+    Attributes:
+        switches: changes of the policy that are not due yet, in the order of their steps.
+        failures: failures of workers that are not due yet, in the order of their steps. After a
+            failure, `hello`, `devices` and `history` are those of the next attempt.
     """
 
     def __init__(
@@ -148,24 +166,16 @@ class Simulation:
         devices: Emulation,
         policy: Policy,
         *,
-        communication: Communication | None = None,
-        costs: Callable[[int], Costs] | None = None,
-        lag: int = 1,
-        started_at: float = 0.0,
+        network: Network | None = None,
         steps: int | None = None,
-        switches: Iterable[Change] = (),
-        failures: Iterable[WorkerFailure] = (),
     ) -> None:
         self.policy = policy
         self.version = 0
-        # The switches that are not due yet.
-        self.switches = deque(switches)
-        self._failures = deque(failures)
-        self._communication = communication
-        self._costs = costs
-        self._lag = lag
+        self.switches: deque[Change] = deque()
+        self.failures: deque[WorkerFailure] = deque()
+        self._network = network
         self._steps = steps
-        self._begin(hello, devices, started_at)
+        self._begin(hello, devices, 0.0)
 
     @staticmethod
     def of(scenario: Scenario) -> Simulation:
@@ -174,21 +184,16 @@ class Simulation:
         Raises:
             ScenarioError: the scenario's file of sizes cannot be read.
         """
-
-        def communication(step: int, batches: Features) -> Floats:
-            world = len(batches.samples)
-            return np.full(world, scenario.communication.seconds(world))
-
-        return Simulation(
+        made = Simulation(
             scenario.hello(),
             scenario.emulation(),
             policies.make(scenario.policy, scenario.parameters),
-            communication=communication,
-            costs=scenario.communication.costs,
+            network=scenario.communication,
             steps=scenario.steps,
-            switches=scenario.switches,
-            failures=scenario.failures,
         )
+        made.switches.extend(scenario.switches)
+        made.failures.extend(scenario.failures)
+        return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
         """Begin an attempt. Of earlier attempts only the used samples are known (in `hello`)."""
@@ -240,8 +245,8 @@ class Simulation:
         if self._steps is not None:
             end = min(end, self._steps)
         failure = None
-        if self._failures and self._failures[0].step < end:
-            failure = self._failures.popleft()
+        if self.failures and self.failures[0].step < end:
+            failure = self.failures.popleft()
             end = max(failure.step, segment.first_step)
         trained = self._train(segment, made.plan, end - segment.first_step)
         trained = replace(trained, plan_s=plan_s)
@@ -257,25 +262,17 @@ class Simulation:
     def _train(self, segment: Segment, plan: Plan, steps: int) -> TrainedSegment:
         counts = plan.batches.counts[:steps]
         sizes = self.history.sizes[plan.batches.samples[: counts.sum()]]
-        costs = Costs() if self._costs is None else self._costs(self.hello.world)
+        costs = Costs() if self._network is None else self._network.costs(self.hello.world)
         own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
         load_s = self._data_s + own_s
-        data_s = np.tile(load_s, (steps, 1))
         begun, starts = self._clocks, self._met(segment, costs)
         # Rank 0, the leader, adopts the segment when it needs it. If ranks continue without
         # synchronising, a rank that is ahead of the leader waits with its first batch until then.
         begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)
-        batches = DealtBatches(
-            self.devices,
-            segment.first_step,
-            sizes,
-            counts,
-            data_s,
-            load_s,
-            np.array(segment.threads) if segment.threads else 1,
-            self.hello.limits,
-        )
+        limits = self.hello.limits
+        batches = DealtBatches(self.devices, segment, sizes, counts, load_s, limits)
+        data_s = batches.data_s
         work = Work(
             segment.first_step,
             data_s + batches.compute_s,
@@ -318,9 +315,9 @@ class Simulation:
 
     def _all_reduce_s(self, first_step: int, batches: DealtBatches, counts: Ints) -> Floats:
         seconds = np.zeros(counts.shape)
-        if self._communication is not None:
+        if self._network is not None:
             for at in range(len(counts)):
-                seconds[at] = self._communication(first_step + at, batches.step(at))
+                seconds[at] = self._network.all_reduce_s(first_step + at, batches.step(at))
         return seconds
 
     def _met(self, segment: Segment, costs: Costs) -> Floats:
@@ -346,7 +343,7 @@ class Simulation:
         }
         table = np.stack([columns[name] for name in COLUMNS], axis=2).astype(np.float64)
         self._withheld += [(trained.segment.first_step + k, rows) for k, rows in enumerate(table)]
-        shown = max(len(self._withheld) - self._lag, 0)
+        shown = max(len(self._withheld) - _LAG, 0)
         for step, rows in self._withheld[:shown]:
             self.window.put_step(step, rows)
         self._withheld = self._withheld[shown:]
@@ -396,3 +393,62 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
             for slow in devices.slowdowns
         ],
     )
+
+
+class DealtBatches:
+    """The batches of a segment: at first as planned, then as ranks shared them.
+
+    Args:
+        devices: of the ranks.
+        segment: defines the first step and the ranks' CPU threads.
+        sizes: of the segment's samples, in the order of steps and ranks.
+        counts: samples of each batch, [S, W].
+        load_s: each rank's time to load a batch, [W].
+        limits: samples that fit into each rank's memory; empty: any number.
+    """
+
+    def __init__(
+        self,
+        devices: Emulation,
+        segment: Segment,
+        sizes: Floats,
+        counts: Ints,
+        load_s: Floats,
+        limits: list[int],
+    ) -> None:
+        self.features = features(sizes, counts.copy())
+        self.data_s = np.tile(load_s, (len(counts), 1))
+        self.compute_s = np.zeros(counts.shape)
+        self._devices, self._first_step, self._samples = devices, segment.first_step, len(sizes)
+        self._threads: Any = np.array(segment.threads) if segment.threads else 1
+        self._limits, self._load_s = limits, load_s
+        for at in range(len(counts)):
+            self.compute_s[at] = self._taken_s(at)
+
+    def step(self, at: int) -> Features:
+        """Return the batches of a step of the segment, [W]."""
+        return Features(*(column[at] for column in self.features))
+
+    def room(self, rank: int) -> int:
+        """See `Dealing.room`."""
+        return self._limits[rank] if self._limits else self._samples
+
+    def prices(self, at: int) -> Prices:
+        """See `Dealing.prices`."""
+        rates = self._devices.rates(self._first_step + at, self._threads)
+        load = np.asarray(self._devices.cost.load(self.step(at)))
+        return Prices(load, rates.load_s, rates.sample_s, rates.batch_s + self._load_s)
+
+    def pool(self, bodies: Bodies) -> None:
+        """See `Dealing.pool`."""
+        rows, taken = slice(bodies.first, bodies.first + bodies.span), bodies.taken
+        for name, column in zip(Features._fields, self.features, strict=True):
+            values = bodies.of_planned(column)
+            column[rows] = bodies.reported(values, most=name == "longest")
+        data_s = np.where(taken, self._load_s, bodies.of_planned(self.data_s))
+        compute_s = np.where(taken, bodies.work_s - data_s, bodies.of_planned(self.compute_s))
+        self.data_s[rows] = bodies.reported(data_s)
+        self.compute_s[rows] = bodies.reported(compute_s)
+
+    def _taken_s(self, at: int) -> Floats:
+        return self._devices.compute_s(self._first_step + at, self.step(at), self._threads)

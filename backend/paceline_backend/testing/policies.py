@@ -28,7 +28,7 @@ from paceline_backend.policies.parameters import convert, properties
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.simulator import Simulation
-from paceline_backend.simulator.hello import hello_of
+from paceline_backend.simulator.scenario import hello_of
 
 _SIZES = (0.0, 1.0, 1.0, 2.5, 40.0, 900.0)
 _EPOCHS = 3

@@ -21,6 +21,7 @@ from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, FIRST_STEP
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.insight.whatif.forecast import of_state
+from paceline_backend.insight.whatif.simulate import Effort
 from paceline_backend.store import Store, StoreUnavailableError, audit, runs, schema
 from paceline_backend.store import switches as switches_store
 from paceline_backend.store.outcomes import forecasts
@@ -83,7 +84,7 @@ def test_the_first_look_has_steps_enough() -> None:
     devices = Emulation([2e-5, 1e-5, 1e-5, 1e-5], [0.005] * 4, noise=0.02)
     training = Training(drawn(640, 1.0), devices, global_batch=16)
     training.train(FIRST_STEP + 1)
-    made = of_state("run", training.state(), ("paceline",), replicates=1)
+    made = of_state("run", training.state(), ("paceline",), effort=Effort(replicates=1))
     assert made.step is not None, made.reason
 
 

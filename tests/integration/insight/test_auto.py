@@ -13,7 +13,8 @@ from paceline_backend.control.advice import NextLook
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import of_state
-from paceline_backend.simulator.communication import Communication
+from paceline_backend.insight.whatif.simulate import Effort
+from paceline_backend.simulator.scenario import Communication
 from paceline_backend.store.switches import Switch
 from support.forecasts import Training, drawn
 
@@ -28,7 +29,9 @@ def steered(
     while look.step < upto:
         training.train(look.step + 1)
         options = look.presets or presets
-        made = of_state("run", training.state(), options, relaxed=relaxed, replicates=2)
+        made = of_state(
+            "run", training.state(), options, relaxed=relaxed, effort=Effort(replicates=2)
+        )
         if made.step is None:
             look = look.after(None, training.step - 1, 0.0, 0.0)
             continue

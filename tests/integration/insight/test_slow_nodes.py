@@ -15,6 +15,7 @@ from paceline.core.emulation import Emulation
 from paceline.wire import StepBatch
 from paceline_backend.insight.verdict import judge, read_observed, slow_node
 from paceline_backend.insight.whatif.forecast import of_state
+from paceline_backend.insight.whatif.simulate import Effort
 from paceline_backend.planning.load import load
 from paceline_backend.store import Store, attempts, runs, telemetry
 from support.forecasts import COMMUNICATION_S, Training, drawn
@@ -47,7 +48,7 @@ def test_the_forecast_is_what_another_node_then_gives(policy: str) -> None:
     """Also where the policy hides the slowness, so that no rank waits."""
     slow = training(policy, SLOW, NODES)
     slow.train(150)
-    made = of_state("run", slow.state(), [], replicates=2, budget_s=1e9)
+    made = of_state("run", slow.state(), [], effort=Effort(replicates=2, budget_s=1e9))
     assert made.reason is None
     node = made.slow_node
     assert node is not None
@@ -66,7 +67,7 @@ def test_the_forecast_is_what_another_node_then_gives(policy: str) -> None:
 def test_a_long_all_reduce_may_be_the_nodes_too() -> None:
     made = training("bsp", SLOW, NODES, global_batch=8)
     made.train(150)
-    node = of_state("run", made.state(), [], replicates=2, budget_s=1e9).slow_node
+    node = of_state("run", made.state(), [], effort=Effort(replicates=2, budget_s=1e9)).slow_node
     assert node is not None
     said = re.search(r"also slow in the all-reduce: (\d+) % of a step", node.words)
     assert said is not None, node.words
@@ -82,7 +83,7 @@ def test_without_a_slow_node_there_is_no_such_forecast(
 ) -> None:
     made = training("bsp", a_s, placement)
     made.train(100)
-    forecast = of_state("run", made.state(), [], replicates=1)
+    forecast = of_state("run", made.state(), [], effort=Effort(replicates=1))
     assert forecast.reason is None
     assert forecast.slow_node is None
 

@@ -23,11 +23,11 @@ from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.api.forecasts import _kept
-from paceline_backend.insight.whatif import cautions, simulate
+from paceline_backend.insight.whatif import cautions
 from paceline_backend.insight.whatif.answer import STEPS, Forecast, kept
 from paceline_backend.insight.whatif.command import from_database
-from paceline_backend.insight.whatif.forecast import forecast, of_state
-from paceline_backend.insight.whatif.speeds import same_speeds
+from paceline_backend.insight.whatif.forecast import forecast, of_state, same_speeds
+from paceline_backend.insight.whatif.simulate import Effort
 from paceline_backend.policies import Choice, Policy, Problem, UnknownPolicyError
 from paceline_backend.store import Store, new_runs, runs, schema, switches, telemetry
 from paceline_backend.store.new_runs import NewRun
@@ -48,7 +48,9 @@ def devices(a_s: list[float] = UNEVEN, **more: Any) -> Emulation:
 
 
 def of(training: Training, *presets: str) -> Forecast:
-    return of_state("run", training.state(), presets or PRESETS, replicates=3, budget_s=1e9)
+    return of_state(
+        "run", training.state(), presets or PRESETS, effort=Effort(replicates=3, budget_s=1e9)
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_the_best_variant_of_a_preset_stands_beside_its_defaults() -> None:
     sizes = np.where(np.arange(4_000) % 16 == 0, 4_000.0, 100.0)
     training = Training(sizes, devices([1e-5] * 4, noise=0.02), global_batch=16)
     training.train(100)
-    answer = of_state("run", training.state(), budget_s=0.0)
+    answer = of_state("run", training.state(), effort=Effort(budget_s=0.0))
     named = [preset.label for preset in answer.forecasts]
     assert len(set(named)) == len(named)
     exact, free = answer.of("paceline"), answer.of("paceline", {"mode": "free"})
@@ -119,7 +121,7 @@ def test_a_variant_that_is_in_force_is_not_forecast_again() -> None:
     training.simulation.switch(policies.make("paceline", {"mode": "free"}))
     training.policy, training.parameters = "paceline", {"mode": "free", "window": 64}
     training.train(60)
-    answer = of_state("run", training.state(), budget_s=0.0)
+    answer = of_state("run", training.state(), effort=Effort(budget_s=0.0))
     ours = [preset for preset in answer.forecasts if preset.policy == "paceline"]
     assert [(preset.in_force, preset.parameters) for preset in ours if preset.in_force] == [
         (True, {"mode": "free", "window": 64})
@@ -183,7 +185,7 @@ def test_random_delays_are_no_change_of_speed() -> None:
         emulation = Emulation([1e-5] * 32, [0.04] * 32, delay_s=(0.0, 0.05), seed=seed)
         training = Training(drawn(2_000, 0.02, seed), emulation)
         training.train(64)
-        answer = of_state("run", training.state(), (), replicates=1)
+        answer = of_state("run", training.state(), (), effort=Effort(replicates=1))
         assert answer.reason is None
         assert answer.steps >= 56, seed
 
@@ -205,7 +207,7 @@ def test_noise_makes_no_saving() -> None:
         )
         training.train(64)
         preset = ("chronica", "paceline")[seed % 2]
-        answer = of_state("run", training.state(), (preset,), replicates=1)
+        answer = of_state("run", training.state(), (preset,), effort=Effort(replicates=1))
         assert answer.reason is None
         assert max(forecast.saving_low for forecast in answer.forecasts) < 0.02, seed
 
@@ -278,19 +280,20 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
     }
 
 
-def test_presets_that_plan_too_slowly_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_that_plan_too_slowly_are_left_out() -> None:
     training = Training(drawn(500, 1.0), devices())
     training.train(40)
-    monkeypatch.setattr(simulate, "LONGEST_S", 0.0)
+    effort = Effort(replicates=3, budget_s=1e9, preset_s=0.0)
+    answer = of_state("run", training.state(), ["bsp", "sata"], effort=effort)
     reason = "the policy in force cannot be simulated: planning takes too long: 0 s for 0 steps"
-    assert of(training, "bsp", "sata").reason == reason
+    assert answer.reason == reason
 
 
-def test_presets_for_which_no_time_is_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_for_which_no_time_is_left_are_named() -> None:
     training = Training(drawn(500, 1.0), devices())
     training.train(40)
-    monkeypatch.setattr(simulate, "WHOLE_S", 0.0)
-    answer = of(training, "bsp", "sata", "rna")
+    effort = Effort(replicates=3, budget_s=1e9, whole_s=0.0)
+    answer = of_state("run", training.state(), ["bsp", "sata", "rna"], effort=effort)
     assert [forecast.policy for forecast in answer.forecasts] == ["bsp"]
     assert [omitted.policy for omitted in answer.left_out] == ["sata", "rna"]
     assert {omitted.reason for omitted in answer.left_out} == {
@@ -317,7 +320,7 @@ def test_the_database_tells_what_memory_does(
 ) -> None:
     with Store.open(database_url) as store:
         run, training = trained(store)
-        answer = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
+        answer = forecast(store, run, presets=PRESETS, effort=Effort(replicates=3, budget_s=1e9))
         in_memory = of(training)
         assert (answer.step, answer.first_step) == (in_memory.step, in_memory.first_step)
         for from_store, from_memory in zip(answer.forecasts, in_memory.forecasts, strict=True):
@@ -436,7 +439,7 @@ def test_when_a_kept_forecast_holds(store: Store) -> None:
 def test_a_forecast_of_some_presets_answers_nobody_who_asks_for_all(store: Store) -> None:
     run, training = trained(store)
     some = of(training)
-    every = of_state("run", training.state(), budget_s=0.0)
+    every = of_state("run", training.state(), effort=Effort(budget_s=0.0))
     assert (some.all_presets, every.all_presets) == (False, True)
     with store.write() as connection:
         key = runs.key_of(connection, run)

@@ -19,6 +19,7 @@ from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import forecast, of_state
 from paceline_backend.insight.whatif.measured import steady_time
+from paceline_backend.insight.whatif.simulate import Effort
 from paceline_backend.insight.whatif.state import PlanningState, read
 from paceline_backend.store import Store, runs, telemetry
 from paceline_backend.store.switches import Switch
@@ -45,7 +46,7 @@ SLOW = Emulation(a_s=[1e-5, 1e-5, 1e-5, 3e-5], b_s=[0.005] * 4, noise=0.03)
 
 
 def of(training: Training) -> Forecast:
-    return of_state("run", training.state(), PRESETS, replicates=3, budget_s=1e9)
+    return of_state("run", training.state(), PRESETS, effort=Effort(replicates=3, budget_s=1e9))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def newest_cut(state: PlanningState, count: int) -> Forecast:
     )
     assert state.steady is not None
     known = replace(state, measured=cut, steady=state.steady[:-count])
-    return of_state("run", known, ("bsp",), replicates=1)
+    return of_state("run", known, ("bsp",), effort=Effort(replicates=1))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_the_database_tells_what_memory_does(database_url: str, policy: str) -> 
     with Store.open(database_url) as store:
         run = new_run(store, policy)
         training.store(store, run)
-        answer = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
+        answer = forecast(store, run, presets=PRESETS, effort=Effort(replicates=3, budget_s=1e9))
     in_memory = of(training)
     assert answer.current.policy == policy
     assert answer.fit_error == pytest.approx(in_memory.fit_error, rel=1e-6)
@@ -191,7 +192,9 @@ def test_auto_chooses_them_only_where_it_may() -> None:
     decided: Any = []
     for at in (64, 64 + AUTO_STEPS):
         training.train(at)
-        answer = of_state("run", training.state(), ("bsp", "rna", "sata"), replicates=2)
+        answer = of_state(
+            "run", training.state(), ("bsp", "rna", "sata"), effort=Effort(replicates=2)
+        )
         best = answer.forecasts[0]
         assert best.policy == "rna"
         assert best.saving_low > 0.05
@@ -223,7 +226,7 @@ def test_segments_that_fell_back_count_as_all_reduced(
         telemetry.write(store, [(run, fallback) for fallback in fallbacks])
         with store.read() as connection:
             measured = read(connection, runs.key_of(connection, run), 64, 100_000).measured
-        answer = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
+        answer = forecast(store, run, presets=PRESETS, effort=Effort(replicates=3, budget_s=1e9))
     assert measured is not None
     assert measured.together.all()
     assert measured.relaxed_spans == ()

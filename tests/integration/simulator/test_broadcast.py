@@ -64,14 +64,14 @@ def sqlite(tmp_path: Any) -> Iterator[Store]:
 
 
 @contextmanager
-def broadcasting(store: Store, bus_url: str, scenario: Scenario, **more: Any) -> Iterator[Any]:
+def broadcasting(store: Store, bus_url: str, scenario: Scenario) -> Iterator[Any]:
     """The run's id, its broadcast, and a client of the server."""
     with ExitStack() as held:
         http: httpx.Client = held.enter_context(serving(store, bus_url))
         server = held.enter_context(Client(str(http.base_url)))
         bus: redis.Redis = held.enter_context(connect(bus_url))
         run = register(server, scenario, "small.yaml")
-        yield run, Broadcast(Simulation.of(scenario), run, bus, server, STARTED, **more), server
+        yield run, Broadcast(Simulation.of(scenario), run, bus, server, STARTED), server
 
 
 def stored_segments(store: Store, run: str) -> list[bytes]:
@@ -212,9 +212,10 @@ def test_never_outruns_ingest(sqlite: Store, bus_url: str) -> None:
     room, per_segment = 10, 3  # messages
     scenario = Scenario.of({**PLAIN, "epochs": 10})
     with (
-        broadcasting(sqlite, bus_url, scenario, waiting=2_500) as (run, broadcast, _),
+        broadcasting(sqlite, bus_url, scenario) as (run, broadcast, _),
         connect(bus_url) as bus,
     ):
+        broadcast.waiting = 2_500
         done = threading.Event()
         lengths = []
 

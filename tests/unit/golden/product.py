@@ -21,6 +21,7 @@ from paceline_backend import policies
 from paceline_backend.api.app import create_app
 from paceline_backend.insight.replay import replay
 from paceline_backend.insight.whatif.forecast import forecast
+from paceline_backend.insight.whatif.simulate import Effort
 from paceline_backend.server.settings import Settings
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.store import Store
@@ -147,7 +148,7 @@ def forecast_again(database: Path, run: str) -> Plain:
     """What other presets would take, computed anew from a recorded run; however long that takes."""
     with Store.open(_url(database)) as store:
         answer: Plain = msgspec.to_builtins(
-            forecast(store, run, steps=_FORECAST_STEPS, budget_s=inf)
+            forecast(store, run, steps=_FORECAST_STEPS, effort=Effort(budget_s=inf))
         )
     return answer
 

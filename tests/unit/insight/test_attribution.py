@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_backend.insight.attribution import Rows, attribute
+from paceline_backend.insight.attribution.attribute import _lateness
 from paceline_backend.insight.attribution.model import SpeedModel
-from paceline_backend.insight.attribution.split import _lateness
 
 WORLD, STEPS = 6, 100
 

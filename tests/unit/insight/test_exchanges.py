@@ -16,7 +16,7 @@ from paceline_backend.insight.whatif.measured import (
     _all_reduce,
     _scaled,
 )
-from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.scenario import Communication
 
 STEPS = 20
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline_backend.insight.verdict import (
-    FEWEST_STEPS,
+    THRESHOLDS,
     SlowNode,
     Verdict,
     judge,
@@ -52,10 +52,10 @@ def test_a_slow_node_is_named_with_its_pace(factor: float, pace: str) -> None:
 
 def test_the_first_steps_name_no_node() -> None:
     speeds, placement = [1.0, 3.0], ["n1", "n2"]
-    few = verdict(speeds, placement, steps=FEWEST_STEPS - 1)
+    few = verdict(speeds, placement, steps=THRESHOLDS.node_steps - 1)
     assert [cause.kind for cause in few.causes] == ["node"]
     assert slow_node(few) is None
-    assert slow_node(verdict(speeds, placement, steps=FEWEST_STEPS)) is not None
+    assert slow_node(verdict(speeds, placement, steps=THRESHOLDS.node_steps)) is not None
 
 
 def test_of_two_ranks_the_slower_one_is_named() -> None:

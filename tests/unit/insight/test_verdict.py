@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_backend.insight.verdict import (
-    FEW,
+    THRESHOLDS,
     ObservedSteps,
     Verdict,
     cause_of,
@@ -257,7 +257,7 @@ def test_ranks_that_are_no_longer_there_are_no_lost_records() -> None:
 
 def test_few_steps() -> None:
     assert "3 steps with at least two ranks are too few" in words(judge(observed(steps=3)))
-    assert judge(observed(steps=FEW)).causes == []
+    assert judge(observed(steps=THRESHOLDS.fewest_steps)).causes == []
     alone = judge(observed(1))
     assert alone.steps == 0, "one rank alone waits for nobody"
     assert words(alone).startswith("A verdict compares ranks")

@@ -19,8 +19,7 @@ from paceline_backend.policies.base import Floats
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve.order import epoch_order
 from paceline_backend.simulator import Simulation
-from paceline_backend.simulator.hello import hello_of
-from paceline_backend.simulator.scenario import WorkerFailure
+from paceline_backend.simulator.scenario import WorkerFailure, hello_of
 from paceline_backend.testing import check_policy
 from support.marks import some_long
 from support.records import hello
@@ -156,7 +155,8 @@ def test_a_restart_keeps_the_limits_of_the_ranks_that_are_left() -> None:
     limits = [2_000.0, 1_000.0, 1_500.0, 1_800.0]
     devices = Emulation(a_s=A_S, b_s=[0.01] * WORLD)
     died = [WorkerFailure(rank=1, step=5, world=3)]
-    run = Simulation(begun(token_limits=limits), devices, policies.make("bsp"), failures=died)
+    run = Simulation(begun(token_limits=limits), devices, policies.make("bsp"))
+    run.failures.extend(died)
     while not run.finished:
         run.advance()
     assert run.hello.token_limits == [2_000.0, 1_500.0, 1_800.0]

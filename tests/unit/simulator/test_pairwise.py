@@ -16,7 +16,7 @@ from paceline.wire.synchronisation import convert
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Scenario, Simulation, summary
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.scenario import Communication
 from paceline_backend.simulator.sync import (
     Costs,
     SimulatedSync,

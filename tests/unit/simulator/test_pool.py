@@ -15,7 +15,7 @@ from paceline.core.emulation import Emulation
 from paceline.core.pool import Share, Stance
 from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
-from paceline_backend.simulator.dealing import DealtBatches
+from paceline_backend.simulator.simulation import DealtBatches
 from paceline_backend.simulator.sync import (
     Bodies,
     Costs,
@@ -24,7 +24,8 @@ from paceline_backend.simulator.sync import (
     Work,
     make,
 )
-from paceline_backend.simulator.sync.sharing import Board
+from paceline_backend.simulator.sync.pool import Board
+from support.records import adopted
 
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
@@ -39,7 +40,7 @@ def trained(
     nothing = np.zeros(counts.shape)
     limits = given.pop("limits", [])
     batches = DealtBatches(
-        devices, 0, np.ones(counts.sum()), counts, nothing.copy(), np.zeros(world), 1, limits
+        devices, adopted(0, 0).segment, np.ones(counts.sum()), counts, np.zeros(world), limits
     )
     costs = given.pop("costs", Costs())
     work = Work(0, batches.compute_s.copy(), counts, nothing, costs, dealing=batches, **given)

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from paceline_backend.simulator import Scenario, ScenarioError, Simulation
-from paceline_backend.simulator.communication import Communication
-from paceline_backend.simulator.scenario import Group
+from paceline_backend.simulator.scenario import Communication, Group
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "scenarios"
 PLAIN: dict[str, Any] = {

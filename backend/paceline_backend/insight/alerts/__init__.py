@@ -10,9 +10,15 @@ and reads no clock. `control.alerts` calls them every few seconds::
     timing = debounce(timing, holds, rule, now)
 """
 
-from paceline_backend.insight.alerts.debounce import Timing, debounce
 from paceline_backend.insight.alerts.lookout import Condition, Lookout
-from paceline_backend.insight.alerts.rules import DEFAULTS, SEVERITIES, Rule, rules_with
+from paceline_backend.insight.alerts.rules import (
+    DEFAULTS,
+    SEVERITIES,
+    Rule,
+    Timing,
+    debounce,
+    rules_with,
+)
 
 __all__ = [
     "DEFAULTS",

@@ -6,13 +6,19 @@ by cause and one `Worker` per rank. The API's route `/runs/{id}/attribution` cal
     result = attribute(Rows(step, samples, load, squares, longest, data_s, compute_s))
     print(result.shares, result.workers[0].caused)
 
-`model` fits the expected time of each step. `split` divides each rank's lateness among the causes.
+`model` fits the expected time of each step. `attribute` divides each rank's lateness among causes.
+`thresholds` owns the numbers on which both depend.
 `paceline_backend.insight.verdict` decides which causes matter, since when, and how much time they
 cost.
 """
 
-from paceline_backend.insight.attribution.attribute import CAUSES, Attribution, Worker, attribute
-from paceline_backend.insight.attribution.load import read_rows
+from paceline_backend.insight.attribution.attribute import (
+    CAUSES,
+    Attribution,
+    Worker,
+    attribute,
+    read_rows,
+)
 from paceline_backend.insight.attribution.model import Rows
 
 __all__ = ["CAUSES", "Attribution", "Rows", "Worker", "attribute", "read_rows"]

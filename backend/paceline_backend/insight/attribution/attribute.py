@@ -1,4 +1,9 @@
-"""Attribution of each step's SP to causes, and of the waiting time to ranks."""
+"""Attribution of each step's SP to causes, and of the waiting time to ranks.
+
+`read_rows` reads the ranks' reports from the database. `attribute` fits the expected times
+(`model.fit`), divides each rank's lateness among the causes (`split`), charges the waiting time to
+the slow ranks, and sums both up by cause and by rank.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
+from paceline.wire import OBSERVED
 from paceline_backend.insight.attribution.model import Bools, Rows, SpeedModel, fit
-from paceline_backend.insight.attribution.split import Split, split
+from paceline_backend.insight.attribution.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.store import Connection, records, switches
+from paceline_backend.store.attempts import Placement
+from paceline_backend.store.reads import Range
 
 CAUSES = ("data", "node", "transient", "input")
 
-# A slow span does not end at a gap of up to this many steps of usual speed.
-GAP = 3
-# For each rank, report only this many of the newest slow spans.
-MOST_SPANS = 50
-# Smaller differences come from rounding in another order of computation.
-_SAME = 1e-9  # relative
+
+_COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 
 
 @dataclass(frozen=True)
@@ -117,9 +123,9 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
     with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    # The tolerance `_SAME` keeps the rank that defines `equal_s` from seeming slower than itself,
+    # The tolerance `same` keeps the rank that defines `equal_s` from seeming slower than itself,
     # whatever the CPU's rounding.
-    slower = with_samples & (own_equal_s * rest > equal_s * (1 + _SAME))
+    slower = with_samples & (own_equal_s * rest > equal_s * (1 + THRESHOLDS.same))
     longer_s = np.where(slower, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     caused = made.caused[:, :, rank].sum(axis=1)
     data, node, passing, noise, loading = (
@@ -142,8 +148,185 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
 def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for number in step[slow].tolist():
-        if spans and number - spans[-1][1] <= GAP:
+        if spans and number - spans[-1][1] <= THRESHOLDS.gap_steps:
             spans[-1] = (spans[-1][0], number)
         else:
             spans.append((number, number))
-    return spans[-MOST_SPANS:]
+    return spans[-THRESHOLDS.most_spans :]
+
+
+def read_rows(
+    connection: Connection, run: int, span: Range, placement: Placement | None = None
+) -> Rows:
+    """Return the ranks' reports of the complete steps in a range.
+
+    Without a first step, `span` covers the last `range_steps`. Of more than `most_rows`, only the
+    newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    were on other nodes; None: the placement is unknown.
+    """
+    read = records.newest_complete(
+        connection,
+        run,
+        _COLUMNS,
+        span,
+        count=THRESHOLDS.range_steps,
+        most_rows=THRESHOLDS.most_rows,
+    )
+    if placement is not None:
+        read = read.since(placement.since)
+    steps, columns = read.by_step(None if placement is None else len(placement.nodes))
+    policy = switches.of_version(connection, run, 0)
+    return Rows(
+        steps.astype(np.int64),
+        **dict(zip(_COLUMNS, columns, strict=True)),
+        planned=policy is None or policy.policy != OBSERVED,
+    )
+
+
+@dataclass(frozen=True)
+class Split:
+    """Lateness of the ranks, by cause: data, node, temporary slowness, noise, input."""
+
+    # Time from the first rank that is ready to the last.
+    sp_s: Floats  # [K]
+    # Mean time until a rank is ready.
+    mean_s: Floats  # [K]
+    # Share of the ranks' time spent waiting.
+    waste: Floats  # [K]
+    # `sp_s` by cause.
+    sp_parts: Floats  # [5, K]
+    # Time that other ranks waited for each rank, by cause.
+    caused: Floats  # [5, K, W], seconds
+    # Time that all ranks waited in all steps.
+    waited_s: float
+
+
+def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
+    """Split each step's straggler effect.
+
+    A rank's step time is a product of its batch, its speed and its temporary slowness. The rank's
+    lateness compared with a typical rank with the mean batch is divided among these three by their
+    Shapley values: the only division that adds up, treats causes alike and gives nothing to a cause
+    without effect. The time of a slow data loader is added. If a smaller load compensates for a
+    rank's slowness (or a larger load for its speed), the two cancel, because no rank waits for
+    compensated slowness. The SP of a step is the difference between its last and its first rank,
+    cause by cause.
+
+    Waiting is charged in equal parts to all ranks that still compute while others wait.
+    """
+    counted = _counted(rows, took_part, model)
+    parts = _lateness(rows, took_part, model)
+    parts = _cancelled(parts, counted, THRESHOLDS.least_reaction * model.equal)
+    ready = np.where(took_part, rows.data_s + rows.compute_s, np.nan)
+    first = np.nanargmin(ready, axis=1)
+    step = np.arange(len(ready))
+    behind = np.where(took_part, ready - ready[step, first][:, None], 0.0)
+    parts = _positive(parts - parts[:, step, first][:, :, None], behind)
+    last = np.nanargmax(ready, axis=1)
+    caused_s, waited_s = _waiting(ready, took_part)
+    share = np.divide(caused_s, behind, out=np.zeros_like(behind), where=behind > 0)
+    members = took_part.sum(axis=1)
+    longest = ready[step, last]
+    return Split(
+        sp_s=behind[step, last],
+        mean_s=np.nansum(ready, axis=1) / members,
+        waste=waited_s / (members * longest),
+        sp_parts=parts[:, step, last],
+        caused=parts * share,
+        waited_s=float(waited_s.sum()),
+    )
+
+
+def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
+    """Return each rank's lateness relative to a typical rank with the mean batch, [5, K, W]."""
+    neither, both = model.equal, model.own
+    batch, speed, rest = model.typical, model.own_equal, model.rest
+    data = (2 * (batch - neither) + (both - speed)) / 6
+    data = data + rest * ((batch - neither) + 2 * (both - speed)) / 6
+    node = (2 * (speed - neither) + (both - batch)) / 6
+    node = node + rest * ((speed - neither) + 2 * (both - batch)) / 6
+    left = (rest - 1) * (2 * neither + batch + speed + 2 * both) / 6
+    loading = np.where(took_part, rows.data_s, np.inf)
+    middle = (took_part.sum(axis=1, keepdims=True) - 1) // 2
+    typical = np.take_along_axis(np.sort(loading, axis=1), middle, axis=1)
+    parts = [
+        data,
+        node,
+        np.where(model.passing, left, 0.0),
+        np.where(model.passing, 0.0, left),
+        np.where(took_part, rows.data_s - typical, 0.0),
+    ]
+    return np.where(took_part, np.stack(parts), 0.0)
+
+
+def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
+    """Return the parts without slowness that a smaller batch compensates for, with the same sums.
+
+    A plan reacts to slowness by giving the slow rank fewer samples. The other ranks then get more
+    samples, and the plan continues to do so for some steps after the slowness has ended. Both
+    effects look like data effects, but they are charged to the slowness.
+
+    `counted` is the share of `data` that is due to the number of samples, [K, W]. Reactions below
+    `least_s`, [K, 1], are ignored.
+    """
+    data, node, passing, noise, loading = parts
+    slowness = node + passing
+    opposite = np.sign(data) * np.sign(slowness) < 0
+    amount = np.where(opposite, np.minimum(np.abs(data), np.abs(slowness)), 0.0)
+    scale = np.divide(amount, np.abs(slowness), out=np.zeros_like(data), where=opposite)
+    left = data - np.sign(data) * amount
+    answers = np.where(slowness > 0, counted * scale, 0.0)
+    to_node, to_passing = ((answers * cause).max(axis=1) for cause in (node, passing))
+    padded = np.concatenate([np.zeros(THRESHOLDS.lag_steps), to_passing])
+    to_passing = sliding_window_view(padded, THRESHOLDS.lag_steps + 1).max(axis=1)
+    least = least_s[:, 0]
+    by_passing = (to_passing > np.maximum(to_node, least))[:, None]
+    by_node = (to_node > least)[:, None] & ~by_passing
+    planned = counted * left
+    return np.stack(
+        [
+            np.where(by_passing | by_node, left - planned, left),
+            node * (1 - scale) + np.where(by_node, planned, 0.0),
+            passing * (1 - scale) + np.where(by_passing, planned, 0.0),
+            noise,
+            loading,
+        ]
+    )
+
+
+def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
+    """Return the share of a batch's deviation from the mean cost that its count explains, 0 … 1."""
+    samples = np.where(took_part, rows.samples, 0.0)
+    mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)
+    more = model.typical - model.equal
+    by_count = model.equal * (samples / mean - 1)
+    part = np.divide(by_count, more, out=np.zeros_like(more), where=more != 0)
+    return np.asarray(np.where(took_part, np.clip(part, 0.0, 1.0), 0.0))
+
+
+def _positive(parts: Floats, total: Floats) -> Floats:
+    """Return parts ≥ 0 that add up to `total`; negative parts reduce the others in proportion."""
+    later = np.maximum(parts, 0.0)
+    whole = later.sum(axis=0)
+    scale = np.divide(total, whole, out=np.zeros_like(total), where=whole > 0)
+    return np.asarray(later * scale)
+
+
+def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
+    """Return seconds that others waited for each rank, [K, W], and all waiting of each step, [K].
+
+    In the time between one rank becoming ready and the next, the ranks that are ready wait for all
+    ranks that are not. Waiting is therefore divided by the Shapley values of an airport (runway
+    cost) game.
+    """
+    # NaN is sorted last.
+    order = np.argsort(ready, axis=1)
+    in_order = np.take_along_axis(ready, order, axis=1)
+    gaps = np.nan_to_num(np.diff(in_order, axis=1))
+    waiting = np.arange(1, ready.shape[1])
+    computing = np.maximum(took_part.sum(axis=1, keepdims=True) - waiting, 1)
+    waits = gaps * waiting
+    caused = np.zeros_like(ready)
+    by_order = np.cumsum(waits / computing, axis=1)
+    np.put_along_axis(caused, order[:, 1:], by_order, axis=1)
+    return np.where(took_part, caused, 0.0), waits.sum(axis=1)

@@ -8,37 +8,14 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from paceline_backend.insight.attribution.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats, Ints, usable
 from paceline_backend.policies.predict.least_squares import non_negative
 
 Bools = npt.NDArray[np.bool_]
 
-# With fewer rows of a rank, lasting and temporary slowness cannot be distinguished.
-FEW = 4
-# A rank is not slow if its usual time ÷ the cost of its batches is within this factor.
-_NEAR = 1.05
-# A sum is clearly smaller than another if it is below this fraction of the other sum.
-_CLEARLY = 0.8
-# Shape and speeds are fitted in turn this many times; more rounds change nothing.
-_ROUNDS = 5
-# Like the linear predictor, the fit has a prior that cost is proportional to load.
-_PRIOR = 0.12
-# Prior standard deviation of a rank's slope: its load-dependent cost relative to its whole cost.
-_SLOPE = 0.5
 # σ of a normal distribution ÷ its median absolute deviation.
 _SIGMA = 1.4826
-_LEAST_NOISE = 0.005
-# A machine's usual noise is 1 % to 5 %. Larger variation counts as slowness.
-_MOST_NOISE = 0.06
-# A single step this far off is an outlier (by chance: once in 150,000).
-_SINGLE = 4.5  # σ
-# `_WIDTH` steps whose median is this far off are outliers (by chance: nearly as rare).
-_SEVERAL = 2.5  # σ
-_WIDTH = 5  # steps
-# An outlier is also off by at least this factor.
-_OUTLIER = 1.1
-# Speeds that differ by less count as equal.
-_ALIKE = 0.02  # relative
 
 
 @dataclass(frozen=True)
@@ -118,14 +95,14 @@ def fit(rows: Rows, took_part: Bools) -> SpeedModel:
     """
     time = np.where(took_part, rows.compute_s, 1.0)
     columns = _columns(rows, took_part)
-    known = took_part.sum(axis=0) >= FEW
+    known = took_part.sum(axis=0) >= THRESHOLDS.fewest_rows
     shape, rate, keep, noise = _settled(columns, time, took_part, known, rows.planned)
     typical_rate = _typical(rate[known]) if known.any() else 1.0
     typical, rate = shape * typical_rate, rate / typical_rate
     equal = _mean_of(typical, took_part)
     slope, centre = _slopes(time / (rate * typical), typical, keep, noise)
     alike = np.abs(np.log(rate)) <= np.maximum(
-        _ALIKE, 3 * 1.25 * noise / np.sqrt(np.maximum(took_part.sum(axis=0), 1))
+        THRESHOLDS.alike, 3 * 1.25 * noise / np.sqrt(np.maximum(took_part.sum(axis=0), 1))
     )
     rate, slope = np.where(alike | ~known, 1.0, rate), np.where(alike | ~known, 1.0, slope)
     own = rate * _bend(typical, slope, centre)
@@ -139,7 +116,7 @@ def fit(rows: Rows, took_part: Bools) -> SpeedModel:
         own,
         own_equal,
         rest,
-        _sticks_out(np.log(rest), min(noise, _MOST_NOISE)) & took_part,
+        _sticks_out(np.log(rest), min(noise, THRESHOLDS.most_noise)) & took_part,
         np.where(known, factor, np.nan),
         noise,
     )
@@ -164,44 +141,44 @@ def _settled(
         rate = _rates(time / shape, took_part, known)
         off = np.abs(np.log(time / (rate * shape)))
         noise = _noise(off[took_part], int(known.sum()) + 1)
-        return shape, rate, took_part & (off <= max(4 * noise, np.log(_OUTLIER))), noise
+        return shape, rate, took_part & (off <= max(4 * noise, np.log(THRESHOLDS.outlier))), noise
     fitted = int(known.sum()) + 1
 
     def judged(shape: Floats) -> tuple[Floats, Floats, Bools, float, float]:
         rate = _rates(time / shape, took_part, known)
         off = np.abs(np.log(time / (rate * shape)))
         noise = _noise(off[took_part], fitted)
-        keep = took_part & (off <= max(4 * noise, np.log(_OUTLIER)))
-        far = float(np.minimum(off[took_part], np.log(_OUTLIER)).sum())
+        keep = took_part & (off <= max(4 * noise, np.log(THRESHOLDS.outlier)))
+        far = float(np.minimum(off[took_part], np.log(THRESHOLDS.outlier)).sum())
         return shape, rate, keep, noise, far
 
     ends = []
     _, proportional, near, _, _ = judged(columns[..., 0])
     for keep in (took_part,) if near.sum() == took_part.sum() else (took_part, near):
         rate = proportional
-        for _ in range(_ROUNDS):
+        for _ in range(THRESHOLDS.rounds):
             end = judged(columns @ _combine(columns[keep], (time / rate)[keep]))
             _, rate, keep, _, _ = end
         ends.append(end)
     first, second = ends[0], ends[-1]
-    shape, rate, keep, noise, _ = second if second[-1] < _CLEARLY * first[-1] else first
+    shape, rate, keep, noise, _ = second if second[-1] < THRESHOLDS.clearly * first[-1] else first
     return shape, rate, keep, noise
 
 
 def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
     """Return the batch costs if no rank is clearly slower or faster than these costs, else None."""
     keep = took_part
-    for _ in range(_ROUNDS):
+    for _ in range(THRESHOLDS.rounds):
         shape = columns @ _combine(columns[keep], time[keep])
         off = np.where(took_part, np.log(time / shape), 0.0)
         noise = _noise(np.abs(off[took_part]), 1)
-        keep = took_part & (np.abs(off) <= max(4 * noise, np.log(_OUTLIER)))
+        keep = took_part & (np.abs(off) <= max(4 * noise, np.log(THRESHOLDS.outlier)))
     medians = [
         abs(float(np.median(each[it])))
         for each, it in zip(off.T, took_part.T, strict=True)
         if it.any()
     ]
-    return shape if max(medians) <= np.log(_NEAR) else None
+    return shape if max(medians) <= np.log(THRESHOLDS.near) else None
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
@@ -219,7 +196,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
     level = float(np.median(time))
     design = columns * (level / time)[:, None]
     gram = design.T @ design
-    prior = np.full(len(gram), _PRIOR**2)
+    prior = np.full(len(gram), THRESHOLDS.prior**2)
     prior[0] = 1e-9
     root = np.linalg.cholesky(gram + np.diag(prior))
     target = np.linalg.solve(root, design.sum(axis=0))
@@ -241,7 +218,7 @@ def _typical(values: Floats) -> float:
 def _noise(off: Floats, fitted: int) -> float:
     """Return σ of a step from the absolute deviations [R] that remain after `fitted` medians."""
     freedom = len(off) / max(len(off) - fitted, 1)
-    return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), _LEAST_NOISE)
+    return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 
 
 def _mean_of(values: Floats, took_part: Bools) -> Floats:
@@ -261,7 +238,7 @@ def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[
     x = np.where(keep, (typical - centre) / typical, 0.0)
     error = np.where(keep, ratio - 1, 0.0)
     error = np.where(keep, error - error.sum(axis=0) / kept, 0.0)
-    slope = 1 + (x * error).sum(axis=0) / ((x * x).sum(axis=0) + (noise / _SLOPE) ** 2)
+    slope = 1 + (x * error).sum(axis=0) / ((x * x).sum(axis=0) + (noise / THRESHOLDS.slope) ** 2)
     return np.asarray(slope), np.asarray(centre)
 
 
@@ -272,10 +249,11 @@ def _bend(typical: Floats, slope: Floats, centre: Floats) -> Floats:
 
 def _sticks_out(off: Floats, noise: float) -> Bools:
     """Return a mask of times that are off by more than noise, in one step or over several."""
-    least = float(np.log(_OUTLIER))
-    stands_out = np.abs(off) > max(_SINGLE * noise, least)
-    if len(off) >= _WIDTH:
-        padded = np.pad(off, ((_WIDTH // 2, _WIDTH // 2), (0, 0)), mode="reflect")
-        around = np.median(sliding_window_view(padded, _WIDTH, axis=0), axis=-1)
-        stands_out |= np.abs(around) > max(_SEVERAL * noise, least)
+    least = float(np.log(THRESHOLDS.outlier))
+    stands_out = np.abs(off) > max(THRESHOLDS.single_sigmas * noise, least)
+    width = THRESHOLDS.several_steps
+    if len(off) >= width:
+        padded = np.pad(off, ((width // 2, width // 2), (0, 0)), mode="reflect")
+        around = np.median(sliding_window_view(padded, width, axis=0), axis=-1)
+        stands_out |= np.abs(around) > max(THRESHOLDS.several_sigmas * noise, least)
     return np.asarray(stands_out)

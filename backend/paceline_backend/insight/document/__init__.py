@@ -6,7 +6,7 @@ the data of a run from the database, and `render` returns the HTML. REST (`GET
 
     html = render(read(store, run))
 
-`charts` draws lines as SVG. `heatmap` draws the ranks' times as a PNG inside an SVG.
+`charts` draws the lines, and the heat map of the ranks' times.
 """
 
 from paceline_backend.insight.document.content import Content, read

@@ -15,21 +15,19 @@ from paceline.core.version import __version__
 from paceline.wire import ENDED, State
 from paceline_backend.insight import effects, quality
 from paceline_backend.insight import verdict as verdicts
-from paceline_backend.insight.document import heatmap
 from paceline_backend.insight.document.charts import (
     Band,
     Chart,
     ChartLine,
     Floats,
     Mark,
+    heat_map,
     rolling,
     svg,
 )
 from paceline_backend.insight.document.content import Content, Totals
 from paceline_backend.insight.whatif.answer import recommended
 
-# These are shares of the wall time, or of the ranks' time.
-_HELD_UP, _WATCH = 0.2, 0.06
 _SLOW, _SLOWISH = 1.3, 1.1  # × the median
 # With more workers, a chart shows a band instead of one line for each.
 _OTHERS = 16
@@ -99,12 +97,12 @@ def banner(content: Content) -> dict[str, Any]:
         about = f"Steps {first:,}–{last:,}, {seconds(judged.wall_s)} of wall time."
     if run["state"] == State.FAILED:
         level, title = "bad", "The run failed"
-    elif judged.steps < verdicts.FEW:
+    elif judged.steps < verdicts.THRESHOLDS.fewest_steps:
         level, title = "quiet", "No verdict yet: too few steps"
     elif not judged.causes:
         level, title = "ok", "Nothing holds the run up"
     else:
-        level = "bad" if share >= _HELD_UP else "warn" if share >= _WATCH else "ok"
+        level = _level(share, verdicts.THRESHOLDS.watch_share, verdicts.THRESHOLDS.held_up_share)
         held, cost = percent(share), seconds(judged.cost_s)
         said_of = "Held up" if any(c.until is None for c in judged.causes) else "Was held up"
         over = run["state"] in ENDED
@@ -168,7 +166,7 @@ def _step_tile(content: Content) -> dict[str, str]:
 
 
 def _waste_tile(totals: Totals) -> dict[str, str]:
-    level = _level(totals.waste, _WATCH, _HELD_UP)
+    level = _level(totals.waste, verdicts.THRESHOLDS.watch_share, verdicts.THRESHOLDS.held_up_share)
     hours = f"{totals.waited_h:.2g} h" if totals.waited_h < 10 else f"{totals.waited_h:,.0f} h"
     note = f"{hours} of all ranks waited for slower ones"
     return {"label": "Waste", "value": percent(totals.waste), "note": note, "level": level}
@@ -212,7 +210,7 @@ def charts(content: Content) -> list[Markup]:
     courses = _Courses(steps, switched)
     drawn = [
         courses.drawn("Time per step", "s", "step_s", level=level),
-        heatmap.svg(content.cells, switched),
+        heat_map(content.cells, switched),
         svg(_workers(content, switched)),
         courses.drawn("Waste: share of the ranks' time that waits", "%", "waste"),
         courses.drawn("Loss", "", "loss", zero=False),

@@ -9,20 +9,24 @@ functions::
     verdict = judge(read_observed(connection, run, (None, None)))
     print(words(verdict), verdict.causes)
 
-`slowness`, `waits` and `data` search for candidate causes and return `TimeLoss`es. `courses`
-separates lasting levels of a time series from temporary, periodic and growing slowness. `findings`
-computes how long the run would have taken without the causes. `slow_node` returns the node that
-runs all slow ranks, if there is one. `standing` summarises the current state of the run in one
-line.
+`slowness` and `waits` search for candidate causes and return `TimeLoss`es. `courses` separates
+lasting levels of a time series from temporary, periodic and growing slowness. `findings` computes
+how long the run would have taken without the causes. `slow_node` returns the node that runs all
+slow ranks, if there is one. `diagnosis` summarises the current state of the run in one line.
+`thresholds` owns the numbers on which all of them depend.
 """
 
-from paceline_backend.insight.verdict.facts import facts_of
+from paceline_backend.insight.verdict.diagnosis import (
+    Diagnosis,
+    VerdictLevel,
+    facts_of,
+    past,
+    standing_of,
+)
 from paceline_backend.insight.verdict.findings import TimeLoss
-from paceline_backend.insight.verdict.judge import FEW, Verdict, judge
-from paceline_backend.insight.verdict.load import read_observed
-from paceline_backend.insight.verdict.nodes import FEWEST_STEPS, SlowNode, slow_node, throttled
-from paceline_backend.insight.verdict.observed import ObservedSteps
-from paceline_backend.insight.verdict.standing import Diagnosis, VerdictLevel, past, standing_of
+from paceline_backend.insight.verdict.judge import SlowNode, Verdict, judge, slow_node, throttled
+from paceline_backend.insight.verdict.observed import ObservedSteps, read_observed
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.words import (
     cause_of,
     cause_words,
@@ -33,8 +37,7 @@ from paceline_backend.insight.verdict.words import (
 )
 
 __all__ = [
-    "FEW",
-    "FEWEST_STEPS",
+    "THRESHOLDS",
     "Diagnosis",
     "ObservedSteps",
     "SlowNode",

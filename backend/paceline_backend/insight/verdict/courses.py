@@ -14,32 +14,11 @@ from itertools import pairwise
 import numpy as np
 
 from paceline_backend.insight.verdict.observed import Bools
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats, Ints
 
-# A level that lasts this long is no longer temporary.
-LASTING = 20  # steps
-# A lasting difference below this logarithm is ignored.
-LEAST = float(np.log(1.05))
-# Spans of fewer than `_SHORT` steps must differ by this logarithm.
-LEAST_SHORT = float(np.log(1.1))
-_SHORT = 5
 # σ of a normal distribution ÷ its median absolute deviation.
 _SIGMA = 1.4826
-# A gap of up to this length at the usual level does not end a span.
-_GAP = 2  # steps
-_SHORTEST_TREND = 15  # steps
-# A trend has at least this many ascending levels.
-_STAIRS = 3
-# Divided by the number of steps, this is added to the price of a cut.
-_UNSURE = 200.0  # σ² · steps
-# The mean of a phase of a period is an outlier from here on.
-_FOLDED = 6.0  # σ
-# The search for periods clips each step here, because one large pause is not a period.
-_MOST_OFF = 3.5  # σ
-# Each occurrence may be this much early or late.
-_JITTER = 2  # steps
-# A slowdown must be observed at this fraction of a period's expected occurrences.
-_KEPT = 0.7
 
 
 def noise_of(series: Floats, known: Bools, least: float) -> Floats:
@@ -54,7 +33,7 @@ def noise_of(series: Floats, known: Bools, least: float) -> Floats:
     if some.any():
         own[some] = _SIGMA / np.sqrt(2) * np.nanmedian(off[:, some], axis=0)
     # A single rank has too few steps for an estimate of its own.
-    if len(series) < LASTING and some.any():
+    if len(series) < THRESHOLDS.lasting_steps and some.any():
         return np.full(series.shape[1], max(_SIGMA / np.sqrt(2) * float(np.nanmedian(off)), least))
     pooled = float(np.sort(own)[(len(own) - 1) // 2])
     return np.asarray(np.maximum(np.clip(own, pooled, 2 * pooled), least))
@@ -79,7 +58,7 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
     squares = np.concatenate([zero, (scaled**2).cumsum(axis=0)])
     counts = np.concatenate([zero, known.cumsum(axis=0)])
     # With few steps, the estimate of the noise itself is uncertain, so cuts are more expensive.
-    price = max(18.0, 2 * np.log(count * world) + 8.0) + _UNSURE / count
+    price = max(18.0, 2 * np.log(count * world) + 8.0) + THRESHOLDS.unsure / count
     best = np.empty((count + 1, world))
     best[0] = -price
     came = np.zeros((count + 1, world), np.int64)
@@ -143,12 +122,12 @@ def course_of(
     known: Bools,
     pieces: Sequence[tuple[int, int]],
     noise: float,
-    least: float = LEAST,
-    least_short: float = LEAST_SHORT,
+    least: float = THRESHOLDS.least_log,
+    least_short: float = THRESHOLDS.least_log_short,
 ) -> Course:
     """Separate temporary spans from the lasting level of a series, [K].
 
-    A piece (see `levels`) of fewer than `LASTING` steps that is above both its neighbours is a
+    A piece (see `levels`) of fewer than `lasting_steps` that is above both its neighbours is a
     span. The minimum distance is `least`, or `least_short` for a piece of few steps.
     """
     return _Peeling(series, known, pieces, noise, least).course(least_short)
@@ -246,14 +225,16 @@ def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int
     highest: tuple[float, int] | None = None
     lowest: tuple[float, int] | None = None
     for at, piece in enumerate(base):
-        if piece.steps >= LASTING:
+        if piece.steps >= THRESHOLDS.lasting_steps:
             continue
         near = [base[k].level for k in (at - 1, at + 1) if 0 <= k < len(base)]
-        needed = least_short if piece.steps < _SHORT else least
+        needed = least_short if piece.steps < THRESHOLDS.short_steps else least
         up, down = piece.level - max(near), min(near) - piece.level
         if up > needed and (highest is None or up > highest[0]):
             highest = (up, at)
-        is_dip = (down > 0 and len(near) == 2) or (-needed <= up <= needed and piece.steps < _SHORT)
+        is_dip = (down > 0 and len(near) == 2) or (
+            -needed <= up <= needed and piece.steps < THRESHOLDS.short_steps
+        )
         if is_dip and (lowest is None or down > lowest[0]):
             lowest = (down, at)
     if highest is not None:
@@ -266,7 +247,7 @@ def _closed(spans: list[SlowSpan]) -> list[SlowSpan]:
     for span in spans:
         if (
             made
-            and span.begin - made[-1].end <= _GAP
+            and span.begin - made[-1].end <= THRESHOLDS.gap_steps
             and span.begin - made[-1].end
             < max(span.end - span.begin, made[-1].end - made[-1].begin)
         ):
@@ -279,22 +260,22 @@ def _closed(spans: list[SlowSpan]) -> list[SlowSpan]:
 def period_of(spans: Sequence[SlowSpan]) -> int | None:
     """Return the distance at which spans recur, in steps; None if they do not, or too few did.
 
-    Each occurrence may be up to `_JITTER` steps off, and up to three in ten may be missing.
+    Each occurrence may be up to `jitter_steps` off, and up to three in ten may be missing.
     """
     begins = np.array([span.begin for span in spans])
     lengths = [span.end - span.begin for span in spans]
-    if len(begins) < 3 or max(lengths) > 1.5 * min(lengths) + 2 * _JITTER:
+    if len(begins) < 3 or max(lengths) > 1.5 * min(lengths) + 2 * THRESHOLDS.jitter_steps:
         return None
     apart = np.diff(begins)
     usual = int(np.median(apart))
     candidates = sorted({usual, int(apart.min())}, reverse=True)
     for period in candidates:
-        if period < 3 * _JITTER - 2:
+        if period < 3 * THRESHOLDS.jitter_steps - 2:
             continue
         times = np.round(apart / period)
-        if (times < 1).any() or (np.abs(apart - times * period) > _JITTER).any():
+        if (times < 1).any() or (np.abs(apart - times * period) > THRESHOLDS.jitter_steps).any():
             continue
-        if len(begins) >= _KEPT * (times.sum() + 1):
+        if len(begins) >= THRESHOLDS.expected_share * (times.sum() + 1):
             # The distance from the first to the last occurrence gives the most exact period.
             return round(float(begins[-1] - begins[0]) / float(times.sum()))
     return None
@@ -307,8 +288,10 @@ def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
     step in σ, and `free` a mask of the steps that count, both [K, W].
     """
     count, world = off.shape
-    values = np.where(free, np.clip(off, -_MOST_OFF, _MOST_OFF), 0.0)
-    best = np.full(world, _FOLDED)
+    values = np.where(
+        free, np.clip(off, -THRESHOLDS.clipped_sigmas, THRESHOLDS.clipped_sigmas), 0.0
+    )
+    best = np.full(world, THRESHOLDS.folded_sigmas)
     made: list[tuple[int, int] | None] = [None] * world
     for period in range(4, count // 3 + 1):
         rows = -(-count // period)
@@ -379,10 +362,10 @@ def trend_of(
     for before, after in pairwise(base):
         stairs = stairs + 1 if after.level > before.level else 1
         most = max(most, stairs)
-    if most < _STAIRS:
+    if most < THRESHOLDS.trend_levels:
         return None
     steps = np.flatnonzero(known)
-    if len(steps) < LASTING:
+    if len(steps) < THRESHOLDS.lasting_steps:
         return None
     count = len(series)
     values = series[steps]
@@ -418,7 +401,7 @@ def _best_line(
     `values` are logarithms of factors at `steps`, [n]. The fit minimises squared errors of factors,
     relative to each step's own factor, so that noise has the same weight everywhere.
     """
-    pairs = np.array([(b, e) for b in begins for e in ends if e - b >= _SHORTEST_TREND])
+    pairs = np.array([(b, e) for b in begins for e in ends if e - b >= THRESHOLDS.trend_steps])
     if not len(pairs):
         return None
     begin, end = pairs[:, :1], pairs[:, 1:]

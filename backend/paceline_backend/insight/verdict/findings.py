@@ -1,6 +1,6 @@
 """Candidate causes of lost time, and the time that a run would have taken without them.
 
-`slowness`, `waits` and `data` create the findings. `Account` removes findings from the measured
+`slowness` and `waits` create the findings. `Account` removes findings from the measured
 times, which gives the cost of each of them.
 """
 
@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline_backend.insight.verdict.observed import Times
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats, Ints
 
-# Findings below this fraction of the required cost are removed all at once.
-_FAR = 0.2
 _PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
 
 
@@ -149,7 +148,7 @@ class Account:
         while len(alone) and alone.min() < least_s:
             # Remove many small findings at once, then one by one, because the time of each removed
             # finding stays in the times of the others.
-            gone = alone < _FAR * least_s
+            gone = alone < THRESHOLDS.far * least_s
             if not gone.any():
                 gone = np.arange(len(alone)) == alone.argmin()
             kept = [finding for finding, out in zip(account.findings, gone, strict=True) if not out]

@@ -1,4 +1,9 @@
-"""Input of a verdict: the times of each rank's steps, and the wall time that results from them."""
+"""Input of a verdict: the times of each rank's steps, and the wall time that results from them.
+
+`read_observed` reads the ranks' reports of a range of steps from the database as `ObservedSteps`.
+Tests, the benchmark and forecasts make `ObservedSteps` themselves. `Times` holds the components of
+the wall time. All later analyses work on these two, and only `read_observed` reads the database.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire import OBSERVED
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats, Ints, usable
+from paceline_backend.store import Connection, records, segments, switches
+from paceline_backend.store.attempts import Placement
+from paceline_backend.store.reads import Range
 
 Bools = npt.NDArray[np.bool_]
 
-# A policy with fewer steps is not judged separately.
-FEWEST = 16
 _OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 _OF_STEPS = ("step", *_OF_RANKS, "between_s", "first", "apart")
+
+
+# These presets divide each global batch by sizes and speeds, unless their parameter `batches` names
+# another preset.
+BALANCE = ("paceline", "paceline-relaxed")
+_COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
+_MORE = ("step_s", "ended_at", "segment", "attempt")
 
 
 def mean_of(values: Floats, known: Bools, axis: int) -> Floats:
@@ -84,13 +98,13 @@ class ObservedSteps:
     def policies(self) -> list[slice]:
         """Return the steps of each policy.
 
-        Steps of a policy that planned fewer than `FEWEST` count for the policy before it.
+        Steps of a policy that planned fewer than `policy_steps` count for the policy before it.
         """
         count, begins = len(self.step), [0]
         for at in np.searchsorted(self.step, self.switched).tolist():
-            if count - at < FEWEST:
+            if count - at < THRESHOLDS.policy_steps:
                 break
-            if at - begins[-1] >= FEWEST:
+            if at - begins[-1] >= THRESHOLDS.policy_steps:
                 begins.append(at)
             elif len(begins) > 1:
                 begins[-1] = at
@@ -110,7 +124,7 @@ class ObservedSteps:
     def settles(self) -> bool:
         """Return whether the policy in force has planned too few steps to be judged."""
         inside = [first for first in self.switched if first <= self.step[-1]]
-        return bool(inside) and int((self.step >= inside[-1]).sum()) < FEWEST
+        return bool(inside) and int((self.step >= inside[-1]).sum()) < THRESHOLDS.policy_steps
 
     def of(self, steps: Bools) -> ObservedSteps:
         """Return the rows of the steps that are True in `steps`, [K]."""
@@ -171,3 +185,109 @@ class Times:
     def wall_s(self) -> float:
         """Return the wall time of all steps."""
         return float(self.steps_s.sum())
+
+
+def read_observed(
+    connection: Connection, run: int, span: Range, placement: Placement | None = None
+) -> ObservedSteps:
+    """Return the ranks' reports of the complete steps in a range.
+
+    Without a first step, `span` covers the last `range_steps`. Of more than `most_rows`, only the
+    newest steps are read. Steps before the given placement of ranks are left out, because ranks
+    were on other nodes; None: the placement is unknown.
+    """
+    read = records.newest_complete(
+        connection,
+        run,
+        _COLUMNS + _MORE,
+        span,
+        count=THRESHOLDS.range_steps,
+        most_rows=THRESHOLDS.most_rows,
+    )
+    if placement is not None:
+        read = read.since(placement.since)
+    # The time to compute a verdict grows with the square of the number of steps.
+    width = max(len(np.unique(read.table[:, 1])), 1)
+    newest = np.unique(read.table[:, 0])[-int(np.sqrt(THRESHOLDS.most_pairs / width)) :]
+    read = read.since(int(newest.min(initial=0)))
+    steps, columns = read.by_step(None if placement is None else len(placement.nodes))
+    world = columns.shape[2]
+    given = dict(zip(_COLUMNS + _MORE, columns, strict=True))
+    step = steps.astype(np.int64)
+    apart, attempt = np.zeros(len(step), bool), _first_known(given["attempt"])
+    if len(step):
+        for number, first, end in segments.apart(connection, run, int(step[0]), int(step[-1])):
+            apart |= (attempt == number) & (step >= first) & (step < end)
+    segment = _first_known(given["segment"])
+    nodes = () if placement is None else tuple(placement.nodes)
+    version = _versions(connection, run, attempt, segment)
+    last = int(version[version >= 0][-1]) if (version >= 0).any() else 0
+    in_force = switches.of_version(connection, run, last)
+    newest = attempt[~np.isnan(attempt)][-1:].astype(int).tolist()
+    equal = any(segments.equal_because(connection, run, number) for number in newest)
+    return ObservedSteps(
+        step=step,
+        samples=given["samples"],
+        load=given["load"],
+        squares=given["squares"],
+        longest=given["longest"],
+        data_s=given["data_s"],
+        compute_s=given["compute_s"],
+        sync_s=given["sync_s"],
+        between_s=_between(step, given),
+        first=np.diff(segment, prepend=np.nan) != 0,
+        apart=apart,
+        nodes=nodes if len(nodes) == world else (),
+        switched=_switched(step, version),
+        policy="" if in_force is None else in_force.policy,
+        balances=in_force is not None and not equal and _balances(in_force),
+        equal=equal,
+    )
+
+
+def _balances(policy: switches.Switch) -> bool:
+    return policy.parameters.get("batches", policy.policy) in BALANCE
+
+
+def _versions(connection: Connection, run: int, attempt: Floats, segment: Floats) -> Ints:
+    """Return the policy version that planned each step, [K]; -1: unknown."""
+    version = np.full(len(segment), -1)
+    for number in np.unique(attempt[~np.isnan(attempt)]):
+        mine = attempt == number
+        span = int(np.nanmin(segment[mine])), int(np.nanmax(segment[mine]))
+        for first, planned in segments.versions(connection, run, int(number), span):
+            version[mine & (segment >= first)] = planned
+    return version
+
+
+def _switched(step: Ints, version: Ints) -> list[int]:
+    known = version >= 0
+    return [int(at) for at in step[known][1:][np.diff(version[known]) != 0]]
+
+
+def _first_known(values: Floats) -> Floats:
+    if not values.size:
+        return np.empty(len(values))
+    at = np.argmax(~np.isnan(values), axis=1)
+    return np.asarray(values[np.arange(len(values)), at])
+
+
+def _between(step: Ints, given: dict[str, Floats]) -> Floats:
+    """Return the seconds after each step in which no rank loads, computes or reduces, [K].
+
+    A rank's next step starts when its batch has arrived. The time after the last step and between
+    two attempts is unknown; the usual value is returned there.
+    """
+    out = np.zeros(len(step))
+    if len(step) < 2 or not given["ended_at"].shape[1]:
+        return out
+    began_at = given["ended_at"] - given["step_s"]
+    busy_s = given["compute_s"][:-1] + given["sync_s"][:-1] + given["data_s"][1:]
+    idle_s = np.diff(began_at, axis=0) - busy_s
+    known = ~np.isnan(idle_s) & (np.diff(given["attempt"], axis=0) == 0)
+    known &= (np.diff(step) == 1)[:, None]
+    least = np.where(known, idle_s, np.inf).min(axis=1)
+    there = np.isfinite(least)
+    out[:] = np.median(np.maximum(least[there], 0.0)) if there.any() else 0.0
+    out[:-1][there] = np.maximum(least[there], 0.0)
+    return out

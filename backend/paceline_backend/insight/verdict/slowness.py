@@ -1,7 +1,9 @@
-"""Detection of ranks that compute slower than others: lastingly, temporarily or periodically.
+"""Detection of time that ranks compute for too long: slow ranks, and uneven batches.
 
 `model_of` fits the cost of batches and the course of each rank's speed. `findings_of` turns slow
-courses into findings, one for all ranks that are slow together.
+courses into findings, one for all ranks that are slow together: lastingly, temporarily or
+periodically. `data_of` returns the time that is lost because the batches of a step differ in cost.
+`waits` detects the time in which ranks do not compute.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ import numpy as np
 
 from paceline_backend.insight.attribution.model import fit
 from paceline_backend.insight.verdict.courses import (
-    LASTING,
-    LEAST,
     Course,
     LevelPiece,
     SlowSpan,
@@ -28,27 +28,9 @@ from paceline_backend.insight.verdict.courses import (
     trend_of,
 )
 from paceline_backend.insight.verdict.findings import TimeChange, TimeLoss
-from paceline_backend.insight.verdict.observed import FEWEST, Bools, ObservedSteps, mean_of
+from paceline_backend.insight.verdict.observed import Bools, ObservedSteps, mean_of
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats
-
-_LEAST_NOISE = 0.004
-# A rank's lowest level must cover this fraction of the steps to be its usual level.
-_SHARE = 0.25
-# Courses start together if their first steps differ by at most this much.
-_TOGETHER = 5  # steps
-# Ranks have a common cause if they share at least this fraction of their slow steps.
-_OVERLAP = 0.5
-# A shorter span is a pause, which takes equally long at any speed of the rank.
-_PAUSE = 5  # steps
-# At least this fraction of a period's occurrences must be observed, and at least this fraction of
-# the spans must belong to the period.
-_OF_PERIOD = 0.7
-# A slowness counts as compensated if smaller batches offset at least this fraction of it.
-_CUT = 0.3
-# A plan reacts to slowness if it makes a rank's batches smaller than this.
-_LESS = 1 / 1.05  # × the usual batch
-# A lasting slowness must be at least this far above the usual time.
-_SURE = 5.0  # standard errors
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ class SlownessModel:
         for policy in self.policies:
             known, part = self.took_part[policy], self.part[policy]
             off = np.where(known, np.log(np.where(known, part, 1.0)), 0.0)
-            noise = noise_of(off, known, _LEAST_NOISE)
+            noise = noise_of(off, known, THRESHOLDS.compute_noise)
             for rank, pieces in enumerate(levels(off, known, noise)):
                 for begin, end in pieces:
                     theirs = part[begin:end, rank][known[begin:end, rank]]
@@ -113,7 +95,7 @@ def _with_costs_of(cleaned: ObservedSteps, seen: ObservedSteps, took_part: Bools
     typical = fit(cleaned, took_part).typical  # type: ignore[arg-type]
     time = np.where(took_part, seen.compute_s, 1.0)
     off = np.where(took_part, np.log(time / typical), 0.0)
-    noise = noise_of(off, took_part, _LEAST_NOISE)
+    noise = noise_of(off, took_part, THRESHOLDS.compute_noise)
     pieces = levels(off, took_part, noise)
     courses = [
         course_of(off[:, rank], took_part[:, rank], pieces[rank], float(noise[rank]))
@@ -138,8 +120,8 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
 
 def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
     """Return the lowest level that lasted for long, or from the first step."""
-    held = [piece for piece in base if piece.steps >= _SHARE * count]
-    if base[0].steps >= LASTING:
+    held = [piece for piece in base if piece.steps >= THRESHOLDS.usual_share * count]
+    if base[0].steps >= THRESHOLDS.lasting_steps:
         held.append(base[0])
     return min(piece.level for piece in (held or base))
 
@@ -194,17 +176,17 @@ def _of_rank(model: SlownessModel, rank: int) -> list[_Slow]:
     begin = _lasting_from(course.base, usual)
     unsure = begin if begin is not None and not _is_sure(model, rank, begin) else None
     begin = None if unsure is not None else begin
-    passed = [piece for piece in course.base if piece.level - usual > LEAST]
+    passed = [piece for piece in course.base if piece.level - usual > THRESHOLDS.least_log]
     if unsure is not None:
         passed = [piece for piece in passed if piece.end <= unsure]
-    if begin is not None and (count - begin >= LASTING or begin == 0):
+    if begin is not None and (count - begin >= THRESHOLDS.lasting_steps or begin == 0):
         made += _lasting(model, rank, begin)
         passed = [piece for piece in passed if piece.end <= begin]
     spans += _runs(passed)
     spans = sorted(spans, key=lambda span: span.begin)
     if spans:
         level = course.level(count)
-        base = np.where(level - usual > LEAST, usual, level)
+        base = np.where(level - usual > THRESHOLDS.least_log, usual, level)
         if made:
             base[made[0].steps] = level[made[0].steps]
             if made[0].trend is not None:
@@ -218,7 +200,7 @@ def _above(rest: Floats, known: Bools, spans: Sequence[SlowSpan]) -> list[SlowSp
     kept = []
     for span in spans:
         inside = rest[span.begin : span.end][known[span.begin : span.end]]
-        if len(inside) and float(np.median(inside)) > LEAST:
+        if len(inside) and float(np.median(inside)) > THRESHOLDS.least_log:
             kept.append(span)
     return kept
 
@@ -227,7 +209,7 @@ def _lasting_from(base: Sequence[LevelPiece], usual: float) -> int | None:
     """Return the first step of slowness that lasts to the end; None if there is none."""
     begin = None
     for piece in reversed(base):
-        if piece.level - usual <= LEAST:
+        if piece.level - usual <= THRESHOLDS.least_log:
             break
         begin = piece.begin
     return begin
@@ -236,7 +218,7 @@ def _lasting_from(base: Sequence[LevelPiece], usual: float) -> int | None:
 def _is_sure(model: SlownessModel, rank: int, begin: int) -> bool:
     steps = model.took_part[begin:, rank]
     above = (model.off[begin:, rank] - model.usual[rank])[steps]
-    return bool(len(above)) and float(np.median(above)) > _SURE * float(
+    return bool(len(above)) and float(np.median(above)) > THRESHOLDS.sure_errors * float(
         model.noise[rank]
     ) / np.sqrt(len(above))
 
@@ -262,7 +244,7 @@ def _lasting(model: SlownessModel, rank: int, begin: int) -> list[_Slow]:
     trend = trend_of(off, free, _shifted(course.base, usual), float(model.noise[rank]))
     steps = np.arange(count) >= begin
     if trend is not None:
-        if trend.first < np.exp(LEAST):
+        if trend.first < np.exp(THRESHOLDS.least_log):
             trend = replace(trend, first=1.0)
         factors = trend.factors(count)
         since = trend.begin if trend.begin > count // 50 else None
@@ -313,7 +295,7 @@ def _passing(
         inside = inside[known[inside]]
         if not len(inside):
             continue
-        if len(inside) >= _PAUSE:
+        if len(inside) >= THRESHOLDS.pause_steps:
             slower[inside] = np.exp(np.median(rest[inside]))
             continue
         short[inside] = True
@@ -373,10 +355,10 @@ def _weak_periods(model: SlownessModel, slow: Sequence[_Slow]) -> list[_Slow]:
 
 def _is_strict(times: Sequence[SlowSpan], seen: Sequence[SlowSpan], period: int) -> bool:
     expected = (times[-1].begin - times[0].begin) / period + 1
-    if len(times) < _OF_PERIOD * expected:
+    if len(times) < THRESHOLDS.period_share * expected:
         return False
     theirs = sum(any(abs(span.begin - time.begin) <= 1 for time in times) for span in seen)
-    return theirs >= _OF_PERIOD * len(seen)
+    return theirs >= THRESHOLDS.period_share * len(seen)
 
 
 def _groups(slow: Sequence[_Slow]) -> list[list[_Slow]]:
@@ -398,10 +380,10 @@ def _alike(first: _Slow, second: _Slow) -> bool:
     if first.kind == "node":
         if (first.trend is None) != (second.trend is None):
             return False
-        apart = _TOGETHER if first.trend is None else 8 * _TOGETHER
+        apart = THRESHOLDS.together_steps if first.trend is None else 8 * THRESHOLDS.together_steps
         return abs((first.since or 0) - (second.since or 0)) <= apart
     both = int((first.steps & second.steps).sum())
-    return both >= _OVERLAP * int((first.steps | second.steps).sum())
+    return both >= THRESHOLDS.together_share * int((first.steps | second.steps).sum())
 
 
 def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> TimeLoss:
@@ -454,19 +436,67 @@ def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: 
         return np.ones_like(slower)
     less = usual[:, list(ranks)] / np.median(usual[:, others], axis=1, keepdims=True)
     dealt = np.where(slower > 1, np.minimum(less, 1.0), 1.0)
-    return np.asarray(np.where(np.median(less, axis=1, keepdims=True) <= _LESS, dealt, 1.0))
+    return np.asarray(
+        np.where(np.median(less, axis=1, keepdims=True) <= THRESHOLDS.smaller_part, dealt, 1.0)
+    )
 
 
 def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
     """Return the first step since which smaller batches compensate for a slowness, else None.
 
-    The last `FEWEST` steps must be compensated, because fewer steps are not conclusive.
+    The last `policy_steps` must be compensated, because fewer steps are not conclusive.
     """
     slow = (slower > 1).any(axis=1)
     much = np.median(slower, axis=1) - 1
-    hidden = (1 / np.median(dealt, axis=1) - 1 >= _CUT * much) | ~slow
-    if not slow.any() or not hidden[-FEWEST:].all():
+    hidden = (1 / np.median(dealt, axis=1) - 1 >= THRESHOLDS.offset_share * much) | ~slow
+    if not slow.any() or not hidden[-THRESHOLDS.policy_steps :].all():
         return None
     waited = np.flatnonzero(~hidden)
     since = int(waited[-1]) + 1 if len(waited) else 0
     return max(since, int(np.flatnonzero(slow)[0]))
+
+
+def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> list[TimeLoss]:
+    """Return the time lost to uneven batches as one finding.
+
+    Where the plan compensates for the slow ranks of `others`, a rank's usual share of the work is
+    not counted as uneven. `apart` is a mask of the steps in which ranks do not wait for each other,
+    [K].
+    """
+    known, part = model.took_part, model.part
+    dealt = [finding.effect.dealt for finding in others if finding.effect.dealt is not None]
+    made_up = np.hstack([np.ones((len(part), 1)), *dealt]).min(axis=1) < 1
+    ranks: tuple[int, ...] = ()
+    if made_up.any():
+        even = part / model.usual_part
+        part = np.where(made_up[:, None], even / mean_of(even, known, axis=1)[:, None], part)
+    else:
+        ranks = _larger(part, known)
+    # Where ranks do not wait for each other, no batch makes another one wait.
+    uneven = np.where(known & ~apart[:, None], part, 1.0)
+    since, until = _course(model.policies, 1 - 1 / uneven.max(axis=1))
+    effect = TimeChange(np.arange(part.shape[1]), dealt=uneven)
+    return [TimeLoss("data", ranks, effect, since=since, until=until)]
+
+
+def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:
+    """Return the first and last step of uneven batches; None: from the start, or to the end.
+
+    `lost` is the share of each step's computing time for which the mean rank waits, [K].
+    """
+    by_policy = [max(float(lost[policy].mean()), 0.0) for policy in policies]
+    least = min(THRESHOLDS.uneven_share, THRESHOLDS.uneven_of_worst * max(by_policy))
+    uneven = [policy for policy, mean in zip(policies, by_policy, strict=True) if mean >= least]
+    end = uneven[-1].stop
+    return uneven[0].start or None, None if end == len(lost) else end - 1
+
+
+def _larger(part: Floats, known: Bools) -> tuple[int, ...]:
+    many = np.maximum(known.sum(axis=0), 1)
+    mean = mean_of(part, known, axis=0)
+    spread = np.sqrt(mean_of((part - mean) ** 2, known, axis=0))
+    usual = float(np.sort(mean)[(len(mean) - 1) // 2])
+    larger = (mean > usual * (1 + THRESHOLDS.larger)) & (
+        mean - usual > THRESHOLDS.larger_errors * spread / np.sqrt(many)
+    )
+    return tuple(np.flatnonzero(larger).tolist())

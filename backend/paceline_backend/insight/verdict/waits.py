@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline_backend.insight.verdict.courses import (
-    LASTING,
     SlowSpan,
     course_of,
     levels,
@@ -18,30 +17,8 @@ from paceline_backend.insight.verdict.courses import (
 from paceline_backend.insight.verdict.findings import TimeChange, TimeLoss
 from paceline_backend.insight.verdict.observed import Bools, ObservedSteps, Times
 from paceline_backend.insight.verdict.slowness import lowest_level
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats
-
-_LEAST_NOISE = 0.002  # relative to a step's time
-# Shorter waits are usual.
-_LEAST_WAIT = 0.01  # relative to a step's time
-# A wait that is the same in all steps counts from this share of the wall time on.
-_ALWAYS = 0.25
-# The same threshold for data loaders that all ranks wait for is lower.
-_ALWAYS_INPUT = 0.05
-# A longer wait is not attributed to planning.
-_MOST_PLANNING = 1.5  # × the shortest wait of a rank
-# At least this many segments must wait in their first step.
-_FEWEST_PLANS = 3
-# At least this fraction of the steps in which all ranks wait must be first steps of segments, and
-# at least this fraction of first steps must wait.
-_MOST_OF = 0.75
-# Ranks wait together if they share at least this fraction of their waiting steps.
-_OVERLAP = 0.4
-# This fraction is higher if one of the ranks waits permanently.
-_LASTING_OVERLAP = 0.7
-# From this fraction on, a group of ranks counts as all ranks.
-_MOSTLY = 0.9
-# If more than this fraction of the ranks wait at different times, they wait "in turn".
-_MOST_IN_TURN = 0.35
 
 
 @dataclass(frozen=True)
@@ -68,7 +45,7 @@ def excess_of(series_s: Floats, unit_s: float) -> Excess:
     """
     values = (series_s / unit_s)[:, None]
     known = np.ones_like(values, bool)
-    noise = noise_of(values, known, _LEAST_NOISE)
+    noise = noise_of(values, known, THRESHOLDS.wait_noise)
     [pieces] = levels(values, known, noise)
     return _excess(values[:, 0], pieces, float(noise[0]), unit_s, None)
 
@@ -81,16 +58,20 @@ def _excess(
     usual_s: float | None,
 ) -> Excess:
     count = len(values)
-    needed = max(_LEAST_WAIT, 4 * noise)
-    course = course_of(values, np.ones(count, bool), pieces, noise, _LEAST_WAIT, needed)
+    needed = max(THRESHOLDS.least_wait, 4 * noise)
+    course = course_of(values, np.ones(count, bool), pieces, noise, THRESHOLDS.least_wait, needed)
     usual = lowest_level(course.base, count) if usual_s is None else usual_s / unit_s
-    higher = [piece for piece in course.base if piece.level - usual > max(_LEAST_WAIT, 2 * noise)]
+    higher = [
+        piece
+        for piece in course.base
+        if piece.level - usual > max(THRESHOLDS.least_wait, 2 * noise)
+    ]
     lasting = None
     for piece in reversed(course.base):
         if piece not in higher:
             break
         lasting = piece.begin
-    if lasting is not None and lasting > 0 and count - lasting < LASTING:
+    if lasting is not None and lasting > 0 and count - lasting < THRESHOLDS.lasting_steps:
         lasting = None
     spans = list(course.spans)
     spans += [
@@ -150,7 +131,7 @@ def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list
             TimeLoss(kind, (), effect(excess.more_s), since, until, period=period, times=often)
         )
     usual_s = np.minimum(series_s, excess.usual_s) if excess.more_s.any() else series_s
-    if excess.usual_s >= _ALWAYS * float(np.median(times.steps_s)):
+    if excess.usual_s >= THRESHOLDS.always_share * float(np.median(times.steps_s)):
         # All steps are affected: return one finding that includes the steps that take even longer.
         return [TimeLoss(kind, (), effect(usual_s + excess.more_s))]
     return made
@@ -167,17 +148,20 @@ def planning_of(
     least = np.where(np.isfinite(least), least, 0.0)
     usual = float(np.median(least[~first]))
     others = np.abs(least[~first] - usual)
-    needed = max(4 * float(np.median(others)), _LEAST_WAIT * unit_s)
+    needed = max(4 * float(np.median(others)), THRESHOLDS.least_wait * unit_s)
     waits = least - usual > needed
     theirs = waits & first
-    if theirs.sum() < _FEWEST_PLANS or theirs.sum() < _MOST_OF * waits.sum():
+    if (
+        theirs.sum() < THRESHOLDS.fewest_plans
+        or theirs.sum() < THRESHOLDS.plans_share * waits.sum()
+    ):
         return []
     since_then = first & (np.arange(len(first)) >= np.flatnonzero(theirs)[0])
-    if theirs.sum() < _MOST_OF * since_then.sum():
+    if theirs.sum() < THRESHOLDS.plans_share * since_then.sum():
         return []
     more = np.where(theirs, least - usual, 0.0)
     world = times.data_s.shape[1]
-    own = np.clip(times.data_s - usual, 0.0, _MOST_PLANNING * more[:, None])
+    own = np.clip(times.data_s - usual, 0.0, THRESHOLDS.longest_plan * more[:, None])
     data_s = np.where(took_part, own, 0.0)
     at = int(np.flatnonzero(theirs)[0])
     since = None if at == np.flatnonzero(first)[0] else at
@@ -188,13 +172,17 @@ def planning_of(
 def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
     """Return the time that ranks lose waiting for data loaders; `times` exclude waits for plans."""
     values = times.data_s / unit_s
-    noise = noise_of(values, took_part, _LEAST_NOISE)
+    noise = noise_of(values, took_part, THRESHOLDS.wait_noise)
     pieces = levels(values, took_part, noise)
     count, world = values.shape
     lowest = []
     for rank in range(world):
         course = course_of(
-            values[:, rank], took_part[:, rank], pieces[rank], float(noise[rank]), _LEAST_WAIT
+            values[:, rank],
+            took_part[:, rank],
+            pieces[rank],
+            float(noise[rank]),
+            THRESHOLDS.least_wait,
         )
         lowest.append(lowest_level(course.base, count))
     typical = float(np.sort(lowest)[(world - 1) // 2])
@@ -205,7 +193,7 @@ def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
     usual_s = times.data_s - np.stack([excess.more_s for excess in each], axis=1)
     calm_s = replace(times, data_s=usual_s).steps_s
     made: list[TimeLoss] = []
-    if typical * unit_s >= _ALWAYS_INPUT * float(np.median(calm_s)):
+    if typical * unit_s >= THRESHOLDS.always_input_share * float(np.median(calm_s)):
         everyone = np.arange(world)
         made.append(TimeLoss("input", tuple(range(world)), TimeChange(everyone, data_s=usual_s)))
     return made + _inputs(each, count)
@@ -222,7 +210,7 @@ def _inputs(each: Sequence[Excess], count: int) -> list[TimeLoss]:
                 break
         else:
             groups.append([rank])
-    if len(groups) > max(3, _MOST_IN_TURN * len(each)):
+    if len(groups) > max(3, THRESHOLDS.in_turn * len(each)):
         total = [each[group[0]].more_s.sum() for group in groups]
         own = [
             group
@@ -240,13 +228,15 @@ def _together(first: Excess, second: Excess) -> bool:
     mine, theirs = first.more_s > 0, second.more_s > 0
     both = int((mine & theirs).sum()) / max(int((mine | theirs).sum()), 1)
     if first.lasting is not None and second.lasting is not None:
-        return abs(first.lasting - second.lasting) <= 5 or both >= _LASTING_OVERLAP
-    return both >= (_OVERLAP if first.lasting is second.lasting else _LASTING_OVERLAP)
+        return abs(first.lasting - second.lasting) <= 5 or both >= THRESHOLDS.lasting_wait_share
+    return both >= (
+        THRESHOLDS.wait_share if first.lasting is second.lasting else THRESHOLDS.lasting_wait_share
+    )
 
 
 def is_everyone(ranks: Sequence[int], world: int) -> bool:
     """Return whether a group is large enough to count as all ranks."""
-    return len(ranks) >= _MOSTLY * world
+    return len(ranks) >= THRESHOLDS.everyone * world
 
 
 def _input(

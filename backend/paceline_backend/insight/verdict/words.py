@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline_backend.insight.verdict.findings import TimeLoss
-from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
+from paceline_backend.insight.verdict.judge import Verdict
 from paceline_backend.insight.verdict.observed import ObservedSteps
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.waits import is_everyone
 
 # A smaller share of the wall time is described as no cost.
@@ -36,16 +37,17 @@ _LOSS = "once the script's loss allows uneven parts, "
 
 def words(verdict: Verdict) -> str:
     """Return the verdict over all ranks as text."""
-    if verdict.steps < FEW:
+    if verdict.steps < THRESHOLDS.fewest_steps:
         if verdict.seen.compute_s.shape[1] < 2:
             return "A verdict compares ranks; there are no two ranks that have told of a step."
-        return (
-            f"{verdict.steps} steps with at least two ranks are too few to tell; {FEW} are needed."
-        )
+        few = f"{verdict.steps} steps with at least two ranks are too few to tell"
+        return f"{few}; {THRESHOLDS.fewest_steps} are needed."
     if not verdict.causes:
         if verdict.seen.apart.all():
             return f"No straggler: in these {verdict.steps:,} steps ranks do not wait."
-        headline = "No straggler" if verdict.waste <= WAITING else "No cause stands out"
+        headline = (
+            "No straggler" if verdict.waste <= THRESHOLDS.waiting_share else "No cause stands out"
+        )
         waits = f"ranks spend {100 * verdict.waste:.1f} % of their time waiting for each other"
         return f"{headline}: in these {verdict.steps:,} steps {waits}."
     sentences = [cause_words(verdict, cause) for cause in verdict.causes[:_MOST_CAUSES]]
@@ -203,7 +205,7 @@ def _node(verdict: Verdict, cause: TimeLoss) -> str:
             since = f"Since step {_step(verdict, cause.hidden_since)} the"
         waste = verdict.waste_since(cause.hidden_since)
         waits = "so nobody waits; the others do that work."
-        if waste > WAITING:
+        if waste > THRESHOLDS.waiting_share:
             waits = (
                 "and the others do that work; all the same, ranks spend "
                 f"{100 * waste:.0f} % of their time since then waiting for each other."

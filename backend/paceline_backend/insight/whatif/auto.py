@@ -16,6 +16,7 @@ from paceline_backend.insight.whatif.answer import (
     best_of,
     label,
 )
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.store.switches import Switch
 
 # Switches by `auto` have this author.
@@ -24,10 +25,6 @@ BY = "auto"
 AUTO_STEPS = 100  # steps
 # The first forecast is made at this step: after a few cold steps and `FEWEST` more, with a reserve.
 FIRST_STEP = 24
-# After a switch there is no other switch for this long.
-HOLD_STEPS = 100  # steps
-# A larger change of a rank's speed makes earlier experience with presets void.
-CHANGED = 0.25  # relative
 
 Mode = Literal["recommend", "switch"]
 
@@ -67,9 +64,9 @@ def decide(
         return _without_preset("wait", f"the switch to {last.policy} has not taken effect yet")
     if last.by == BY and (verdict := _verdict(forecast, earlier, switches, mode)):
         return verdict
-    if last.version > 0 and forecast.step < last.effective_step + HOLD_STEPS:
+    if last.version > 0 and forecast.step < last.effective_step + THRESHOLDS.hold_steps:
         return _without_preset(
-            "wait", f"less than {HOLD_STEPS} steps since the switch to {last.policy}"
+            "wait", f"less than {THRESHOLDS.hold_steps} steps since the switch to {last.policy}"
         )
     if last.by == BY and (unchanged := _unchanged_again(forecast)):
         why = (
@@ -222,6 +219,6 @@ def _newest(earlier: Sequence[Forecast], version: int) -> Forecast | None:
 def same_conditions(first: Forecast, second: Forecast) -> bool:
     """Return whether each rank was about as fast in both forecasts."""
     return len(first.speeds) == len(second.speeds) and all(
-        min(a, b) > 0 and abs(math.log(a / b)) <= math.log(1 + CHANGED)
+        min(a, b) > 0 and abs(math.log(a / b)) <= math.log(1 + THRESHOLDS.changed_conditions)
         for a, b in zip(first.speeds, second.speeds, strict=True)
     )

@@ -14,6 +14,7 @@ from paceline_backend.insight import fitness
 from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, PresetForecast
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.state import PlanningState, read
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.policies import Models
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Store, runs
@@ -21,8 +22,6 @@ from paceline_backend.store import Store, runs
 log = logging.getLogger(__name__)
 
 PLAIN = "bsp"
-# At most this many records are read before a switch.
-_CELLS = 50_000  # steps × ranks
 
 
 def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
@@ -35,7 +34,7 @@ def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -
         PolicyParameterError: a parameter is unknown, or its value is not legal.
     """
     with store.read() as connection:
-        state = read(connection, runs.key_of(connection, run), STEPS, _CELLS)
+        state = read(connection, runs.key_of(connection, run), STEPS, THRESHOLDS.caution_cells)
     conditions = conditions_of(state)
     if conditions is None:
         world = None if state.history is None else state.history.hello.world

@@ -1,7 +1,12 @@
 """Forecast of the step time under each preset, from simulations on the measured devices.
 
-`forecast` reads the state of a run, fits models to its newest steps, simulates all presets, and
-converts the simulated times to a `Forecast` with 95 % intervals.
+`forecast` reads the state of a run, fits models to the newest steps in which all ranks have had
+their present speeds (`same_speeds`), simulates all presets, and converts the simulated times to a
+`Forecast` with 95 % intervals.
+
+If a verdict names a slow node, the policy in force is also forecast for a run whose slow node is as
+fast as the others: the same simulation runs again, with the models of the node's ranks divided by
+their factor.
 """
 
 from __future__ import annotations
@@ -10,14 +15,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.cost import Features
 from paceline.wire import ALLREDUCE, Hello
 from paceline.wire.synchronisation import Averaging
 from paceline_backend import policies
-from paceline_backend.insight.whatif import slow_nodes
+from paceline_backend.insight.verdict import ObservedSteps, SlowNode, judge, slow_node
 from paceline_backend.insight.whatif.answer import (
     FEWEST,
     STEPS,
@@ -31,18 +38,17 @@ from paceline_backend.insight.whatif.answer import (
 )
 from paceline_backend.insight.whatif.cautions import with_cautions
 from paceline_backend.insight.whatif.measured import MeasuredSteps, steady_time
-from paceline_backend.insight.whatif.observed import ASSUMES
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.shapes import shape
 from paceline_backend.insight.whatif.simulate import (
-    DRAWS,
     Basis,
+    Effort,
     SimulatedOption,
     presets_and_variants,
     simulate,
 )
-from paceline_backend.insight.whatif.speeds import same_speeds
-from paceline_backend.insight.whatif.state import PlanningState, read
+from paceline_backend.insight.whatif.state import ASSUMES, PlanningState, read
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
@@ -50,19 +56,10 @@ from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.sync import Work, without_empty
 from paceline_backend.store import Store, runs
 
-# Maximum number of simulations of each preset.
-REPLICATES = 5
-# After this CPU time no further pair of simulations starts.
-BUDGET_S = 4.0
+# σ of a normal distribution ÷ its median absolute deviation.
+_SIGMA = 1.4826
 
-# Weights of the parts of an interval: bootstrap draws, other models, the models' error, and
-# unmeasured effects. With these values 95 % of outcomes were inside the interval, on simulated runs
-# of 20 kinds.
-_WEIGHTS = np.array([1.5, 2.0, 1.5, 0.005])
-# The first steps of an attempt are left out, because they include one-time work.
-_COLD = 3  # steps
-# At most this many records are read.
-_CELLS = 200_000  # steps × ranks
+DEFAULT_EFFORT = Effort()
 
 
 def forecast(
@@ -72,8 +69,7 @@ def forecast(
     presets: Sequence[str] | None = None,
     relaxed: bool = True,
     steps: int = STEPS,
-    replicates: int = REPLICATES,
-    budget_s: float = BUDGET_S,
+    effort: Effort = DEFAULT_EFFORT,
 ) -> Forecast:
     """Forecast the step time under each preset, with 95 % intervals.
 
@@ -87,8 +83,7 @@ def forecast(
     `presets` are labels of presets and their variants, or names for their defaults; None: all. The
     policy in force is always included, with its parameters. Presets that change the training are
     included if `relaxed` is true. The forecast uses the newest `steps` complete steps of the latest
-    attempt. `replicates` is the maximum number of simulations of each preset. No pair of
-    simulations starts after `budget_s` CPU seconds.
+    attempt.
 
     Raises:
         UnknownPolicyError: no such preset.
@@ -97,11 +92,9 @@ def forecast(
     if steps < FEWEST:
         raise ValueError(f"steps: {steps}; give {FEWEST} or more")
     with store.read() as connection:
-        state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
+        state = read(connection, runs.key_of(connection, run_id), steps, THRESHOLDS.most_cells)
     _refuse_unknown(presets or [], label(state.policy, state.parameters))
-    return of_state(
-        run_id, state, presets, relaxed=relaxed, replicates=replicates, budget_s=budget_s
-    )
+    return of_state(run_id, state, presets, relaxed=relaxed, effort=effort)
 
 
 def _refuse_unknown(presets: Sequence[str], in_force: str) -> None:
@@ -119,8 +112,7 @@ def of_state(
     presets: Sequence[str] | None = None,
     *,
     relaxed: bool = True,
-    replicates: int = REPLICATES,
-    budget_s: float = BUDGET_S,
+    effort: Effort = DEFAULT_EFFORT,
 ) -> Forecast:
     """Return the forecast for a state that was read before; see `forecast`."""
     made_at = time.time()
@@ -133,7 +125,7 @@ def of_state(
     except ValueError as error:
         why = f"the policy in force cannot be created here: {error}"
         return Forecast(run_id, made_at, current, reason=why)
-    simulated, left_out = simulate(basis, in_force, presets, replicates, budget_s, relaxed=relaxed)
+    simulated, left_out = simulate(basis, in_force, presets, effort, relaxed=relaxed)
     name = label(state.policy, state.parameters)
     if name not in simulated:
         why = f"the policy in force cannot be simulated: {left_out[name]}"
@@ -153,11 +145,12 @@ def _of_slow_node(
 ) -> NodeForecast | None:
     name = label(basis.state.policy, basis.state.parameters)
     base = simulated[name]
-    slow = slow_nodes.named(basis)
+    slow = _lastingly_slow(basis)
     if slow is None or made.fit_error is None or made.current.step_time_s is None:
         return None
-    faster = slow_nodes.as_fast_as_the_others(basis, slow)
-    again, _ = simulate(faster, in_force, [], 1 + len(base.shifts), math.inf)
+    faster = _as_fast_as_the_others(basis, slow)
+    effort = Effort(replicates=1 + len(base.shifts), budget_s=math.inf)
+    again, _ = simulate(faster, in_force, [], effort)
     if name not in again:
         return None
     scale = made.current.step_time_s / base.mean
@@ -168,7 +161,7 @@ def _of_slow_node(
     reduced = measured.together
     step_s = float(measured.step_s[reduced].sum())
     not_computing = float(measured.remainder_s[reduced].sum()) / step_s if step_s else 0.0
-    return slow_nodes.answer(slow, preset, not_computing)
+    return _answer_of_node(slow, preset, not_computing)
 
 
 def _basis(state: PlanningState) -> Basis | str:
@@ -180,7 +173,7 @@ def _basis(state: PlanningState) -> Basis | str:
         return "the data is a stream: its next samples are unknown, so no forecast is possible"
     if state.history.hello.world == 1:
         return "the run has only one rank: no rank waits for it, and there is nothing to balance"
-    warm = int(np.searchsorted(measured.step, state.history.hello.step + _COLD))
+    warm = int(np.searchsorted(measured.step, state.history.hello.step + THRESHOLDS.cold_steps))
     if len(measured) >= FEWEST + warm:
         measured = measured.since(warm)
     if len(measured) < FEWEST:
@@ -216,7 +209,8 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
     rng = np.random.default_rng(len(measured))
     count = len(measured)
     # Relaxed steps are simulated event by event, which is slower, so there are fewer draws.
-    draws = max(4, min(DRAWS, (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size))
+    most = (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size
+    draws = max(4, min(THRESHOLDS.draws, most))
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
     compute_s = models.ett(measured.features) * ratio[rows]
@@ -375,7 +369,8 @@ def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> t
     """
     sampled = float(np.std(draws)) / mean
     modelled = float(np.sqrt(np.mean(shifts**2))) if len(shifts) else 0.0
-    half = 1.96 * float(np.linalg.norm(_WEIGHTS * [sampled, modelled, fit_error, 1.0]))
+    weights = np.array(THRESHOLDS.interval_weights)
+    half = 1.96 * float(np.linalg.norm(weights * [sampled, modelled, fit_error, 1.0]))
     return mean * (1 - half), mean * (1 + half)
 
 
@@ -392,3 +387,107 @@ def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
     )
     speeds = basis.models.ett(share) * np.median(basis.ratio, axis=0) / load
     return [float(speed) for speed in speeds]
+
+
+def same_speeds(ratio: Floats) -> int:
+    """Return the first row since which all ranks have had their present speeds.
+
+    This is the first row of the earliest block of steps in which each rank was as fast as now.
+    Temporary slowdowns after that block are kept. `ratio` is measured ÷ modelled compute time by a
+    model of the present speeds, [S, W]; NaN where a rank had no samples.
+    """
+    block = THRESHOLDS.block_steps
+    first = len(ratio) % block
+    blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, block, ratio.shape[1])
+    known = np.asarray(~np.isnan(blocks).all(axis=1), bool)  # [blocks, W]
+    median = np.nanmedian(np.where(known[:, None], blocks, 0.0), axis=1)
+    alike = np.flatnonzero((np.abs(median) <= _by_chance(blocks, median, known)).all(axis=1))
+    if not len(alike):
+        return max(0, len(ratio) - block)
+    return 0 if alike[0] == 0 else first + block * int(alike[0])
+
+
+def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+    """Return the deviation of a block's median up to which the speed counts as unchanged, [W].
+
+    Each rank's spread is measured within blocks, where a lasting change of speed does not widen it.
+    """
+    within = np.abs(np.where(known[:, None], blocks - median[:, None], np.nan))
+    sigma = np.zeros(blocks.shape[2])
+    ever = known.any(axis=0)
+    sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
+    z = NormalDist().inv_cdf(1 - THRESHOLDS.by_chance / 2 / median.size)
+    # The factor 1.25 is the standard deviation of a median ÷ that of a mean.
+    chance = z * 1.25 * sigma / np.sqrt(THRESHOLDS.block_steps)
+    return np.asarray(np.maximum(np.log(1 + THRESHOLDS.changed_speed), chance))
+
+
+def _lastingly_slow(basis: Basis) -> SlowNode | None:
+    """Return the node that is lastingly slow in the steps of a forecast; None if there is none."""
+    assert basis.state.history is not None
+    measured = basis.measured
+    apart = np.zeros(len(measured.step), bool)
+    for span in measured.relaxed_spans:
+        apart[span.first : span.end] = True
+    seen = ObservedSteps(
+        step=measured.step,
+        samples=measured.features.samples.astype(float),
+        load=measured.features.load,
+        squares=measured.features.squares,
+        longest=measured.features.longest,
+        data_s=measured.data_s,
+        compute_s=measured.compute_s,
+        sync_s=measured.sync_s,
+        between_s=np.zeros(len(measured.step)),
+        first=np.zeros(len(measured.step), bool),
+        apart=apart,
+        nodes=basis.state.history.hello.placement,
+    )
+    slow = slow_node(judge(seen))
+    if slow is None or slow.cause != "node" or slow.factor is None or slow.factor <= 1:
+        return None
+    return slow
+
+
+def _as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
+    """Return the inputs of a simulation without a node's slowness.
+
+    The policy starts without feedback, because it has no measurements of the replacement node.
+    """
+    assert slow.factor is not None
+    faster = np.ones(basis.models.world)
+    faster[slow.ranks] = slow.factor
+    fitted = replace(basis.shape, faster=faster)
+    return replace(basis, shape=fitted, state=replace(basis.state, window=None))
+
+
+def _answer_of_node(slow: SlowNode, preset: PresetForecast, not_computing: float) -> NodeForecast:
+    """Return the policy's forecast without the slowness as a forecast for the node.
+
+    Telemetry does not show how much a busy core on the node slows the all-reduce down, so the
+    all-reduce may become faster without the node. The sentence says so if `not_computing` is large:
+    the share of a step with an all-reduce in which no rank loads or computes.
+    """
+    assert slow.factor is not None
+    half = max(1, round(50 * (preset.saving_high - preset.saving_low)))
+    sentence = (
+        f"if {slow.node} were as fast as the others, steps would take "
+        f"{100 * preset.saving:.0f} % ± {half} less time"
+    )
+    if not_computing > THRESHOLDS.mentioned_share:
+        sentence += (
+            f", and still less if it is also slow in the all-reduce: {100 * not_computing:.0f} % "
+            "of a step is all-reduce and the like"
+        )
+    return NodeForecast(
+        preset.step_time_s,
+        preset.low_s,
+        preset.high_s,
+        preset.saving,
+        preset.saving_low,
+        preset.saving_high,
+        sentence,
+        slow.node,
+        slow.ranks,
+        slow.factor,
+    )

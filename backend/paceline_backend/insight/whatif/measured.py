@@ -22,16 +22,11 @@ from paceline.wire.synchronisation import (
     Partial,
     Synchronisation,
 )
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.planning.feedback import single_batches
 from paceline_backend.policies.base import Feedback, Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.sync import Costs
-
-# The time of the policy in force is measured only over at least this many steady steps.
-_FEWEST = 16  # steps
-
-# Minimum fraction of steps in which a rank does not wait for another rank.
-_UNDISTURBED = 0.1
 
 
 @dataclass(frozen=True)
@@ -228,7 +223,7 @@ class MeasuredSteps:
             return np.asarray(rest_s)
         # A rank applies arrived gradients while it waits. This part of `sync_s` is the rank's own
         # work, which is estimated from the rank that waits least.
-        own_s = float(np.nanquantile(sync_s[:, ranks], _UNDISTURBED, axis=0).min())
+        own_s = float(np.nanquantile(sync_s[:, ranks], THRESHOLDS.undisturbed, axis=0).min())
         synchroniser = self.relaxed_spans[-1].synchroniser
         if isinstance(synchroniser, Partial | Hierarchical) and synchroniser.parameters.waits:
             own_s = max(own_s - self.round_s, 0.0)
@@ -337,12 +332,10 @@ class _Exchange(NamedTuple):
 
 # Each of the two ranks sends its gradients to the other.
 _PAIR = _Exchange(2, 2)
-# This is 1 Gbit/s, the slowest network that is expected.
-_SLOW = 1.25e8  # bytes per second
 
 
 def _all_reduce(ranks: int) -> _Exchange:
-    """Return the exchange of a ring; see `paceline_backend.simulator.communication`."""
+    """Return the exchange of a ring; see `simulator.scenario.Communication`."""
     return _Exchange(2 * (ranks - 1), 2 * (ranks - 1) / ranks)
 
 
@@ -371,7 +364,7 @@ def _scaled(seconds: float, of: _Exchange, to: _Exchange, gradient_bytes: int | 
         return seconds
     moving_s = seconds
     if gradient_bytes is not None:
-        moving_s = min(seconds, of.vectors * gradient_bytes / _SLOW)
+        moving_s = min(seconds, of.vectors * gradient_bytes / THRESHOLDS.slow_network)
     messages_s = seconds - moving_s
     return messages_s * to.messages / of.messages + moving_s * to.vectors / of.vectors
 
@@ -400,6 +393,6 @@ def steady_time(measured: MeasuredSteps, steady: npt.NDArray[np.bool_]) -> tuple
         if not span.judged:
             steady[span.rows] = False
     count = int(steady.sum())
-    if count < _FEWEST:
+    if count < THRESHOLDS.steady_steps:
         return None, count
     return float(measured.evened_s[steady].sum() / measured.evened_load[steady].sum()), count

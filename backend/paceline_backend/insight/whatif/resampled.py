@@ -9,12 +9,10 @@ import numpy as np
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation, Rates
 from paceline_backend.insight.whatif.measured import MeasuredSteps
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync import Costs
-
-# Steps are drawn in blocks, because slowdowns last for several steps.
-BLOCK = 8  # steps
 
 
 class Resampled(Emulation, frozen=True, kw_only=True):
@@ -39,9 +37,9 @@ class Resampled(Emulation, frozen=True, kw_only=True):
         models, ratio = self.models, self.ratio[self._row(step)]
         return Rates(models.a * ratio, models.c * ratio, models.b * ratio)
 
-    def communication_s(self, step: int, batch: Features) -> Floats:
+    def all_reduce_s(self, step: int, batches: Features) -> Floats:
         """Return the time of a step beyond its slowest rank's, [W]."""
-        return np.full(len(batch.samples), self.remainder_s[self._row(step)])
+        return np.full(len(batches.samples), self.remainder_s[self._row(step)])
 
     def costs(self, world: int) -> Costs:
         """Return the durations of exchanges of relaxed synchronisers."""
@@ -71,10 +69,11 @@ def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step
 
 
 def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = None) -> Ints:
-    """Return random runs of `BLOCK` consecutive indices modulo `of`, [count] or [draws, count]."""
-    shape = (-(-count // BLOCK),) if draws is None else (draws, -(-count // BLOCK))
+    """Return random blocks of consecutive indices modulo `of`, [count] or [draws, count]."""
+    block = THRESHOLDS.draw_block_steps
+    shape = (-(-count // block),) if draws is None else (draws, -(-count // block))
     starts = rng.integers(0, of, shape)
-    indices = (starts[..., None] + np.arange(BLOCK)) % of
+    indices = (starts[..., None] + np.arange(block)) % of
     return np.asarray(indices.reshape(*shape[:-1], -1)[..., :count])
 
 

@@ -14,21 +14,12 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from paceline_backend.insight.whatif.measured import MeasuredSteps
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats
 
-# Prior standard deviation of the share that samples or steps have in the time.
-_PRIOR = 0.25
-# The shape is fitted to at most this many ranks.
-_RANKS = 64
-# Lower bound of the noise.
-_EXACT = 0.003
-# Residuals are clipped here.
-_WILD = 4.0  # standard deviations
 # σ of a normal distribution ÷ its median absolute deviation.
 _SIGMA = 1.4826
-# Ranks keep their own costs if the shape's errors exceed theirs by a larger factor.
-_WORSE = 1.1
 
 Bools = npt.NDArray[np.bool_]
 
@@ -81,7 +72,7 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
     """
     known = measured.single
     ranks = np.flatnonzero(known.any(axis=0))
-    ranks = ranks[np.unique(np.linspace(0, len(ranks) - 1, _RANKS).astype(int))]
+    ranks = ranks[np.unique(np.linspace(0, len(ranks) - 1, THRESHOLDS.shape_ranks).astype(int))]
     load = models.cost.load(measured.features)[:, ranks]
     samples = measured.features.samples[:, ranks].astype(float)
     compute_s = measured.compute_s[:, ranks]
@@ -90,12 +81,13 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
     per = np.array([typical / float(np.mean(samples[known])), typical, 0.0])
     second = float(np.median(compute_s[known]))
     by_rank = np.log(_ratio(models.ett(measured.features)[:, ranks], compute_s))
-    own_noise = noise = max(_spread(by_rank, known), _EXACT)
+    own_noise = noise = max(_spread(by_rank, known), THRESHOLDS.least_noise)
 
     def residuals(share: Floats, same: bool) -> Floats:
         """Return errors ÷ noise, clipped, and the deviation of the shares from their prior."""
         off = _off(_at(share, per, second, same), load, samples, compute_s, known)[known]
-        return np.concatenate([np.clip(off / noise, -_WILD, _WILD), share / _PRIOR])
+        wild = THRESHOLDS.clipped_sigmas
+        return np.concatenate([np.clip(off / noise, -wild, wild), share / THRESHOLDS.shape_prior])
 
     share = np.array([0.05, 0.05])
     # The first fit provides the noise for the second.
@@ -107,9 +99,11 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
         same = fits[1].cost < fits[0].cost
         best = fits[int(same)]
         at = _at(best.x, per, second, same)
-        noise = max(_spread(_off(at, load, samples, compute_s, known), known), _EXACT)
+        noise = max(
+            _spread(_off(at, load, samples, compute_s, known), known), THRESHOLDS.least_noise
+        )
         share = np.clip(best.x, 0.01, 0.9)
-    if noise > _WORSE * own_noise:
+    if noise > THRESHOLDS.worse_shape * own_noise:
         return Shape(models, measured, at)
     slopes = np.asarray(best.jac)
     values, vectors = np.linalg.eigh(np.linalg.inv(slopes.T @ slopes))

@@ -22,24 +22,27 @@ from paceline_backend.insight.whatif.measured import MeasuredSteps
 from paceline_backend.insight.whatif.resampled import Resampled, blocks, resampled
 from paceline_backend.insight.whatif.shapes import Shape
 from paceline_backend.insight.whatif.state import PlanningState
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.policies import Changes, Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation, TrainedSegment
 
-# A preset whose planning takes more CPU time than this is left out as too slow.
-LONGEST_S = 10.0
-# After this CPU time no further preset is simulated.
-WHOLE_S = 60.0
-# At most this many steps of each simulation count.
-_SIMULATED = 100
-# These steps have at most this many samples.
-_SAMPLES = 400_000
-# This many steps count in simulations with other models; it is also the minimum for all.
-_EARLY = 24
-# The interval comes from this many bootstrap draws of a simulation's steps.
-DRAWS = 64
-# A variant is kept if it saves more than this fraction of the time of its preset's defaults.
-_BETTER = 0.01
+
+@dataclass(frozen=True)
+class Effort:
+    """Limits of the simulations of one forecast; times are CPU seconds.
+
+    Attributes:
+        replicates: maximum number of simulations of each preset.
+        budget_s: no further pair of simulations starts after this time.
+        preset_s: a preset whose simulation takes longer is left out as too slow to plan.
+        whole_s: no further preset is simulated after this time.
+    """
+
+    replicates: int = 5
+    budget_s: float = 4.0
+    preset_s: float = 10.0
+    whole_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,10 @@ class SimulatedOption:
     in_force: bool = False
     variant: bool = False
     # Bootstrapped means.
-    draws: Floats = field(default_factory=lambda: np.empty(0))  # [DRAWS]
+    draws: Floats = field(default_factory=lambda: np.empty(0))  # [draws]
     # Mean of the counted steps.
     mean: float = 0.0
-    # Mean of the first `_EARLY` counted steps.
+    # Mean of the first `early_steps` counted steps.
     early: float = 0.0
     # Logarithms of early means with other models ÷ the early mean with the fitted ones.
     shifts: list[float] = field(default_factory=list)
@@ -93,17 +96,18 @@ class SimulatedOption:
     def add(self, trained: list[TrainedSegment], count: int) -> None:
         """Add the simulation with the fitted models: `count` steps after the warm-up."""
         step_s, load = _counted(trained, count)
-        drawn = blocks(np.random.default_rng(1), count, count, DRAWS)
+        drawn = blocks(np.random.default_rng(1), count, count, THRESHOLDS.draws)
         self.draws = step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1)
         self.mean = float(step_s.sum() / load.sum())
-        self.early = float(step_s[:_EARLY].sum() / load[:_EARLY].sum())
+        early = slice(THRESHOLDS.early_steps)
+        self.early = float(step_s[early].sum() / load[early].sum())
         alone = [run.segment.synchroniser.alone for run in trained]
         self.alone = None if None in alone else max(filter(None, alone), default=0)
         self.stale = any(run.segment.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
-        """Add a simulation with other models: `_EARLY` steps after the warm-up."""
-        step_s, load = _counted(trained, _EARLY)
+        """Add a simulation with other models: `early_steps` after the warm-up."""
+        step_s, load = _counted(trained, THRESHOLDS.early_steps)
         self.shifts.append(float(np.log(step_s.sum() / load.sum() / self.early)))
 
 
@@ -117,8 +121,7 @@ def simulate(
     basis: Basis,
     in_force: Policy,
     presets: Sequence[str] | None,
-    replicates: int,
-    budget_s: float,
+    effort: Effort,
     *,
     relaxed: bool = True,
 ) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
@@ -128,35 +131,36 @@ def simulate(
     best variant of a preset is kept, if it takes less time than the defaults. Pairs of shorter
     simulations follow, with other models that fit the measured steps equally well.
 
-    `presets` are labels, or names for their defaults; None: all, with their variants. `replicates`
-    is the maximum number of simulations of each preset. No pair is added after `budget_s` CPU
-    seconds. Presets that change the training are included if `relaxed` is true. The policy in force
-    is always simulated, and comes first.
+    `presets` are labels, or names for their defaults; None: all, with their variants. Presets that
+    change the training are included if `relaxed` is true. The policy in force is always simulated,
+    and comes first.
     """
     state = basis.state
     assert state.history is not None
     simulated, left_out = _options(state, in_force, presets, relaxed=relaxed)
     if basis.measured.fallback:
         _fall_back(simulated, left_out, basis.measured.fallback)
-    most = _SAMPLES // state.history.hello.global_batch
-    most = max(_EARLY, min(_SIMULATED, most))
+    most = THRESHOLDS.simulated_samples // state.history.hello.global_batch
+    most = max(THRESHOLDS.early_steps, min(THRESHOLDS.simulated_steps, most))
     began = time.process_time()
-    pairs = (replicates - 1) // 2
+    pairs = (effort.replicates - 1) // 2
     for replicate in range(1 + 2 * pairs):
         begins_pair = replicate > 1 and replicate % 2 == 1
-        if begins_pair and time.process_time() - began > budget_s:
+        if begins_pair and time.process_time() - began > effort.budget_s:
             break
-        count = most if replicate == 0 else _EARLY
+        count = most if replicate == 0 else THRESHOLDS.early_steps
         devices = _devices(basis, replicate)
         for name, option in list(simulated.items()):
             version = state.version + (not option.in_force)
-            late = time.process_time() - began > WHOLE_S
+            late = time.process_time() - began > effort.whole_s
             if late and replicate == 0 and not option.in_force:
-                left_out[name] = f"no time was left: simulating other presets took {WHOLE_S:g} s"
+                took = f"{effort.whole_s:g} s"
+                left_out[name] = f"no time was left: simulating other presets took {took}"
                 del simulated[name]
                 continue
             try:
-                trained = _train(state, devices, option.policy, version, count)
+                simulation = _simulation(state, devices, option.policy, version)
+                trained = _train(simulation, count, effort.preset_s)
             except _NotSimulatedError as error:
                 left_out[name] = str(error)
                 del simulated[name]
@@ -231,7 +235,7 @@ def _without_worse_variants(options: dict[str, SimulatedOption]) -> dict[str, Si
         alike = [other for other in options.values() if other.preset == option.preset]
         defaults = [other.mean for other in alike if not (other.variant or other.in_force)]
         variants = [other.mean for other in alike if other.variant]
-        better = option.mean < (1 - _BETTER) * min(defaults, default=np.inf)
+        better = option.mean < (1 - THRESHOLDS.better_variant) * min(defaults, default=np.inf)
         return not option.variant or (better and option.mean == min(variants))
 
     return {name: option for name, option in options.items() if stays(option)}
@@ -243,28 +247,26 @@ def _devices(basis: Basis, replicate: int) -> Resampled:
     return resampled(basis.shape.models(replicate), basis.measured, basis.ratio, first_step)
 
 
-def _train(
-    state: PlanningState, devices: Resampled, policy: Policy, version: int, count: int
-) -> list[TrainedSegment]:
+def _simulation(
+    state: PlanningState, devices: Resampled, policy: Policy, version: int
+) -> Simulation:
     if policy.threads and version != state.version:
         raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None
-    simulation = Simulation(
-        state.history.hello,
-        devices,
-        policy,
-        communication=devices.communication_s,
-        costs=devices.costs,
-    )
+    simulation = Simulation(state.history.hello, devices, policy, network=devices)
     simulation.history = copy.deepcopy(state.history)
     simulation.window = copy.deepcopy(state.window) or simulation.window
     simulation.version = version
+    return simulation
+
+
+def _train(simulation: Simulation, count: int, longest_s: float) -> list[TrainedSegment]:
     trained = []
     first, end, began = simulation.step, simulation.step + WARMUP_STEPS + count, time.process_time()
     while simulation.step < end:
-        if time.process_time() - began > LONGEST_S:
+        if time.process_time() - began > longest_s:
             steps = simulation.step - first
-            raise _NotSimulatedError(f"planning takes too long: {LONGEST_S:g} s for {steps} steps")
+            raise _NotSimulatedError(f"planning takes too long: {longest_s:g} s for {steps} steps")
         trained.append(simulation.advance())
     return trained
 

@@ -1,4 +1,10 @@
-"""State of a run for a forecast, read from the database: history, feedback and newest steps."""
+"""State of a run for a forecast, read from the database: history, feedback and newest steps.
+
+An observed run, whose script divides its batches itself, reports the number of samples of each rank
+and their time, but no sizes. All samples therefore count alike, batches are divided as plain DDP
+does, and differences between batches are noise to each preset. The forecast shows only the effect
+of the ranks' speeds (`ASSUMES`).
+"""
 
 from __future__ import annotations
 
@@ -13,16 +19,21 @@ from paceline.wire import OBSERVED, Hello, Segment
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import FEWEST
 from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
-from paceline_backend.insight.whatif.observed import PLAIN, counted, newest
+from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import History
 from paceline_backend.planning.load import load
 from paceline_backend.policies.base import Ints
-from paceline_backend.store import Connection, records, rounds, runs, segments, switches
+from paceline_backend.store import Connection, attempts, records, rounds, runs, segments, switches
 
 _COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
-# The time of a round is the median of this many of the newest rounds.
-_ROUNDS = 256
+
+# The script of an observed run divides its batches like this preset.
+PLAIN = "bsp"
+ASSUMES = (
+    "all samples count the same, because an observed script reports no sizes: if sizes differ, a "
+    "managed run can save more; if the time does not depend on the samples, less"
+)
 
 
 @dataclass(frozen=True)
@@ -53,10 +64,10 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningSt
     if hello is None or loaded is None:
         return state
     steps = max(FEWEST, min(steps, cells // hello.world))
-    upto = newest(connection, run, hello) + 1 if observed else loaded[0].step
+    upto = _newest_complete(connection, run, hello) + 1 if observed else loaded[0].step
     measured = _read_steps(connection, run, hello, upto, steps)
     if observed:
-        features = counted(measured.features)
+        features = _counted(measured.features)
         measured = replace(measured, features=features, load=features.load.sum(axis=1))
     measured = _with_segments(connection, run, hello, measured)
     steady = _planned(connection, run, hello.attempt, switch.version, measured.step)
@@ -113,7 +124,9 @@ def _with_segments(
     return with_spans(
         measured,
         kept,
-        lambda seqs: rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS),
+        lambda seqs: rounds.newest_reduced_s(
+            connection, run, hello.attempt, seqs, THRESHOLDS.newest_rounds
+        ),
     )
 
 
@@ -126,3 +139,16 @@ def _planned(
     for first, steps in segments.planned(connection, run, attempt, version, int(step[0])):
         planned |= (step >= first) & (step < first + steps)
     return planned
+
+
+def _newest_complete(connection: Connection, run: int, hello: Hello) -> int:
+    """Return the newest complete step of an attempt without segments; -1 if there is none."""
+    spans = attempts.spans(connection, run, hello.attempt)
+    row = attempts.newest_complete(connection, run, spans)
+    return -1 if row is None else int(row.step)
+
+
+def _counted(of: Features) -> Features:
+    """Return the batches with samples of size 1."""
+    load = of.samples.astype(np.float64)
+    return Features(of.samples, load, load, np.minimum(load, 1.0))

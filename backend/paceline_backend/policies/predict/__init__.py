@@ -4,9 +4,7 @@
     regression  the fit of `LinearPredictor`, as compiled code
     gru         `GruPredictor`: the next step's time from the last ones (EP4DDL); needs torch
     estimators  regressors of scikit-learn, or of a third party, by `fit` and `predict`
-    groups      `groups`: ranks of about the same speed (RNA)
     least_squares  `non_negative`: coefficients that are 0 or more
-    table       `StepTable`: feedback as [steps, W] arrays, for allocators
 
 Presets make the predictors, and `policies.plan` calls ``fit`` for each segment:
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from paceline_backend.policies.predict.table import StepTable
-from paceline_backend.policies.values import Feedback, Floats, Models
+from paceline_backend.policies.values import Feedback, Floats, Models, StepTable
 
 if TYPE_CHECKING:
     import torch

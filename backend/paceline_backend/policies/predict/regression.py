@@ -1,6 +1,8 @@
 """Fits one rank's rows for `linear.LinearPredictor`, row by row, oldest first, as compiled code.
 
-`linear` calls `fit_ranks`; the other functions are its compiled helpers.
+`linear` calls `fit_ranks` dozens of times for each plan; the other functions are its compiled
+helpers. They take plain arrays and numbers, however many, because Numba determines the types of
+other arguments, such as named tuples, in Python at each call.
 """
 
 from __future__ import annotations

@@ -32,13 +32,11 @@ from paceline_backend.policies.solve.counts import bounds
 from paceline_backend.policies.solve.filling import (
     Filling,
     fill,
-    homes_of,
     largest_first,
     level_out,
+    split,
 )
-from paceline_backend.policies.solve.holdings import split
-from paceline_backend.policies.solve.nodes import kept_on_nodes
-from paceline_backend.policies.solve.room import Room
+from paceline_backend.policies.solve.nodes import Room, homes_of, kept_on_nodes
 
 # Rounds of levelling a step; a third round gains less than 0.1 ‰.
 _ROUNDS = 2
@@ -134,7 +132,7 @@ class ChronicaShuffler:
     with the largest sample that fits its surplus. These samples go, largest first, to the least
     loaded worker, at this worker's cost. On several nodes, samples are then exchanged so that fewer
     samples change their node (`solve.nodes`). Where data lives on nodes, samples go only to nodes
-    where they are allowed and where there is room for them (`solve.room`).
+    where they are allowed and where there is room for them.
 
     With `paper`, the level is the mean of the totals, which leaves a slow worker above the others
     for several epochs. Otherwise it is the common time of workers with loads in proportion to

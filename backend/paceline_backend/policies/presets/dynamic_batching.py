@@ -26,9 +26,9 @@ from paceline_backend.policies.base import (
     usable,
 )
 from paceline_backend.policies.parameters import PerRank
-from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.presets.static_batching import CAPACITY, counts_of
 from paceline_backend.policies.solve import counts
+from paceline_backend.policies.values import StepTable
 
 # Maps the samples of each worker to its time in s; both are [W].
 Expected = Callable[[Ints], Floats]

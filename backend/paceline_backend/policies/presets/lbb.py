@@ -24,9 +24,9 @@ from paceline_backend.policies.base import (
     Problem,
 )
 from paceline_backend.policies.predict.estimators import Regressor, predictor_of
-from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
+from paceline_backend.policies.values import StepTable
 
 # The usual number of steps between two decisions.
 _SEEN = 2

@@ -20,8 +20,8 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
+from paceline_backend.policies.values import StepTable
 
 # The usual number of steps in an epoch, whose times decide the shares.
 _EPOCH = 64

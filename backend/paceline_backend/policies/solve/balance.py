@@ -2,18 +2,19 @@
 
 The model is T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 for a worker without samples. (Padded batches are
 in `padded`.) First each sample goes to the worker with the largest gap. Then the slowest worker
-exchanges samples with the others until no exchange helps. For few samples, branch and bound
-continues the search.
+exchanges samples with the others until no exchange helps: `pairs` for many ranks, then `descend`.
+For few samples, branch and bound (`_search`) continues. `constraints` calls `pairs` and `descend`
+for batches whose counts are fixed.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from paceline_backend.policies.jit import compiled
-from paceline_backend.policies.solve.descent import DescentState, descend, pairs
 from paceline_backend.policies.solve.padded import partition_padded
-from paceline_backend.policies.solve.search import search
 from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
 from paceline_backend.policies.values import Floats, Ints, Models
 
@@ -29,6 +30,9 @@ FEW_RANKS = 64
 _FEW_SAMPLES = 20
 # The number of exchanges that are tried for one batch (2 ms); fewer with many ranks.
 _EFFORT = 1_000_000
+
+# The most nodes of branch and bound (2 ms).
+_NODES = 30_000
 
 
 def partition(
@@ -86,11 +90,11 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
     enough = bound * (1 + (_CLOSER if few else _CLOSE))
     state = DescentState.of(sizes, ranks, workers)
     if not few:
-        pairs(sizes, workers, state, enough)
-    descend(sizes, workers, state, enough, _EFFORT // (1 + world // FEW_RANKS))
+        pairs(state, enough)
+    descend(state, enough, _EFFORT // (1 + world // FEW_RANKS))
     if len(sizes) <= _FEW_SAMPLES and state.time_s.max() > bound * (1 + 1e-12):
         rest = np.append(np.cumsum(sizes[::-1])[::-1], 0.0)
-        search(sizes, rest, workers, bound, float(state.time_s.max()), ranks)
+        _search(sizes, rest, workers, bound, float(state.time_s.max()), ranks)
     return ranks
 
 
@@ -189,3 +193,222 @@ def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: I
             at = child
         heap[at] = item
     return ranks
+
+
+class DescentState(NamedTuple):
+    """A partition that is being improved; each rank's samples are a linked list that ends with -1.
+
+    `sizes` are f(λ) of the samples and `w` the models, which do not change. `first` is the first
+    sample of each rank, `following` the next sample of the same rank, and `number` the number of
+    samples of each rank.
+    """
+
+    sizes: Floats  # [n]
+    w: Workers
+    ranks: Ints  # [n]
+    first: Ints  # [W]
+    following: Ints  # [n]
+    time_s: Floats  # [W]
+    number: Ints  # [W]
+
+    @staticmethod
+    def of(sizes: Floats, ranks: Ints, workers: Workers) -> DescentState:
+        """Return the state of a partition; `ranks` is then changed in place."""
+        world = len(workers.a)
+        count = np.bincount(ranks, minlength=world)
+        load = np.bincount(ranks, sizes, minlength=world)
+        time_s = workers.a * load + workers.c * count + workers.b
+        first, following = linked(ranks, world)
+        time_s = np.where(count > 0, time_s, 0.0)
+        return DescentState(sizes, workers, ranks, first, following, time_s, count)
+
+
+@compiled
+def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
+    """Return linked lists: each rank's first sample, each sample's next sample; -1 ends."""
+    first = np.full(world, -1)
+    following = np.full(len(ranks), -1)
+    for i in range(len(ranks) - 1, -1, -1):
+        following[i] = first[ranks[i]]
+        first[ranks[i]] = i
+    return first, following
+
+
+@compiled
+def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
+    """Move a sample from one rank's linked list to another's; see `linked`."""
+    if first[giver] == sample:
+        first[giver] = following[sample]
+    else:
+        at = first[giver]
+        while following[at] != sample:
+            at = following[at]
+        following[at] = following[sample]
+    following[sample] = first[taker]
+    first[taker] = sample
+
+
+@compiled
+def _exchange(p: int, q: int, state: DescentState, best: float) -> tuple[float, int, int]:
+    """Find the best exchange between p and q after which both take less than `best`.
+
+    Return the time of the slower rank, p's sample (-1: no exchange helps), q's sample (-1: none).
+    """
+    sizes, w = state.sizes, state.w
+    give, get = -1, -1
+    p_s, q_s, a_p, a_q = state.time_s[p], state.time_s[q], w.a[p], w.a[q]
+    may_move = state.number[q] < w.most[q]
+    more_p = w.c[p] + (w.b[p] if state.number[p] == 1 else 0.0)
+    more_q = w.c[q] + (w.b[q] if state.number[q] == 0 else 0.0)
+    i = state.first[p]
+    while i >= 0:
+        if may_move:
+            slower = max(p_s - a_p * sizes[i] - more_p, q_s + a_q * sizes[i] + more_q)
+            if slower < best:
+                best, give, get = slower, i, -1
+        k = state.first[q]
+        while k >= 0:
+            more = sizes[i] - sizes[k]
+            if more > 0:
+                slower = max(p_s - a_p * more, q_s + a_q * more)
+                if slower < best:
+                    best, give, get = slower, i, k
+            k = state.following[k]
+        i = state.following[i]
+    return best, give, get
+
+
+@compiled
+def _apply(p: int, q: int, give: int, get: int, state: DescentState) -> None:
+    sizes, w = state.sizes, state.w
+    hand_over(state.first, state.following, give, p, q)
+    state.ranks[give] = q
+    if get >= 0:
+        hand_over(state.first, state.following, get, q, p)
+        state.ranks[get] = p
+    else:
+        state.number[p] -= 1
+        state.number[q] += 1
+    # Compute the sums again: adding differences would accumulate rounding errors.
+    for j in (p, q):
+        total, i = 0.0, state.first[j]
+        while i >= 0:
+            total += sizes[i]
+            i = state.following[i]
+        count = state.number[j]
+        state.time_s[j] = w.a[j] * total + w.c[j] * count + w.b[j] if count else 0.0
+
+
+def pairs(state: DescentState, enough: float) -> None:
+    """Exchange slowest with fastest, next slowest with next fastest, …, while this helps."""
+    slowest = np.inf
+    while True:
+        order = np.argsort(state.time_s, kind="stable")
+        most_s = float(state.time_s[order[-1]])
+        if most_s <= enough or most_s - enough > 0.9 * (slowest - enough):
+            break
+        slowest = most_s
+        _paired(order, state, enough)
+
+
+@compiled
+def _paired(order: Ints, state: DescentState, enough: float) -> None:
+    for k in range(len(order) // 2):
+        p, q = order[len(order) - 1 - k], order[k]
+        if state.time_s[p] <= enough:
+            break
+        _, give, get = _exchange(p, q, state, state.time_s[p])
+        if give >= 0:
+            _apply(p, q, give, get, state)
+
+
+@compiled
+def descend(state: DescentState, enough: float, effort: int) -> None:
+    """Apply the slowest rank's best exchange, or the first that suffices, while one helps.
+
+    About `effort` exchanges are tried.
+    """
+    sizes, w = state.sizes, state.w
+    world = len(w.a)
+    while effort > 0:
+        p = int(np.argmax(state.time_s))
+        if state.time_s[p] <= enough:
+            break
+        effort -= (state.number[p] + 1) * len(sizes) + world
+        best = state.time_s[p] * (1 - 1e-12)
+        give, get, taker = p, p, p
+        least_p = state.time_s[p] - w.c[p] - (w.b[p] if state.number[p] == 1 else 0.0)
+        for q in range(world):
+            # No exchange brings both ranks below the time at which they would end together.
+            together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
+            if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
+                slower_s, x, y = _exchange(p, q, state, best)
+                if x >= 0:
+                    best, give, get, taker = slower_s, x, y, q
+                    if best <= enough:
+                        break
+        if taker == p:
+            break
+        _apply(p, taker, give, get, state)
+
+
+@compiled
+def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
+    """Search depth first, largest sample first, at most `_NODES` nodes; improve `ranks` in place.
+
+    `sizes` are descending, [n]; `rest` is the load of each sample and all after it, [n + 1]. `best`
+    is the time of `ranks`, and the search ends at the lower bound `goal`.
+    """
+    samples, world = len(sizes), len(w.a)
+    time_s, count = np.zeros(world), np.zeros(world, np.int64)
+    chosen = np.full(samples, -1)
+    # The chosen rank's time without the sample.
+    before = np.zeros(samples)
+    i, nodes = 0, 0
+    while i >= 0 and nodes < _NODES and best > goal * (1 + 1e-12):
+        last = chosen[i]
+        tried_s = -1.0
+        if last >= 0:
+            tried_s = time_s[last]
+            time_s[last] = before[i]
+            count[last] -= 1
+        least_s, rank = best * (1 - 1e-12), -1
+        # Find the next rank in order of (time, rank).
+        for j in range(world):
+            if count[j] < w.most[j]:
+                then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)
+                after = then > tried_s or (then == tried_s and j > last)
+                if after and then < least_s and not _twin(j, time_s, count, w):
+                    least_s, rank = then, j
+        chosen[i] = rank
+        if rank < 0:
+            i -= 1
+            continue
+        nodes += 1
+        before[i] = time_s[rank]
+        time_s[rank] = least_s
+        count[rank] += 1
+        room = 0.0
+        for j in range(world):
+            if count[j] < w.most[j]:
+                room += max(best - time_s[j], 0.0) / w.a[j]
+        if room < rest[i + 1]:
+            continue
+        if i == samples - 1:
+            best = 0.0
+            for j in range(world):
+                best = max(best, time_s[j])
+            for k in range(samples):
+                ranks[k] = chosen[k]
+        else:
+            i += 1
+
+
+@compiled
+def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
+    """Return True if an earlier rank is in the same state, so that this rank is useless."""
+    for k in range(j):
+        equal = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
+        if equal and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:
+            return True
+    return False

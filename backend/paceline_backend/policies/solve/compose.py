@@ -3,11 +3,15 @@
 The `paceline` preset calls `compose` in free mode, for unpadded costs, at each epoch's start and
 when the ranks' speeds have changed.
 
-An epoch of K steps on W workers is K·W bins. Bin (step, worker) gets a fixed number of samples and
-should get the load that the worker can do in the step's time. Samples that are too large for an
-average step share steps of their own, one sample on each worker, smaller samples on slower workers.
-All other steps take the same time. The order of the steps is random, and so is the choice among
-samples of similar size.
+An epoch of K steps on W workers is K·W bins: the local batch of one worker in one step. Bin (step,
+worker) gets a fixed number of samples (`step_counts`) and should get the load that the worker can
+do in the step's time. Samples that are too large for an average step share steps of their own, one
+sample on each worker, smaller samples on slower workers. All other steps take the same time. The
+order of the steps is random, and so is the choice among samples of similar size.
+
+First each sample, largest first, is dealt to the bin with the most room. Then bins exchange samples
+until each has its target load (`close`), and bins of equal counts are grouped into steps again
+(`matched`, `evened`).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_backend.policies.jit import compiled
-from paceline_backend.policies.solve.exchange import close, evened
+from paceline_backend.policies.solve.balance import grouped
 from paceline_backend.policies.solve.padded import proportional
 from paceline_backend.policies.solve.workers import Workers, descending, level
 from paceline_backend.policies.values import Floats, Ints
@@ -32,6 +36,19 @@ _FILLERS = 0.2
 # A step with a large sample is long enough for all workers that take at most this many times as
 # long with the sample as the fastest worker.
 _ALIKE = 1.02
+
+# Bins closer to their target than this fraction of a step's time are left alone.
+_CLOSE = 2e-4
+# The most rounds of exchanges.
+_ROUNDS = 64
+# The exchanges end after this many rounds without a change.
+_IN_VAIN = 4
+# The exchanges end after this many pairs of samples were tried (0.1 s).
+_LOOKS = 30_000_000
+# With more bins, the exchanges end when few bins change.
+_FEW_BINS = 4096
+# The number of passes of `evened`; with more than `_FEW_BINS` bins, one pass.
+_EVENED = 6
 
 
 def compose(
@@ -164,10 +181,13 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 class _Bins(NamedTuple):
     """The bins, step · W + worker, while they are filled; a smaller last step comes last.
 
+    `counts` and `last` are the places of each worker's bin in a step and in the smaller last step.
     `of` is the bin of each sample; `gap` is the load that each bin lacks; heaps[k] holds the bins
     with k places free, the largest gap first; `ends` is the number of bins in each heap.
     """
 
+    counts: Ints  # [W]
+    last: Ints  # [W]
     of: Ints  # [R]
     gap: Floats  # [bins]
     heaps: Ints  # [places + 1, bins]
@@ -177,13 +197,15 @@ class _Bins(NamedTuple):
 def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int) -> _Bins:
     number, places = (steps + 1) * len(counts), int(max(counts.max(), last.max()))
     bins = _Bins(
+        counts,
+        last,
         np.empty(len(sizes), np.int64),
         np.zeros(number),
         np.empty((places + 1, number), np.int64),
         np.zeros(places + 1, np.int64),
     )
     fillers = max(1, int(len(sizes) * _FILLERS))
-    _deal(sizes, float(sizes.sum()), float(sizes[-fillers:].mean()), workers, counts, last, bins)
+    _deal(sizes, float(sizes.sum()), float(sizes[-fillers:].mean()), workers, bins)
     return bins
 
 
@@ -257,14 +279,12 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 
 
 @compiled
-def _deal(
-    sizes: Floats, total: float, small: float, w: Workers, counts: Ints, last: Ints, bins: _Bins
-) -> None:
+def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) -> None:
     """Give each sample, largest first, to the bin with the most room beside its other samples.
 
     `sizes` are about descending; `total` is their sum, and `small` the mean of the smallest ones.
-    `counts` and `last` are the samples of each worker in a step and in the smaller last step.
     """
+    counts, last = bins.counts, bins.last
     world, samples = len(counts), len(sizes)
     steps = len(bins.gap) // world - 1
     of_last, rest = 0, total
@@ -321,3 +341,133 @@ def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
         order[at[bins[i]]] = i
         at[bins[i]] += 1
     return order
+
+
+def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> None:
+    """Exchange a sample between bins with too much load and bins with too little, worst first.
+
+    `bins`, the bin step · W + worker of each sample, and `gap`, the load that each bin lacks, are
+    changed in place. `a` is s per size unit, [W], and `step_s` the mean time of a step.
+    """
+    held, number = grouped(bins, len(gap))
+    ends = np.cumsum(number)
+    binned = _Binned(sizes[held], held, ends)
+    a = np.tile(a, len(gap) // len(a))
+    off = np.arange(len(gap))
+    looks, in_vain = 0, 0
+    for turn in range(_ROUNDS):
+        # Keep the bins that are not close to their target.
+        off = off[np.abs(gap[off]) * a[off] > _CLOSE * step_s]
+        off = off[np.argsort(gap[off], kind="stable")]
+        looks += len(off) // 2 * int(number.max()) ** 2
+        if looks > _LOOKS and turn:
+            break
+        changed = _exchanged(off, turn, binned, gap, a)
+        in_vain = 0 if changed else in_vain + 1
+        if in_vain == _IN_VAIN or (len(off) > _FEW_BINS and changed <= len(off) // 16):
+            break
+    bins[held] = np.repeat(np.arange(len(gap)), number)
+
+
+class _Binned(NamedTuple):
+    """Samples sorted by bin, with their sizes. `ends` is the end of each bin.
+
+    A bin's samples are adjacent in memory: for a million samples, reading memory takes longest.
+    """
+
+    sizes: Floats  # [R]
+    held: Ints  # [R]
+    ends: Ints  # [bins]
+
+
+@compiled
+def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) -> int:
+    """Exchange samples within pairs of bins, other pairs each turn; return the number."""
+    sizes, held, ends = binned.sizes, binned.held, binned.ends
+    changed, pairs = 0, len(off) // 2
+    for k in range(pairs):
+        # Bin p has too much load.
+        p, q = off[k], off[len(off) - 1 - (k + turn) % pairs]
+        before = (gap[p] * a[p]) ** 2 + (gap[q] * a[q]) ** 2
+        best, give, get = before, 0, 0
+        for i in range(ends[p - 1] if p else 0, ends[p]):
+            for m in range(ends[q - 1] if q else 0, ends[q]):
+                more = sizes[i] - sizes[m]
+                left = ((gap[p] + more) * a[p]) ** 2 + ((gap[q] - more) * a[q]) ** 2
+                if left < best:
+                    best, give, get = left, i, m
+        if best < 0.99 * before:
+            more = sizes[give] - sizes[get]
+            gap[p] += more
+            gap[q] -= more
+            sizes[give], sizes[get] = sizes[get], sizes[give]
+            held[give], held[get] = held[get], held[give]
+            changed += 1
+    return changed
+
+
+def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
+    """Regroup bins into steps: the fullest bins of all workers share a step, and so on.
+
+    A worker's bins hold equally many samples, so any of them may share a step. This grouping
+    minimises the total time of all steps.
+    """
+    load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
+    # The smaller last step stays last.
+    load[steps] = -1.0
+    step = np.argsort(np.argsort(-load, axis=0, kind="stable"), axis=0)
+    return np.asarray((step * world + np.arange(world)).ravel()[bins])
+
+
+def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
+    """Return matched bins after further exchanges.
+
+    Exchanges continue while the total time of the steps falls. If bins have few samples and sizes
+    are whole numbers, no bin can have the mean time. The bins of one step can still have equal
+    times. `counts` are the samples of each bin, [steps + 1, W]; `step_s` is the mean time of a
+    step.
+    """
+    steps, world = len(counts) - 1, counts.shape[1]
+
+    def times(of: Ints) -> Floats:
+        load = np.bincount(of, sizes, minlength=counts.size).reshape(counts.shape)
+        time_s = workers.a * load + workers.c * counts + workers.b
+        return np.asarray(np.where(counts > 0, time_s, np.nan))
+
+    bins = matched(bins, sizes, steps, world)
+    time_s = times(bins)
+    for _ in range(_EVENED if counts.size <= _FEW_BINS else 1):
+        other = bins.copy()
+        close(sizes, other, _targets(time_s, workers.a), workers.a, step_s)
+        other = matched(other, sizes, steps, world)
+        then_s = times(other)
+        if _total(then_s) >= _total(time_s):
+            break
+        bins, time_s = other, then_s
+    return bins
+
+
+def _total(time_s: Floats) -> float:
+    return float(np.nan_to_num(time_s).max(axis=1).sum())
+
+
+def _targets(time_s: Floats, a: Floats) -> Floats:
+    """Return the load that each bin lacks to take the median time of its step's bins, [bins].
+
+    The loads to add and to remove differ. The difference goes into few steps: if load is left over,
+    the bins of some steps get the time of their step's slowest bin; if load is missing, they get
+    the time of the fastest bin.
+    """
+    # `np.sort` puts NaN last.
+    there = np.sort(time_s, axis=1)
+    number = np.maximum((~np.isnan(time_s)).sum(axis=1), 1)
+    row = np.arange(len(time_s))
+    gap = np.nan_to_num((there[row, (number - 1) // 2][:, None] - time_s) / a)
+    left = -float(gap.sum())
+    extreme = there[row, number - 1] if left > 0 else there[:, 0]
+    other = np.nan_to_num((extreme[:, None] - time_s) / a)
+    order = descending(np.maximum(-gap if left > 0 else gap, 0.0).sum(axis=1))
+    after = left - np.cumsum((other - gap).sum(axis=1)[order])
+    some = order[: np.searchsorted(after <= 0, True) + 1 if left > 0 else (after <= 0).sum()]
+    gap[some] = other[some]
+    return np.asarray(gap.ravel())

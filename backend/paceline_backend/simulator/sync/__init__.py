@@ -23,10 +23,9 @@ from paceline_backend.simulator.sync.base import (
     SimulatedTimeline,
     Work,
 )
-from paceline_backend.simulator.sync.hierarchical import SimulatedHierarchical
 from paceline_backend.simulator.sync.pairwise import SimulatedPairwise
 from paceline_backend.simulator.sync.pool import SimulatedPool, without_empty
-from paceline_backend.simulator.sync.rounds import SimulatedPartial
+from paceline_backend.simulator.sync.rounds import SimulatedHierarchical, SimulatedPartial
 from paceline_backend.simulator.sync.together import SimulatedAllReduce, SimulatedAveraging
 
 __all__ = [
@@ -81,13 +80,12 @@ def step_time_s(
     segment_steps: int,
     *,
     samples: Ints | None = None,
-    sample_s: Floats | None = None,
-    seed: int = 0,
 ) -> float:
     """Return the mean time of a step, to compare with the time that real ranks took.
 
     Where ranks take over batches of each other, the duration of a step is the time that all ranks
-    together need for the batches of one step.
+    together need for the batches of one step. The time of a rank's step is then spread evenly over
+    its samples.
 
     Args:
         what: the synchroniser.
@@ -96,22 +94,19 @@ def step_time_s(
         segment_steps: steps of a segment. All ranks synchronise at its end unless the synchroniser
             goes on.
         samples: of each step and rank, [S, W]; None: no batch is empty.
-        sample_s: each rank's time for a sample in s, [W], for batches that it takes over; None: the
-            time of a rank's step is spread evenly over its samples.
-        seed: of the run.
     """
     steps, world = work_s.shape
     work_s = work_s if what == ALLREDUCE else work_s + costs.own_s
     samples = np.ones(work_s.shape, np.int64) if samples is None else samples
     all_reduce_s = np.full(work_s.shape, costs.round_s)
-    model, now = make(what, world, seed), np.zeros(world)
+    model, now = make(what, world, 0), np.zeros(world)
     pool = SimulatedPool(world)
     for number, first in enumerate(range(0, steps, segment_steps)):
         part = slice(first, first + segment_steps)
         if not model.goes_on:
-            model = make(what, world, seed + number)
+            model = make(what, world, number)
         last = part.stop >= steps
-        dealing = _Alike(work_s[part], samples[part], sample_s)
+        dealing = _Alike(work_s[part], samples[part])
         work = Work(first, work_s[part], samples[part], all_reduce_s[part], costs, last, dealing)
         timeline = pool.run(what, model, now, work)
         now = now + (timeline.work_s + timeline.wait_s + timeline.communication_s).sum(axis=0)
@@ -121,10 +116,9 @@ def step_time_s(
 class _Alike:
     """Batches of samples that all take the same time on a rank in a step."""
 
-    def __init__(self, work_s: Floats, samples: Ints, sample_s: Floats | None) -> None:
-        each = work_s / np.maximum(samples, 1) if sample_s is None else sample_s
+    def __init__(self, work_s: Floats, samples: Ints) -> None:
         self._work_s, self._samples = work_s, samples
-        self._sample_s = np.broadcast_to(each, work_s.shape)
+        self._sample_s = work_s / np.maximum(samples, 1)
         self._step_s = work_s - samples * self._sample_s
 
     def room(self, rank: int) -> int:

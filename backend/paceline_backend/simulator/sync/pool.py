@@ -1,31 +1,39 @@
 """Models a segment's batches as a pool, on the virtual clock; `paceline.core.pool` decides.
 
-    pool = Pool(world)
+    pool = SimulatedPool(world)
     timeline = pool.run(what, model, starts, work)  # instead of `model.run(starts, work)`
 
 First the pool decides which rank trains which batch, span by span, as if no rank waited in between.
+`Queues` are the ranks' own batches. Until the time `settled`, each rank trains these, whatever the
+other ranks do. From then on `Events` processes one rank without a batch after the other, and keeps
+the ranks' shares on a `Board`.
+
 Then the synchroniser's model runs with each rank's own number of batches. Its times are added up to
 one record per rank and step, as real ranks report them.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core import pool
+from paceline.core.pool import Share, Stance
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
     Bodies,
     Dealing,
+    Prices,
     SimulatedSync,
     SimulatedTimeline,
     Work,
 )
-from paceline_backend.simulator.sync.sharing import Events, Queues, Takes, paces, settled
 
 
 class SimulatedPool:
@@ -179,3 +187,263 @@ def _joined(parts: list[SimulatedTimeline]) -> SimulatedTimeline:
         np.concatenate([part.communication_s for part in parts]),
         [each for part in parts for each in part.rounds],
     )
+
+
+@dataclass
+class Takes:
+    """Batches that ranks took over, in order."""
+
+    # The rank that took the batch.
+    rank: list[int] = field(default_factory=list)
+    # The number of the batch among those that the rank took over.
+    number: list[int] = field(default_factory=list)
+    # The step of the span, and the rank for which the batch was planned.
+    batch: list[tuple[int, int]] = field(default_factory=list)
+    work_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Queues:
+    """Each rank's own batches in a span, without empty ones.
+
+    `step` is a step of the span; the first `count` values of a rank are those of its batches.
+    `work_s` is 0 beyond `count`.
+    """
+
+    count: Ints  # [W]
+    step: Ints  # [S, W]
+    work_s: Floats  # [S, W]
+
+    @staticmethod
+    def of(work_s: Floats, samples: Ints) -> Queues:
+        """Return the queues of a span's work and samples, [S, W]."""
+        filled = samples > 0
+        step = np.argsort(~filled, axis=0, kind="stable")
+        work_s = np.take_along_axis(np.where(filled, work_s, 0.0), step, axis=0)
+        return Queues(filled.sum(axis=0), step, work_s)
+
+    @property
+    def made(self) -> npt.NDArray[np.bool_]:
+        """Mask of the batches, [S, W]."""
+        return np.asarray(np.arange(len(self.step))[:, None] < self.count)
+
+    def begun_before(self, time: float, ends_at: Floats) -> Ints:
+        """Return how many batches each rank begins before a time if it trains all its own, [W].
+
+        `ends_at` is when each rank begins and ends its batches, [S + 1, W].
+        """
+        return np.asarray((self.made & (ends_at[:-1] < time)).sum(axis=0))
+
+
+def paces(before_s: Floats, work_s: Floats) -> Floats:
+    """Return `core.pool.Pace` of all ranks before and after each of their batches, [S + 1, W]."""
+    pace_s = np.empty((len(work_s) + 1, len(before_s)))
+    pace_s[0] = before_s
+    for k, seconds in enumerate(work_s):
+        before = np.where(pace_s[k] > 0, pace_s[k], seconds)
+        pace_s[k + 1] = before + pool.NEWEST * (seconds - before)
+    return pace_s
+
+
+def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
+    """Return a time before which each rank trains its own batches, whatever the other ranks do.
+
+    Before this time no rank has an empty queue, and no rank would leave its queue to the others.
+    `ends_at` is when each rank begins and ends its batches, and `pace_s` its pace before and after
+    each batch, [S + 1, W].
+    """
+    world = len(queues.count)
+    first_end = float(ends_at[queues.count, np.arange(world)].min())
+    known = (pace_s > 0) & np.vstack([np.ones(world, bool), queues.made])
+    fastest_s = np.where(known, pace_s, np.inf).min(axis=0)
+    slowest_s = float(np.where(known, pace_s, 0.0).max())
+    if slowest_s <= pool.FASTEST * fastest_s.min():
+        return first_end
+    # The inverse of `core.pool.finish_s`: if this many batches are left, the slowest rank stays.
+    left = slowest_s * float((1 / fastest_s).sum())
+    settled = int(queues.count.sum() - left) - 1
+    if settled <= 0:
+        return -np.inf
+    begins = ends_at[:-1][queues.made]
+    if settled >= len(begins):
+        return first_end
+    return min(first_end, float(np.partition(begins, settled)[settled]))
+
+
+class Board:
+    """The shares of all ranks, for decisions of `core.pool` in constant time for any world."""
+
+    def __init__(self, shares: list[Share]) -> None:
+        self.shares = shares
+        working = [share for share in shares if share.stance is Stance.WORKS]
+        self._left = sum(share.left for share in shares)
+        self._working = len(working)
+        self._unknown = sum(not share.batch_s for share in working)
+        self._per_s = sum(1 / share.batch_s for share in working if share.batch_s)
+        # The batch time in s of the fastest rank at work, and this rank.
+        self._least: tuple[float, int] | None = None
+        self._versions = [0] * len(shares)
+        # Ranks with batches left, the last to finish first. Entries of older versions do not count.
+        self._last: list[tuple[float, int, int, int]] = []
+        for rank, share in enumerate(shares):
+            if share.left:
+                self._last.append((-share.finishes_s, -share.left, rank, 0))
+        heapq.heapify(self._last)
+
+    def put(self, rank: int, share: Share) -> None:
+        """Store a rank's changed share."""
+        before, self.shares[rank] = self.shares[rank], share
+        self._left += share.left - before.left
+        if (before.batch_s, before.stance) != (share.batch_s, share.stance):
+            self._count(before, -1)
+            self._count(share, 1)
+            works, least = share.stance is Stance.WORKS, self._least
+            if least is not None and works and share.batch_s <= least[0]:
+                self._least = share.batch_s, rank
+            elif least is not None and least[1] == rank:
+                self._least = None
+        self._versions[rank] += 1
+        if share.left:
+            entry = (-share.finishes_s, -share.left, rank, self._versions[rank])
+            heapq.heappush(self._last, entry)
+
+    def _count(self, share: Share, times: int) -> None:
+        if share.stance is Stance.WORKS:
+            self._working += times
+            if share.batch_s:
+                self._per_s += times / share.batch_s
+            else:
+                self._unknown += times
+
+    def is_looked_after(self, rank: int) -> bool:
+        """Return the result of `core.pool.is_looked_after`."""
+        return self._working > (self.shares[rank].stance is Stance.WORKS)
+
+    def is_worth_it(self, rank: int, batch_s: float) -> bool:
+        """Return the result of `core.pool.is_worth_it`."""
+        mine = self.shares[rank]
+        working, unknown, per_s = self._working, self._unknown, self._per_s
+        if mine.stance is Stance.WORKS:
+            working, unknown = working - 1, unknown - (not mine.batch_s)
+            per_s -= 1 / mine.batch_s if mine.batch_s else 0.0
+        if not (batch_s and working) or unknown:
+            return True
+        if batch_s <= pool.finish_s(self._left, working, per_s):
+            return True
+        return batch_s <= pool.FASTEST * self._least_but(rank)
+
+    def _least_but(self, rank: int) -> float:
+        if self._least is None:
+            self._least = self._find_least(-1)
+        least_s, which = self._least
+        return least_s if which != rank else self._find_least(rank)[0]
+
+    def _find_least(self, but: int) -> tuple[float, int]:
+        return min(
+            (share.batch_s, rank)
+            for rank, share in enumerate(self.shares)
+            if share.stance is Stance.WORKS and rank != but
+        )
+
+    def slowest(self, rank: int, room: float, of_last: Any) -> int | None:
+        """Return the result of `core.pool.slowest` for a rank with room for `room` samples.
+
+        `of_last` returns the samples of the last batch of a rank's queue.
+        """
+        aside, answer = [], None
+        while self._last and answer is None:
+            entry = self._last[0]
+            other, version = entry[2:]
+            if version != self._versions[other]:
+                heapq.heappop(self._last)
+            elif other == rank or of_last(other) > room:
+                aside.append(heapq.heappop(self._last))
+            else:
+                answer = other
+        for entry in aside:
+            heapq.heappush(self._last, entry)
+        return answer
+
+
+class Events:
+    """A span from event to event: each event is a rank that has no batch at the moment."""
+
+    def __init__(self, queues: Queues, samples: Ints, first: int, dealing: Dealing) -> None:
+        self.takes = Takes()
+        self._world = len(queues.count)
+        self._queues, self._first = queues, first
+        self._own_s: list[list[float]] = queues.work_s.tolist()
+        self._steps: list[list[int]] = queues.step.tolist()
+        self._samples: list[list[int]] = samples.tolist()
+        self._dealing = dealing
+        # The prices of a step's batches, by step.
+        self._prices: dict[int, Prices] = {}
+        self._room = [dealing.room(rank) for rank in range(self._world)]
+        # A batch that fits into its owner's memory may fit into no other rank's memory.
+        self._may_leave = min(self._room) >= int(samples.max())
+
+    def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:
+        """Run to the span's end; return each rank's own batches that it began, and its pace, [W].
+
+        The arguments are as for `settled`; `begun` are the batches that each rank has begun
+        already, [W].
+        """
+        ranks = np.arange(self._world)
+        told_s = np.where(begun > 0, pace_s[np.maximum(begun - 1, 0), ranks], 0.0)
+        ends = self._queues.count.tolist()
+        shares = map(Share, begun.tolist(), ends, told_s.tolist())
+        self._board = Board(list(shares))
+        self._pace_s: list[float] = pace_s[begun, ranks].tolist()
+        self._counts = [0] * self._world
+        free = [(at, rank) for rank, at in enumerate(ends_at[begun, ranks].tolist())]
+        heapq.heapify(free)
+        while free:
+            now, rank = free[0]
+            lasts_s = self._next(rank)
+            if lasts_s is None:
+                heapq.heappop(free)
+                continue
+            before = self._pace_s[rank] or lasts_s
+            self._pace_s[rank] = before + pool.NEWEST * (lasts_s - before)
+            heapq.heapreplace(free, (now + lasts_s, rank))
+        return np.array([share.begun for share in self._board.shares]), np.array(self._pace_s)
+
+    def _next(self, rank: int) -> float | None:
+        """Return the time of a rank's next batch; None: the rank is done with the span."""
+        board, share = self._board, self._board.shares[rank]
+        worth = board.is_worth_it(rank, self._pace_s[rank])
+        if share.left:
+            if not worth and self._may_leave and board.is_looked_after(rank):
+                board.put(rank, share.leave())
+                return None
+            board.put(rank, share.begin(self._pace_s[rank]))
+            return self._own_s[share.begun][rank]
+        other = board.slowest(rank, self._room[rank], self._of_last) if worth else None
+        if other is None:
+            board.put(rank, share.stop())
+            return None
+        return self._take(rank, other)
+
+    def _take(self, rank: int, other: int) -> float:
+        board, share = self._board, self._board.shares[other].give()
+        board.put(other, share)
+        step = self._steps[share.end][other]
+        lasts_s = self._lasts_s(rank, step, other)
+        takes = self.takes
+        takes.rank.append(rank)
+        takes.number.append(self._counts[rank])
+        takes.batch.append((step, other))
+        takes.work_s.append(lasts_s)
+        self._counts[rank] += 1
+        return lasts_s
+
+    def _lasts_s(self, rank: int, step: int, other: int) -> float:
+        if step not in self._prices:
+            self._prices[step] = self._dealing.prices(self._first + step)
+        prices = self._prices[step]
+        load_s = prices.load_s[rank] * prices.load[other]
+        sample_s = prices.sample_s[rank] * self._samples[step][other]
+        return float(load_s + sample_s + prices.batch_s[rank])
+
+    def _of_last(self, rank: int) -> int:
+        return self._samples[self._steps[self._board.shares[rank].end - 1][rank]][rank]

@@ -54,7 +54,7 @@ class SimulatedAveraging:
         """See `Synchroniser.run`."""
         steps, world = work.work_s.shape
         wait_s, communication_s = np.zeros((steps, world)), np.zeros((steps, world))
-        rounds: list[SimulatedRound] = []
+        timeline = SimulatedTimeline(work.work_s, wait_s, communication_s, [])
         worked = np.zeros((self._parts, world)) if self._worked is None else self._worked
         now = starts
         for k, (work_s, samples) in enumerate(_between_means(work)):
@@ -64,7 +64,7 @@ class SimulatedAveraging:
             k = k if work.planned is None else steps - 1
             ends = k == steps - 1 and work.epoch_end
             if self._flight is not None and step >= self._flight.due:
-                now = self._land(now, k, work.costs, worked, wait_s, communication_s, rounds)
+                now = self._land(now, k, work.costs, worked, timeline)
             part = part_due(step, self._every, self._parts)
             if self._overlap and part is not None:
                 # All ranks have received the news that all have contributed.
@@ -74,7 +74,7 @@ class SimulatedAveraging:
                 self._flight = _SimulatedMean(part, step + self._overlap, begins_at, ends_at, gave)
                 worked[part], part = 0, None
             if self._flight is not None and ends:
-                now = self._land(now, k, work.costs, worked, wait_s, communication_s, rounds)
+                now = self._land(now, k, work.costs, worked, timeline)
             # An exchange of one part sends a fraction of the bytes.
             means = 0.0 if part is None else 1 / self._parts
             due = [] if part is None else [part]
@@ -92,13 +92,13 @@ class SimulatedAveraging:
             took_s = float(waits_s[0] + round_s)
             givers = int((worked[due] > 0).sum(axis=1).max())
             size, ended_at = work.costs.bytes * len(due) // self._parts, float(now[0])
-            rounds.append(
+            timeline.rounds.append(
                 SimulatedRound(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at)
             )
             self._means += 1
             worked[due] = 0
         self._worked = worked
-        return SimulatedTimeline(work.work_s, wait_s, communication_s, rounds)
+        return timeline
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """Return the end of two means, as at an epoch's end; see `Synchroniser.meet`."""
@@ -113,22 +113,23 @@ class SimulatedAveraging:
         k: int,
         costs: Costs,
         worked: Floats,
-        wait_s: Floats,
-        communication_s: Floats,
-        rounds: list[SimulatedRound],
+        timeline: SimulatedTimeline,
     ) -> Floats:
-        """Wait after step `k` for the rest of the mean in flight; return each rank's time, [W]."""
+        """Wait after step `k` for the rest of the mean in flight; return each rank's time, [W].
+
+        The wait, the time of the exchange and its round are added to `timeline`.
+        """
         flight, self._flight = self._flight, None
         assert flight is not None
         waits_s = np.maximum(flight.begins_at - now, 0)
         left_s = np.maximum(flight.ends_at - (now + waits_s), 0)
-        wait_s[k] += waits_s
-        communication_s[k] += left_s
+        timeline.wait_s[k] += waits_s
+        timeline.communication_s[k] += left_s
         now = now + waits_s + left_s
         took_s, givers = float(waits_s[0] + left_s[0]), int((flight.gave > 0).sum())
         worked[flight.part] += self._keep * flight.gave
         size, ended_at = costs.bytes // self._parts, float(now[0])
-        rounds.append(
+        timeline.rounds.append(
             SimulatedRound(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at)
         )
         self._means += 1

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
 from paceline_backend.policies.base import Floats
-from paceline_backend.policies.predict.groups import groups, step_times
-from paceline_backend.policies.presets.rna_hierarchical import Grouping
+from paceline_backend.policies.presets.rna_hierarchical import Grouping, groups, step_times
 
 PARTIAL = {"probes": 2, "staleness": 4, "mean": True}
 TIMES = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=12)

@@ -15,7 +15,7 @@ from paceline_backend.policies.presets.chronica import (
     PaperScheduler,
     compensate,
 )
-from paceline_backend.policies.solve.holdings import Holdings
+from paceline_backend.policies.solve.filling import Holdings
 from support import gradients
 from support.cluster import Cluster, plaid_like
 

@@ -19,8 +19,8 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.planner import shares_of
 from paceline_backend.policies.presets.paceline import PacelineScheduler
 from paceline_backend.policies.solve.balance import partition
-from paceline_backend.policies.solve.exchange import evened as even_out
-from paceline_backend.policies.solve.exchange import matched as match
+from paceline_backend.policies.solve.compose import evened as even_out
+from paceline_backend.policies.solve.compose import matched as match
 from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.simulator import Simulation
 from support.records import hello

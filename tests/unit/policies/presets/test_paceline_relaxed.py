@@ -17,7 +17,7 @@ from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation
-from paceline_backend.simulator.scenario import Change
+from paceline_backend.simulator.scenario import Change, Communication
 from support.records import hello
 
 PAIRWISE = Pairwise()
@@ -246,7 +246,8 @@ def test_steps_of_the_policy_before_say_nothing() -> None:
     devices = Emulation([1e-3] * 7 + [5e-3], [0.005] * 8, noise=0.03)
     start = hello(world=8, global_batch=64, sizes=ALIKE.tobytes(), epochs=None)
     switched = Change(200, "paceline-relaxed", {})
-    run = Simulation(start, devices, policies.make("bsp"), switches=[switched])
+    run = Simulation(start, devices, policies.make("bsp"))
+    run.switches.append(switched)
     segments = []
     while run.step < 640:
         segments.append(run.advance().segment)
@@ -258,12 +259,8 @@ def test_steps_of_the_policy_before_say_nothing() -> None:
 def test_the_simulator_has_exchanges(exchange_s: float, relaxed: bool) -> None:
     devices = Emulation([1e-3] * 8, [0.02] * 8, noise=0.03)
     start = hello(world=8, global_batch=64, sizes=ALIKE.tobytes(), epochs=None)
-    run = Simulation(
-        start,
-        devices,
-        policies.make("paceline-relaxed"),
-        communication=lambda _, batches: np.full(len(batches.samples), exchange_s),
-    )
+    network = Communication(fixed_s=exchange_s, round_s=0.0)
+    run = Simulation(start, devices, policies.make("paceline-relaxed"), network=network)
     segments = []
     while run.step < 640:
         segments.append(run.advance().segment)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline_backend.policies.base import Models, Problem, Storage
 from paceline_backend.policies.presets.chronica import ChronicaShuffler
-from paceline_backend.policies.solve.room import dealt, held
+from paceline_backend.policies.solve.nodes import dealt, held
 
 
 @st.composite

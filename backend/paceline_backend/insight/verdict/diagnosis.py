@@ -1,28 +1,26 @@
-"""Current state of a run: OK, warning or slowed down, in one line, with its present loss.
+"""Report of a verdict: the current state of the run in one line, and all values for REST.
 
 A verdict covers hundreds of steps, and a rank may be slow only in the newest of them. A diagnosis
-therefore uses only the newest steps: those since the last active cause started, under the policy in
-force.
+(OK, warning or slowed down, with the present loss) therefore uses only the newest steps: those
+since the last active cause started, under the policy in force. `facts_of` converts a verdict and
+its diagnosis to plain values, which REST returns and the database keeps.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
 from paceline_backend.insight.verdict.findings import Account, TimeLoss
-from paceline_backend.insight.verdict.judge import FEW, WAITING, Verdict
-from paceline_backend.insight.verdict.observed import FEWEST, Times
-from paceline_backend.insight.verdict.words import what
-
-WATCH, HELD_UP = 0.06, 0.2  # shares of lost time
-# A diagnosis without an active cause, and the mean step time, cover this many of the newest steps.
-SHOWN = 50  # steps
-# A cause that occurred this often may occur again, so it counts as active.
-_OFTEN = 3
+from paceline_backend.insight.verdict.judge import Verdict
+from paceline_backend.insight.verdict.observed import Times
+from paceline_backend.insight.verdict.thresholds import THRESHOLDS
+from paceline_backend.insight.verdict.words import began, cause_words, named, to_do, what, words
 
 _PAST = {
     "computes": "computed",
@@ -76,7 +74,7 @@ class Diagnosis:
 def standing_of(verdict: Verdict) -> Diagnosis:
     """Return the diagnosis of the newest steps of a verdict's range."""
     seen = verdict.seen
-    if verdict.steps < FEW:
+    if verdict.steps < THRESHOLDS.fewest_steps:
         return Diagnosis(VerdictLevel.UNKNOWN)
     times = Times.of(seen, seen.took_part)
     costing = [at for at, cause in enumerate(verdict.causes) if _goes_on(cause)]
@@ -93,7 +91,7 @@ def standing_of(verdict: Verdict) -> Diagnosis:
         if going and level != VerdictLevel.HEALTHY
         else _said(verdict, level, waste)
     )
-    shown = slice(max(len(seen.step) - SHOWN, seen.policies[-1].start), None)
+    shown = slice(max(len(seen.step) - THRESHOLDS.shown_steps, seen.policies[-1].start), None)
     step_s = float(times.steps_s[shown].mean())
     return Diagnosis(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))
 
@@ -109,11 +107,11 @@ def past(text: str) -> str:
 
 
 def _goes_on(cause: TimeLoss) -> bool:
-    return cause.until is None or cause.times >= _OFTEN
+    return cause.until is None or cause.times >= THRESHOLDS.recurring
 
 
 def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
-    """Return the steps since the last cause started, but at least `FEWEST` steps.
+    """Return the steps since the last cause started, but at least `policy_steps`.
 
     If a cause recurs, all steps count. Steps before the policy in force, and before its plan
     compensates for slowness, never count.
@@ -122,22 +120,22 @@ def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
     first = max(first, *(cause.hidden_since or 0 for cause in verdict.causes), 0)
     if any(cause.times > 1 for cause in going):
         return slice(first, count)
-    began = max((cause.since or 0 for cause in going), default=count - SHOWN)
-    return slice(max(first, min(began, count - FEWEST)), count)
+    began = max((cause.since or 0 for cause in going), default=count - THRESHOLDS.shown_steps)
+    return slice(max(first, min(began, count - THRESHOLDS.policy_steps)), count)
 
 
 def _level(waste: float, lost: float, known: bool) -> VerdictLevel:
     worst = max(waste, lost)
-    if worst >= HELD_UP and known:
+    if worst >= THRESHOLDS.held_up_share and known:
         return VerdictLevel.HELD_UP
-    return VerdictLevel.WATCH if worst >= WATCH else VerdictLevel.HEALTHY
+    return VerdictLevel.WATCH if worst >= THRESHOLDS.watch_share else VerdictLevel.HEALTHY
 
 
 def _said(verdict: Verdict, level: VerdictLevel, waste: float) -> str:
     causes = verdict.causes
     if causes and (level != VerdictLevel.WATCH or any(map(_goes_on, causes))):
         return what(verdict, causes[0])
-    if level == VerdictLevel.WATCH or waste > WAITING:
+    if level == VerdictLevel.WATCH or waste > THRESHOLDS.waiting_share:
         return "ranks wait for each other in turn, for no rank more than for others"
     return "no rank holds the others up"
 
@@ -152,3 +150,60 @@ def _limit_s(verdict: Verdict, times: Times, shown: slice) -> float | None:
         return None
     speed = float((load[working] / compute_s[working]).sum())
     return float(load.sum()) / speed / len(took_part) + float(times.reduce_s[shown].mean())
+
+
+def facts_of(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as plain values, with step numbers instead of indices."""
+    step = verdict.seen.step
+    now = standing_of(verdict)
+    return {
+        "from": int(step[0]) if len(step) else None,
+        "to": int(step[-1]) if len(step) else None,
+        "steps": verdict.steps,
+        "wall_s": verdict.wall_s,
+        "waste": verdict.waste,
+        "noise": verdict.noise,
+        "cost_s": verdict.cost_s,
+        "causes": [_cause(verdict, cause) for cause in verdict.causes],
+        "words": words(verdict),
+        "level": now.level.value,
+        "what": now.what,
+        "was": now.was,
+        "lost_now": now.lost,
+        "waste_now": now.waste,
+        "step_time_s": now.step_s,
+        "limit_s": now.limit_s,
+    }
+
+
+def _cause(verdict: Verdict, cause: TimeLoss) -> dict[str, Any]:
+    step, nodes = verdict.seen.step, verdict.seen.nodes
+    world = verdict.seen.compute_s.shape[1]
+
+    def at(index: int | None) -> int | None:
+        return None if index is None else int(step[index])
+
+    return {
+        "kind": cause.kind,
+        "ranks": list(cause.ranks),
+        "who": named(cause.ranks, world, nodes) if cause.ranks else "",
+        "nodes": nodes_of(cause.ranks, nodes),
+        "since": began(verdict, cause),
+        "until": at(cause.until),
+        "factor": cause.factor,
+        "trend": cause.trend,
+        "period": cause.period,
+        "times": cause.times,
+        "hidden": cause.hidden,
+        "cost_s": cause.cost_s,
+        "share": cause.cost_s / verdict.wall_s,
+        "worker_hours": cause.cost_s * world / 3600,
+        "words": cause_words(verdict, cause),
+        "what": what(verdict, cause),
+        "to_do": to_do(verdict, cause),
+    }
+
+
+def nodes_of(ranks: Sequence[int], nodes: Sequence[str]) -> list[str]:
+    """Return the sorted nodes of some ranks; empty if unknown."""
+    return sorted({nodes[rank] for rank in ranks if rank < len(nodes)})

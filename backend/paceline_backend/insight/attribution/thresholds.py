@@ -1,0 +1,73 @@
+"""Thresholds of the attribution and of the model of step times, on which verdicts rest, too.
+
+The values were chosen on simulated runs whose causes are known. ``benchmarks/verdicts.py`` fixes
+those of the model, because each verdict begins with its fit. A quoted kind of its runs is what the
+threshold is about; no run has shown yet which kinds notice when it is halved. Those of the split
+are fixed by tests/unit/insight/test_attribution.py: no benchmark reads the split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AttributionThresholds:
+    """Thresholds by analysis, in the order in which an attribution is computed."""
+
+    # --- Input (`attribute.read_rows`). Limits of the time of an attribution; benchmarks/scale.py.
+
+    # An attribution covers this many steps unless the caller gives a range.
+    range_steps: int = 100  # steps
+    # At most this many rows are read. Of a longer range these are the newest steps.
+    most_rows: int = 200_000  # rows
+
+    # --- Fit (`model`).
+
+    # With fewer rows of a rank, lasting and temporary slowness cannot be distinguished; "few
+    # steps".
+    fewest_rows: int = 4  # rows
+    # A rank is not slow if its usual time ÷ the cost of its batches is within this factor. As the
+    # 5 % of docs/verdicts.md; "some ranks get more samples throughout".
+    near: float = 1.05
+    # A sum is clearly smaller than another if it is below this fraction of the other sum; "plan
+    # makes up for slow ranks half-way".
+    clearly: float = 0.8
+    # Shape and speeds are fitted in turn this many times; more rounds change nothing.
+    rounds: int = 5
+    # Like the linear predictor, the fit has a prior that cost is proportional to load; "uneven
+    # sizes that cost nothing".
+    prior: float = 0.12
+    # Prior standard deviation of a rank's slope: its load-dependent cost relative to its whole
+    # cost.
+    slope: float = 0.5
+    # Lower bound of the noise of a step. A machine's usual noise is 1 % to 5 %; larger variation
+    # counts as slowness. "noise of nearly ten percent".
+    least_noise: float = 0.005  # relative
+    most_noise: float = 0.06  # relative
+    # A single step this far off is an outlier (by chance: once in 150,000).
+    single_sigmas: float = 4.5  # σ
+    # `several_steps` whose median is this far off are outliers (by chance: nearly as rare).
+    several_sigmas: float = 2.5  # σ
+    several_steps: int = 5  # steps
+    # An outlier is also off by at least this factor.
+    outlier: float = 1.1
+    # Speeds that differ by less count as equal; "machines that differ by less than two percent".
+    alike: float = 0.02  # relative
+
+    # --- Split (`attribute`).
+
+    # Plans use the feedback of this many steps, so they can react this long to a past slowdown.
+    # This is the longest window of a predictor (`WindowSteps`).
+    lag_steps: int = 64  # steps
+    # Reactions of a plan that are smaller than this fraction of a step's time are ignored.
+    least_reaction: float = 0.02
+    # A slow span does not end at a gap of up to this many steps of usual speed.
+    gap_steps: int = 3  # steps
+    # For each rank, report only this many of the newest slow spans.
+    most_spans: int = 50  # spans
+    # Smaller differences come from rounding in another order of computation.
+    same: float = 1e-9  # relative
+
+
+THRESHOLDS = AttributionThresholds()
