@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from paceline.core.means import part_due
+from paceline.core.replicas import part_due
 from paceline.wire.synchronisation import (
     Averaging,
     Hierarchical,

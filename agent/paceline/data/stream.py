@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.core.errors import PacelineError
-from paceline.core.streaming.claiming import PARTS, Claim
-from paceline.core.streaming.order import SeenSamples
+from paceline.core.streaming.reading import PARTS, Claim, SeenSamples
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import redis
 
 from paceline import wire
-from paceline.core.outage import Outage
-from paceline.core.refusals import Refusals
+from paceline.core.outage import Outage, Refusals
 from paceline.node.session import BusSession
 from paceline.wire.bus import connect, publish
 

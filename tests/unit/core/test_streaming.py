@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.streaming.claiming import PARTS, ShardClaims, next_claim
-from paceline.core.streaming.ledger import LEAST_BATCHES, WAITS, StreamLedger
-from paceline.core.streaming.picking import Speeds, counts_in_time, picked
+from paceline.core.streaming.ledger import (
+    LEAST_BATCHES,
+    WAITS,
+    Speeds,
+    StreamLedger,
+    counts_in_time,
+    picked,
+)
+from paceline.core.streaming.reading import PARTS, ShardClaims, next_claim
 from paceline.wire import ALLREDUCE, Paces, Segment
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import redis
 
-from paceline.core.outage import Outage
-from paceline.core.refusals import Refusals
+from paceline.core.outage import Outage, Refusals
 from paceline.wire import (
     ForgedError,
     Proposal,

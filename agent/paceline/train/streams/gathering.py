@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.core.errors import PacelineError
-from paceline.core.streaming.ledger import StreamLedger
-from paceline.core.streaming.picking import Ints
+from paceline.core.streaming.ledger import Ints, StreamLedger
 from paceline.core.terms import Terms
 from paceline.data.stream import Stream
 from paceline.train.streams import news

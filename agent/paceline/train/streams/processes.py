@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker
 
-from paceline.core.streaming.claiming import Claim
+from paceline.core.streaming.reading import Claim
 from paceline.data.stream import Reading
 
 # Options of a loader that concern its processes.

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import DistError
 
 from paceline.core.errors import PacelineError
-from paceline.core.streaming.claiming import Claim, ShardClaims
-from paceline.core.streaming.order import ShardOrder, difference
+from paceline.core.streaming.reading import Claim, ShardClaims, ShardOrder, difference
 from paceline.data.stream import Stream
 from paceline.train.meeting import Meeting
 from paceline.train.streams import news

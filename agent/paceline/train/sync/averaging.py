@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.core.means import part_due, parted
+from paceline.core.replicas import part_due, parted
 from paceline.train.parts import Step
 from paceline.train.sync.base import Channel, Ranks, Round, no_gradient
 from paceline.train.sync.calls import RoundCalls

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.core.partners.groups import Pushes
+from paceline.core.replicas import Pushes
 from paceline.core.rounds import Call, Drift
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import alike

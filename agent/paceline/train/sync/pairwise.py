@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from paceline.core.partners import pairs
+from paceline.core import replicas
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import AveragingSync
 from paceline.train.sync.base import Channel, Round
@@ -44,15 +44,15 @@ class PairwiseSync(AveragingSync):
         unreported = replace(channel, on_round=None)
         super().__init__(unreported, parameters, AveragingRules(every=None), Outer())
         ranks, self._on_mean = channel.ranks, channel.on_round
-        self._partners = pairs.Partners(ranks.rank, ranks.world, seed)
-        self._asks = ranks.rank in pairs.asking(ranks.world)
+        self._partners = replicas.Partners(ranks.rank, ranks.world, seed)
+        self._asks = ranks.rank in replicas.asking(ranks.world)
         self._swaps = self._steps = 0
         self._lock = threading.Lock()
         # The parameters when the shadow was last copied to them.
         self._loaded = joined(parameters)
         # The shadow, then the number of own steps in it. Under the lock.
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
-        answering = pairs.answering(ranks.world)
+        answering = replicas.answering(ranks.world)
         self._courier = Courier(ranks.timeout.total_seconds())
         self._peers = Peers(ranks, channel.prefix, answering, len(self._shadow), self._answer)
 
@@ -103,7 +103,7 @@ class PairwiseSync(AveragingSync):
             self._approach(mine, answer.vector)
         number, self._swaps = self._swaps, self._swaps + 1
         if self._on_mean is not None:
-            ages = pairs.staleness(round(float(mine[-1])), round(float(answer.vector[-1])))
+            ages = replicas.staleness(round(float(mine[-1])), round(float(answer.vector[-1])))
             waited_s, reduced_s = answer.waited_s, answer.answered_s
             self._on_mean(Round(number, 2, 2, ages, 0, waited_s, reduced_s, mine.nbytes))
 
