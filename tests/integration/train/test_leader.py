@@ -21,7 +21,7 @@ from torch.distributed import HashStore
 
 import paceline
 from paceline import wire
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.epochs import epoch_order
@@ -399,7 +399,7 @@ def test_coasting_uses_every_sample_once_and_is_valid(
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     begun = data.draw(st.integers(0, samples // batch)) * batch
     used = random.permutation(samples)[:begun]
-    ledger = Ledger(1, epoch_order(samples, 5, 1), batch, drop_last, used)
+    ledger = Ledger(1, epoch_order(samples, 5, 1), BatchRules(batch, drop_last), used)
     sizes = random.lognormal(size=samples)
     shares = data.draw(st.sampled_from([[], (random.random(world) + 0.01).tolist()]))
     seen = used.tolist()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.ledger import BatchRules
 from paceline.core.streaming.ledger import (
     LEAST_BATCHES,
     WAITS,
@@ -73,9 +74,9 @@ class Ranks:
 
 
 def ledger(
-    world: int, batch: int, buffer: int, seed: int | None = 0, **options: bool
+    world: int, batch: int, buffer: int, seed: int | None = 0, *, drop_last: bool = False
 ) -> StreamLedger:
-    return StreamLedger(0, world, batch, options.get("drop_last", False), buffer, seed)
+    return StreamLedger(0, world, BatchRules(batch, drop_last), buffer, seed)
 
 
 def equal(world: int, a: list[float] | None = None) -> Paces:
@@ -123,7 +124,7 @@ def test_each_sample_is_trained_once_whatever_ranks_have(
 def test_limits_of_memory_hold(world: int, batch: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     limits = np.full(world, -(-batch // world)) + rng.integers(0, 3, world)
-    made = StreamLedger(0, world, batch, False, 8 * batch, seed, limits)
+    made = StreamLedger(0, world, BatchRules(batch, limits=limits), 8 * batch, seed)
     ranks = Ranks(made, [rng.uniform(1, 2, 30).tolist() for _ in range(world)])
     ranks.epoch(4, 7, equal(world, rng.uniform(0.1, 3, world).tolist()))
     assert (np.array(ranks.counts) <= limits).all()

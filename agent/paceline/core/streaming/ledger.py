@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.dealing import equal_counts
-from paceline.core.terms import epoch_over
+from paceline.core.ledger import BatchRules
 from paceline.wire import ALLREDUCE, Paces, Segment, pack_indices
 
 Ints = npt.NDArray[np.int64]
@@ -61,22 +61,13 @@ class StreamLedger:
     Args:
         epoch: number of the epoch.
         world: W.
-        global_batch: samples per step.
-        drop_last: leave out an incomplete last step.
+        rules: the rules that each step's batch keeps; a stream has neither a grid nor a budget.
         buffer: samples in all ranks' buffers, at least `LEAST_BATCHES` global batches.
         seed: seed of the order in the buffers; None: they keep the order of the source.
-        limits: the most samples that each rank gets in a step, [W]; None: there are no limits.
     """
 
     def __init__(
-        self,
-        epoch: int,
-        world: int,
-        global_batch: int,
-        drop_last: bool,
-        buffer: int,
-        seed: int | None,
-        limits: Ints | None = None,
+        self, epoch: int, world: int, rules: BatchRules, buffer: int, seed: int | None
     ) -> None:
         self.epoch = epoch
         # Indexed by sample number. The arrays are longer than the reported samples, so that they
@@ -91,8 +82,7 @@ class StreamLedger:
         # Speeds by which batches are balanced while the leader coasts.
         self.paces: Paces | None = None
         self._buffers = [_Buffer() for _ in range(world)]
-        self._global_batch, self._drop_last = global_batch, drop_last
-        self._buffer, self._limits = buffer, limits
+        self._rules, self._buffer = rules, buffer
         # A rank's draws must not depend on when other ranks report their samples.
         self._rngs = [
             None if seed is None else np.random.default_rng((seed, epoch, rank))
@@ -171,13 +161,14 @@ class StreamLedger:
     def _steps_at_most(self) -> int:
         """Return the number of steps that can be planned with the samples known at present."""
         if self.ended:
-            full, rest = divmod(self.left, self._global_batch)
-            return full + (rest > 0 and not self._drop_last)
+            full, rest = divmod(self.left, self._rules.global_batch)
+            return full + (rest > 0 and not self._rules.drop_last)
         # If an incomplete last step is dropped, the remaining samples decide whether the epoch is
         # over.
-        spare = self._global_batch if self._drop_last else 0
-        most = (self.left - spare) // self._global_batch
-        return max(min(1, most), self.left // (_SPENT * self._global_batch))
+        batch = self._rules.global_batch
+        spare = batch if self._rules.drop_last else 0
+        most = (self.left - spare) // batch
+        return max(min(1, most), self.left // (_SPENT * batch))
 
     @property
     def over(self) -> bool:
@@ -186,7 +177,7 @@ class StreamLedger:
 
     def over_with(self, left: int) -> bool:
         """Return True if no step is left when `left` of the reported samples are left."""
-        return self.ended and epoch_over(left, self._global_batch, self._drop_last)
+        return self.ended and self._rules.epoch_over(left)
 
     def used(self) -> Ints:
         """Return the samples used so far, ascending."""
@@ -255,9 +246,9 @@ class StreamLedger:
     def _step(self, speeds: Speeds | None) -> list[Ints]:
         held = [self.sizes[buffer.numbers] for buffer in self._buffers]
         most = np.array([len(sizes) for sizes in held])
-        if self._limits is not None:
-            most = np.minimum(most, self._limits)
-        total = min(self._global_batch, int(most.sum()))
+        if self._rules.limits is not None:
+            most = np.minimum(most, self._rules.limits)
+        total = min(self._rules.global_batch, int(most.sum()))
         if speeds is None:
             counts = equal_counts(total, most)
             places = [np.arange(count) for count in counts]

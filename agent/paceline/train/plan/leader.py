@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from paceline.core.amounts.budget import Budget
 from paceline.core.cost import features
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.streaming.ledger import StreamLedger
 from paceline.train.checkpoint.position import Position
@@ -106,21 +106,26 @@ class Leader:
         self._proposals = proposals
         self._attempt = context.environment.attempt
         self._announce = announce
-        # The most samples of each rank in a step, [W]. Their sum is at least a global batch.
-        self._limits: Ints | None = np.array(limits.of_parts) if limits.of_parts else None
         # The most that each rank computes at once, [W], in samples, or in size units with a token
         # budget. Larger local batches are cut into micro-batches.
         self._micro = limits.of_micro_batches or limits.tokens_of_micro_batches
         self._epoch_steps = context.epoch_steps
-        self._budget: Budget | None = None
+        budget: Budget | None = None
         if terms.token_budget is not None:
             tokens = limits.tokens_of_parts
             most = np.array(tokens) if tokens else None
-            self._budget = Budget(terms.token_budget, meeting.sizes, most)
+            budget = Budget(terms.token_budget, meeting.sizes, most)
+        self._rules = BatchRules(
+            terms.global_batch,
+            terms.drop_last,
+            np.array(limits.of_parts) if limits.of_parts else None,
+            terms.shapes.samples,
+            budget,
+        )
         self._stream: Gathering | None = None
         if context.reader is not None:
             stream = context.reader.stream
-            self._stream = Gathering(stream, terms, meeting.world, meeting.store, self._limits)
+            self._stream = Gathering(stream, self._rules, terms.seed, meeting.world, meeting.store)
         self._ledger = self._ledger_of(start.epoch, start.used)
         # The next segment's first step.
         self._step = start.step
@@ -145,10 +150,7 @@ class Leader:
         if self._stream is not None:
             return self._stream.begin(epoch)
         order = epoch_order(terms.samples, terms.seed, epoch)
-        grid = terms.shapes.samples
-        batch, limits = terms.global_batch, self._limits
-        ends = self._epoch_steps.ends(epoch, used)
-        return Ledger(epoch, order, batch, terms.drop_last, used, limits, grid, self._budget, ends)
+        return Ledger(epoch, order, self._rules, used, self._epoch_steps.ends(epoch, used))
 
     @property
     def _sizes(self) -> Floats:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.core.errors import PacelineError
-from paceline.core.streaming.ledger import Ints, StreamLedger
-from paceline.core.terms import Terms
+from paceline.core.ledger import BatchRules
+from paceline.core.streaming.ledger import StreamLedger
 from paceline.data.stream import Stream
 from paceline.train.streams import news
 from paceline.train.streams.news import BufferSize
@@ -29,14 +29,14 @@ _LONG_S = 60.0
 class Gathering:
     """The leader's view of a stream, on rank 0. For one thread.
 
-    `limits` has the maximum of samples of each rank in a step, [W].
+    `seed` is that of the order in the buffers, if the stream is shuffled.
     """
 
     def __init__(
-        self, stream: Stream, terms: Terms, world: int, store: Store, limits: Ints | None
+        self, stream: Stream, rules: BatchRules, seed: int, world: int, store: Store
     ) -> None:
-        self._stream, self._terms, self._world = stream, terms, world
-        self._store, self._limits = store, limits
+        self._stream, self._rules, self._world, self._store = stream, rules, world, store
+        self._seed = seed if stream.shuffle else None
         # The number of each rank's next news.
         self._numbers = [0] * world
         # The room that each rank knows of.
@@ -47,11 +47,8 @@ class Gathering:
     def begin(self, epoch: int) -> StreamLedger:
         """Return the ledger of an epoch that begins."""
         self._numbers = [0] * self._world
-        seed = self._terms.seed if self._stream.shuffle else None
-        batch, drop_last = self._terms.global_batch, self._terms.drop_last
-        self.ledger = StreamLedger(
-            epoch, self._world, batch, drop_last, self._stream.buffer, seed, self._limits
-        )
+        buffer = self._stream.buffer
+        self.ledger = StreamLedger(epoch, self._world, self._rules, buffer, self._seed)
         return self.ledger
 
     def gather(self, stops: Callable[[], bool]) -> str:
