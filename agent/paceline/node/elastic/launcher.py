@@ -29,9 +29,16 @@ from torch.distributed.elastic.rendezvous import (
 from paceline.core import driver
 from paceline.node import rundir
 from paceline.node.elastic import rank
-from paceline.node.elastic.place import RunRendezvous, use_interface
 from paceline.node.elastic.ranks import RankAgent, TooManyFailuresError, keep
-from paceline.node.elastic.rendezvous import JOIN_S, LOOPBACK, Alone, Together, together
+from paceline.node.elastic.rendezvous import (
+    JOIN_S,
+    LOOPBACK,
+    Alone,
+    RunRendezvous,
+    Together,
+    together,
+    use_interface,
+)
 from paceline.node.elastic.roll import Roll
 from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
