@@ -24,6 +24,13 @@ from paceline.node.supervisor import check
 from paceline.wire import Launch, State
 
 
+_log = logging.getLogger(__name__)
+
+_ASK_S = 2.0
+# Seconds without an answer and without processes of the run until the node gives up.
+PATIENCE_S = 600.0
+
+
 @dataclass(frozen=True)
 class Place:
     """The group of nodes that train together, and this process's slot among them."""
@@ -82,13 +89,6 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
     names = ("script", "args", "nproc", "cwd", "max_restarts", "nodes_min", "nodes_max")
     body = {name: getattr(launch, name) for name in names} | {"key": where.key, **choice}
     return client.call("POST", "/adoptions", body)
-
-
-_log = logging.getLogger(__name__)
-
-_ASK_S = 2.0
-# Seconds without an answer and without processes of the run until the node gives up.
-PATIENCE_S = 600.0
 
 
 class Duty:

@@ -26,6 +26,7 @@ from paceline.train.amounts.budgeting import with_learned
 from paceline.train.amounts.memory import Memory, learned_by
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
+from paceline.train.compiling import ShapeWarning
 from paceline.train.context import RunContext
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.ending import SignalHandler
@@ -41,7 +42,6 @@ from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.gathers import refuse_uneven
 from paceline.train.sync.pool import SharedBatches, ends_span
 from paceline.train.sync.uneven import Schedules, refuse_collectives
-from paceline.train.telling.compiling import ShapeWarning
 from paceline.train.telling.trial import flops
 from paceline.train.timing import RunningStep
 from paceline.train.watch import Activity

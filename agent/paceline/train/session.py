@@ -46,6 +46,7 @@ from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet, rank_and_world
 from paceline.train.mesh import lanes
+from paceline.train.metrics import MetricNames, Value, check_loss
 from paceline.train.nodedata.settling import settle
 from paceline.train.norms.layers import adapt, shares_statistics
 from paceline.train.parts import Batch
@@ -60,7 +61,6 @@ from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
 from paceline.train.streams.reader import StreamReader
 from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
-from paceline.train.telling.metrics import MetricNames, Value, check_loss
 from paceline.wire import Evaluation
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from paceline.core.version import __version__
 from paceline.train import stacks
 from paceline.train.device import Device
 from paceline.train.environment import Environment
+from paceline.train.metrics import Value, on_host
 from paceline.train.observing.timeline import ObservedStep, Timeline
-from paceline.train.telling.metrics import Value, on_host
 from paceline.train.watch import Liveness
 from paceline.train.wiring import emitter_of
 from paceline.wire import Hello, StepRecord

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.train.compiling import recompilations
+from paceline.train.metrics import Value
 from paceline.train.observing.batches import NOTHING, BatchSize
-from paceline.train.telling.compiling import recompilations
-from paceline.train.telling.metrics import Value
 from paceline.train.timing import Clock
 from paceline.wire import Phase
 
