@@ -26,7 +26,7 @@ from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.epochs import epoch_order
 from paceline.train.parts import Step
-from paceline.train.plan import leader, waits
+from paceline.train.plan import leader
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import MOST_ALONE, Leader
 from paceline.train.plan.proposals import Proposals
@@ -291,15 +291,15 @@ def test_where_coasting_cannot_be_longer_the_leader_waits_for_a_plan_at_times(
     bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Epochs have two steps, so each plan comes too late, however long the leader would coast."""
-    monkeypatch.setattr(waits, "FIRST_S", 2.5)
-    monkeypatch.setattr(waits, "BETWEEN", 0.0)
+    monkeypatch.setattr(leader, "FIRST_WAIT_S", 2.5)
+    monkeypatch.setattr(leader, "BETWEEN_WAITS", 0.0)
     run = Run(bus_url, samples=8)
-    for number in range(waits.LATE + 1):
+    for number in range(leader.MOST_LATE + 1):
         steps = run.epoch(number)
         next(steps)
         asked = run.adopted[-1]
         assert (asked.source, asked.seq, asked.steps) == ("coast", number, 2)
-        if number < waits.LATE:  # the leader has just begun what this was for
+        if number < leader.MOST_LATE:  # the leader has just begun what this was for
             run.propose(segment([[[0, 1], [2, 3]]], seq=number, epoch=number))
             list(steps)
     plan = segment(
