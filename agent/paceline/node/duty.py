@@ -23,7 +23,6 @@ from paceline.node.client import Client, ServerUnreachable
 from paceline.node.supervisor import check
 from paceline.wire import Launch, State
 
-
 _log = logging.getLogger(__name__)
 
 _ASK_S = 2.0
