@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import paceline
-from paceline.train.mesh.times import GroupTimes
+from paceline.train.mesh import GroupTimes
 from support.fsdp import gradient, whole
 from support.gradients import difference
 from support.records import record
@@ -211,7 +211,7 @@ def timed(slow: int) -> list[tuple[float, float]]:
             0.01 s for each.
     """
     from paceline.train.meeting import meet
-    from paceline.train.mesh.lanes import laned
+    from paceline.train.mesh import laned
 
     meeting = laned(meet({}, lambda: np.ones(4)), mesh_of()[0])
     assert meeting.lanes is not None

@@ -24,6 +24,7 @@ from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
 from paceline.train.amounts.budgeting import with_learned
 from paceline.train.amounts.memory import Memory, learned_by
+from paceline.train.batchnorm import RunningStatistics
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
 from paceline.train.compiling import ShapeWarning
@@ -34,7 +35,6 @@ from paceline.train.fsdp.model import is_sharded
 from paceline.train.leaving import end_process
 from paceline.train.lockstep import Lockstep
 from paceline.train.meeting import Meeting, introduce, place
-from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Profile, shared_moments
 from paceline.train.sync.discovery import exception_ends_loop

@@ -17,7 +17,7 @@ from dataclasses import asdict
 import msgspec
 
 from paceline.node.spool import Spool
-from paceline.train.mesh.times import GroupTimes, PendingTimes
+from paceline.train.mesh import GroupTimes, PendingTimes
 from paceline.train.outlet import Outlet
 from paceline.train.parts import Step
 from paceline.train.sync.base import Round

@@ -21,7 +21,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
-from paceline.train.mesh.times import GroupTimes, SilentReporter
+from paceline.train.mesh import GroupTimes, SilentReporter
 from paceline.train.parts import Step
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader

@@ -24,7 +24,7 @@ from paceline.node.starting.examining import Examined, Finding, Level, path_of
 from paceline.train.doctor import checks, drawing, examination
 from paceline.train.doctor.calls import Calls
 from paceline.train.doctor.watching import ScriptRecord, SeenSession
-from paceline.train.seeding.samples import Epoch
+from paceline.train.seeding import Epoch
 
 
 @pytest.fixture(autouse=True)

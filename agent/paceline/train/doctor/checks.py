@@ -19,9 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.core.amounts.budget import shown
 from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
+from paceline.train.batchnorm import is_shared
 from paceline.train.doctor.watching import ScriptRecord, SeenSession
-from paceline.train.nodedata.node import Loaded
-from paceline.train.norms.layers import is_shared
+from paceline.train.nodedata import Loaded
 from paceline.train.proof import PROVEN, WRONG
 
 Floats = npt.NDArray[np.float64]

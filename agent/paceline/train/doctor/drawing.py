@@ -17,7 +17,7 @@ from paceline.node.starting.examining import Finding, Level
 from paceline.train.doctor.calls import random_state
 from paceline.train.doctor.checks import collated, load
 from paceline.train.doctor.watching import ScriptRecord, SeenSession
-from paceline.train.seeding.samples import Epoch, seeded
+from paceline.train.seeding import Epoch, seeded
 
 # States of torch's, NumPy's and Python's random numbers.
 _States = tuple[object, object, object]
