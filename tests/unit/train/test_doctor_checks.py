@@ -22,8 +22,7 @@ import paceline
 from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
 from paceline.train.doctor import checks, drawing, examination
-from paceline.train.doctor.calls import Calls
-from paceline.train.doctor.watching import ScriptRecord, SeenSession
+from paceline.train.doctor.watching import Calls, ScriptRecord, SeenSession
 from paceline.train.seeding import Epoch
 
 

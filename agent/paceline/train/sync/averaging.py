@@ -14,10 +14,10 @@ from torch import nn
 from paceline.core.replicas import part_due, parted
 from paceline.train.parts import Step
 from paceline.train.sync.base import Channel, Ranks, Round, no_gradient
-from paceline.train.sync.calls import RoundCalls
 from paceline.train.sync.gradients import Mean, averaged, joined, spread
 from paceline.train.sync.outer import Outer
 from paceline.train.sync.peers import Courier
+from paceline.train.sync.rounds import RoundCalls
 from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
