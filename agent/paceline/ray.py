@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.core.errors import MissingExtraError
-from paceline.train.adapting import driving
+from paceline.train import driving
 from paceline.train.meeting import place
 from paceline.train.session import close_all
 

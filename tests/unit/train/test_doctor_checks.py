@@ -29,7 +29,7 @@ from paceline.train.seeding import Epoch
 @pytest.fixture(autouse=True)
 def _no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test of this process may have imported a framework's adapter."""
-    monkeypatch.delitem(sys.modules, "paceline.train.adapting.loader", raising=False)
+    monkeypatch.delitem(sys.modules, "paceline.train.adapting", raising=False)
 
 
 class Loading(Dataset[Any]):

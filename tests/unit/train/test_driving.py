@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import PacelineError
-from paceline.train.adapting import driving
-from paceline.train.adapting.driving import Whereabouts, of_driver, variables_of
+from paceline.train import driving
+from paceline.train.driving import Whereabouts, of_driver, variables_of
 from paceline.train.environment import Environment
 
 RUN = {

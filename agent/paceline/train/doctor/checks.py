@@ -375,7 +375,7 @@ def checkpoint(seen: ScriptRecord) -> Iterator[Finding]:
             "to a temporary folder, which is deleted."
         )
         yield Finding("checkpoint", Level.OK, says)
-    elif "paceline.train.adapting.loader" in sys.modules:
+    elif "paceline.train.adapting" in sys.modules:
         says = (
             "The framework's own checkpoints contain the training position. Any checkpoints of "
             "these steps are in the framework's usual folder."
