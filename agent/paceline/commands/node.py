@@ -138,9 +138,9 @@ def node(
         client = stack.enter_context(connection.client(timeout_s=5.0))
         session = linking.wait_for_session(client, node_id, patience_s=PATIENCE_S)
         link = stack.enter_context(linking.linked(session))
-        duty = Duty(client, run, node_id, place.host)
+        duty = Duty(client, run, node_id, place.host, shows_output=shows)
         finder = linking.session_finder(client, node_id, None)
-        Agent(link, node_id, directory, finder, duty, shows=shows, notices=notices).run()
+        Agent(link, node_id, directory, finder, duty, notices=notices).run()
     raise typer.Exit(duty.exit_code)
 
 

@@ -57,7 +57,6 @@ class Agent:
         data: the data directory; only one agent may use it at a time (else PacelineError).
         find_session: requests another session during an outage of the bus; None: the URL is fixed.
         duty: the only run to supervise; None: all runs that the control plane launches here.
-        shows: copy the output of rank 0 to this process's output if rank 0 is here.
         notices: the provider's notices that it takes this machine back; None: there are none.
     """
 
@@ -69,7 +68,6 @@ class Agent:
         find_session: Callable[[], BusSession | None] | None = None,
         duty: Duty | None = None,
         *,
-        shows: bool = False,
         notices: Notices | None = None,
     ) -> None:
         self._link = link
@@ -77,7 +75,6 @@ class Agent:
         self._data = data
         self._find_session = find_session
         self._duty = duty
-        self._shows = shows
         self._outputs: dict[Supervisor, Output] = {}
         self._commands = Commands(link)
         self._node = machine.describe(name)
@@ -180,7 +177,7 @@ class Agent:
             # Polling a supervisor drains a spool, which may take a while.
             self._beat()
             supervisor.poll()
-            if self._shows:
+            if self._duty is not None and self._duty.shows_output:
                 if supervisor not in self._outputs:
                     self._outputs[supervisor] = Output(supervisor.directory)
                 self._outputs[supervisor].pump(supervisor.attempt)

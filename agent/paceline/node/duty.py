@@ -94,10 +94,14 @@ class Duty:
     """Membership of a node in one run: asks the control plane whether the run needs this node.
 
     The agent asks while it has no processes of the run. `host` is the engine's name of this
-    machine; empty: unknown.
+    machine; empty: unknown. With `shows_output`, the agent copies the output of rank 0 to its own
+    output if rank 0 is here.
     """
 
-    def __init__(self, client: Client, run: str, node: str, host: str = "") -> None:
+    def __init__(
+        self, client: Client, run: str, node: str, host: str = "", *, shows_output: bool = False
+    ) -> None:
+        self.shows_output = shows_output
         self._client = client
         self._path = f"/runs/{run}/nodes/{node}/join"
         self._run = run
