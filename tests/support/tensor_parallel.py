@@ -219,7 +219,7 @@ def timed(slow: int) -> list[tuple[float, float]]:
     own = record(0, 0, data_s=0.01, compute_s=0.01, sync_s=1.0)
     if dist.get_rank() == slow:
         own = record(0, 0, data_s=0.1, compute_s=0.2, sync_s=1.0)
-    sent = [times.tell(own.data_s, own.compute_s) for _ in range(3)]
+    sent = [times.send(own.data_s, own.compute_s) for _ in range(3)]
     made = [times.slowest(own, each) for each in sent]
     if not meeting.speaks:
         made = []

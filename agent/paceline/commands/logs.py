@@ -23,7 +23,7 @@ from paceline.core.errors import InputError, PacelineError
 if TYPE_CHECKING:
     from paceline.node.client import Client
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 # Bytes of a log per request.
 _PART = 262_144
 _FINAL = ("finished", "failed", "stopped")
@@ -155,7 +155,7 @@ class LogReader:
     def follow(self) -> bool:
         """Print existing and new output until the run has ended; return the same as `once`."""
         while not self._tried(self._followed):
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         self._printer.finish()
         if not self._offsets:
             raise InputError(self._nothing(self._selection.ranks))

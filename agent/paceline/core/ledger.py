@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 # Samples per chunk in the search for the first unused one.
-_LOOK = 4096
+_CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Ledger:
 
     def _skip_used(self) -> None:
         while self._head < len(self._order):
-            unused = self._unused[self._order[self._head : self._head + _LOOK]]
+            unused = self._unused[self._order[self._head : self._head + _CHUNK]]
             if unused.any():
                 self._head += int(unused.argmax())
                 return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Tries of a read over HTTP, and the wait before the second try; each further wait is twice as long.
 _TRIES = 4
-_AGAIN_S = 0.25
+_RETRY_S = 0.25
 _TIMEOUT_S = 30.0
 # Status codes of temporary errors.
 _STUMBLES = (429, 500, 502, 503, 504)
@@ -140,7 +140,7 @@ class _Http:
             except (httpx.TransportError, _StumbledError) as error:
                 if attempt == _TRIES - 1:
                     raise OSError(f"{self._url}: {error}") from error
-            time.sleep(_AGAIN_S * 2**attempt)
+            time.sleep(_RETRY_S * 2**attempt)
         raise AssertionError
 
     def _read(self, start: int, size: int) -> bytes:

@@ -37,7 +37,7 @@ HEARTBEAT_S = 2.0
 _TICK_S = 0.2
 _RECOVER_S = 10.0
 # Seconds to deliver the rest after the runs were stopped.
-_GOODBYE_S = 10.0
+_LAST_DELIVERY_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -145,7 +145,7 @@ class Agent:
         if not self._link.up:
             # Without the bus, reading commands returns at once.
             time.sleep(_TICK_S)
-        self._look_after()
+        self._poll_runs()
         if self._commands.started:
             self._checker.poll(idle=not self._busy())
         self._beat()
@@ -172,7 +172,7 @@ class Agent:
                 self._link.move(session)
                 _log.info("the bus is now %s", self._link.place)
 
-    def _look_after(self) -> None:
+    def _poll_runs(self) -> None:
         for run, supervisor in list(self._runs.items()):
             # Polling a supervisor drains a spool, which may take a while.
             self._beat()
@@ -229,7 +229,7 @@ class Agent:
     def _fail(self, run: str, launch: Launch, why: str) -> None:
         _log.error("run %s cannot be launched: %s", run, why)
         now, node = time.time(), self._node.node
-        self._link.tell(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
+        self._link.report(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
 
     def _let_go(self, run: str) -> None:
         """Close an ended run before its new launch. The new supervisor delivers its spool."""
@@ -262,7 +262,7 @@ class Agent:
             check=self._checker.newest,
             gpu_states=self._gpus.read(),
         )
-        self._link.tell(state)
+        self._link.report(state)
 
     def _busy(self) -> list[str]:
         return [run for run, supervisor in self._runs.items() if supervisor.running]
@@ -294,10 +294,10 @@ class Agent:
         # Limits the delivery once all runs have ended.
         deadline = None
         while self._runs:
-            self._look_after()
+            self._poll_runs()
             ended = not any(supervisor.running for supervisor in self._runs.values())
             if ended and deadline is None:
-                deadline = time.monotonic() + _GOODBYE_S
+                deadline = time.monotonic() + _LAST_DELIVERY_S
             if deadline is not None and (not self._link.up or time.monotonic() > deadline):
                 break
             time.sleep(0.05)

@@ -64,7 +64,7 @@ class Link:
         """
         return self.attempt(_local_address)
 
-    def tell(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
+    def report(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
         """Publish a message; return True if the bus accepted it."""
         sent = self.attempt(lambda bus: publish(bus, self.session.reports, message, run))
         return sent is not None

@@ -33,6 +33,7 @@ from paceline.train.ddp import CurrentStep, trained
 from paceline.train.ending import SignalHandler
 from paceline.train.fsdp.model import is_sharded
 from paceline.train.leaving import end_process
+from paceline.train.liveness import Activity
 from paceline.train.lockstep import Lockstep
 from paceline.train.meeting import Meeting, introduce, place
 from paceline.train.parts import Step, left_key
@@ -44,7 +45,6 @@ from paceline.train.sync.pool import SharedBatches, ends_span
 from paceline.train.sync.uneven import Schedules, refuse_collectives
 from paceline.train.telling.trial import flops
 from paceline.train.timing import RunningStep
-from paceline.train.watch import Activity
 from paceline.train.wiring import (
     Findings,
     Wiring,

@@ -162,7 +162,7 @@ class GroupTimes:
         # By member: the number of steps in which it was the slowest.
         self._slowest: Counter[int] = Counter()
 
-    def tell(self, data_s: float, compute_s: float) -> PendingTimes:
+    def send(self, data_s: float, compute_s: float) -> PendingTimes:
         """Send this rank's times of a step. Collective: the group's ranks call it for each step."""
         own = torch.tensor([data_s, compute_s], dtype=torch.float64)
         times = [torch.zeros_like(own) for _ in self._lanes.members]
@@ -217,17 +217,17 @@ class SilentReporter:
         """Take a finished step, and read its times when the device is done or one step later."""
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
-            self._tell(self._over.pop(0))
+            self._send(self._over.pop(0))
         del self._sent[:-2]
 
-    def _tell(self, running: RunningStep) -> None:
+    def _send(self, running: RunningStep) -> None:
         compute_s, _, _ = running.read()
-        self._sent.append(self._times.tell(running.data_s, compute_s))
+        self._sent.append(self._times.send(running.data_s, compute_s))
 
     def flush(self) -> None:
         """Send the times of all finished steps now."""
         while self._over:
-            self._tell(self._over.pop(0))
+            self._send(self._over.pop(0))
         for sent in self._sent:
             sent.read()
         self._sent.clear()

@@ -60,7 +60,7 @@ class Emitter:
         spool: stores messages that the bus does not accept; None: memory does until `close`.
         memory: measures the memory in use, in bytes; the thread calls it every `FLUSH_S`.
         stream: name of the bus's stream to write to.
-        look: returns another message to send, or None; the thread calls it at every flush.
+        liveness: returns another message to send, or None; the thread calls it at every flush.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Emitter:
         spool: Spool | None,
         memory: Callable[[], int],
         stream: str = TELEMETRY,
-        look: Callable[[], Message | None] = lambda: None,
+        liveness: Callable[[], Message | None] = lambda: None,
     ) -> None:
-        self._look = look
+        self._liveness = liveness
         self._outlet = Outlet(run, bus, spool, stream)
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()
@@ -144,7 +144,7 @@ class Emitter:
                     message.set()
                 else:
                     self._outlet.deliver(message)
-            if (seen := self._look()) is not None:
+            if (seen := self._liveness()) is not None:
                 self._outlet.deliver(seen)
             if closing:
                 self._outlet.end()
@@ -272,7 +272,7 @@ class Reporter:
         if self._times is None:
             self._report(running, record)
             return
-        sent = self._times.tell(record.data_s, record.compute_s)
+        sent = self._times.send(record.data_s, record.compute_s)
         self._sent.append((running, record, sent))
         self._report_sent(1)
 

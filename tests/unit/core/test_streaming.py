@@ -47,7 +47,7 @@ class Ranks:
                 continue
             self.left[rank] = left[count:]
             ended = not self.left[rank]
-            self.ledger.tell(rank, np.array(left[:count]), ended=ended)
+            self.ledger.record(rank, np.array(left[:count]), ended=ended)
 
     def train(self, steps: int, paces: Paces | None) -> None:
         self.ledger.paces = paces
@@ -195,7 +195,7 @@ def proposal(**fields: object) -> Segment:
 def test_a_proposal_is_filled_and_what_has_samples_is_refused() -> None:
     made = ledger(2, 4, 16)
     for rank in range(2):
-        made.tell(rank, np.arange(1.0, 7.0), ended=True)
+        made.record(rank, np.arange(1.0, 7.0), ended=True)
     assert "lists samples" in str(made.refusal(proposal(counts=[[1, 0]], indices=b"\0\0\0\0"), 2))
     assert "epoch 1, not 0" in str(made.refusal(proposal(epoch=1), 2))
     assert "paces.a has 1 values for 2 ranks" in str(
@@ -318,6 +318,6 @@ def test_a_slow_rank_claims_little_towards_the_end() -> None:
 def test_a_rank_at_its_end_needs_no_room(rank: int) -> None:
     made = ledger(3, 4, 60)
     assert made.rooms == [20, 20, 20]
-    made.tell(rank, np.array([1.0]), ended=True)
+    made.record(rank, np.array([1.0]), ended=True)
     assert made.rooms[rank] == 0
     assert sum(made.rooms) == 60

@@ -55,7 +55,7 @@ class _Buffer:
 class StreamLedger:
     """A record of the samples of one epoch of a stream. For one thread.
 
-    The leader records the ranks' reports with `tell`, waits until the ledger is `ready`, and takes
+    The leader adds the ranks' reports with `record`, waits until the ledger is `ready`, and takes
     the next steps with `coast` or `filled`. Then it records them with `use`.
 
     Args:
@@ -126,7 +126,7 @@ class StreamLedger:
         rooms = np.ceil(self._buffer * shares / shares.sum()).astype(int)
         return [int(room) for room in rooms]
 
-    def tell(self, rank: int, sizes: Floats, *, ended: bool) -> None:
+    def record(self, rank: int, sizes: Floats, *, ended: bool) -> None:
         """Record λ of further samples that a rank has read; `ended`: there are no more."""
         buffer = self._buffers[rank]
         numbers = np.arange(self._count, self._count + len(sizes))

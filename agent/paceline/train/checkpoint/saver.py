@@ -273,7 +273,7 @@ class Saver:
         """Return rank 0's newest checkpoint, and check that all ranks have the same arguments."""
         arguments = {**asdict(self._schedule), "directory": str(self._schedule.directory)}
         given = arguments | self._contents.given
-        mine = given, *(self._look() if self._rank == 0 else (None, ""))
+        mine = given, *(self._find_newest() if self._rank == 0 else (None, ""))
         words: list[Any] = [mine]
         if self._group is not None:
             words = [None] * dist.get_world_size(self._group)
@@ -289,7 +289,7 @@ class Saver:
                 )
         return None if newest is None else int(newest)
 
-    def _look(self) -> tuple[int | None, str]:
+    def _find_newest(self) -> tuple[int | None, str]:
         try:
             self._folder.make()
             return self._folder.newest(), ""

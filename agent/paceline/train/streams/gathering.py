@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.002
+_POLL_S = 0.002
 # After this time in seconds, the log reports that the leader waits for ranks.
 _LONG_S = 60.0
 
@@ -77,7 +77,7 @@ class Gathering:
                     "planning waits for ranks to read the stream; samples read so far, by rank: %s",
                     ledger.known,
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         if ledger.over:
             raise PacelineError(
                 f"the stream returned {sum(ledger.known)} samples in epoch {ledger.epoch}, less "
@@ -95,7 +95,7 @@ class Gathering:
             self._numbers[rank] += 1
             if word.error:
                 raise PacelineError(f"rank {rank} cannot read the stream: {word.error}")
-            ledger.tell(rank, np.array(word.sizes, np.float64), ended=word.ended)
+            ledger.record(rank, np.array(word.sizes, np.float64), ended=word.ended)
             if word.ended:
                 return
 

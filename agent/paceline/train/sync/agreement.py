@@ -12,7 +12,7 @@ from paceline.core.errors import PacelineError
 if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
-_LOOK_S = 0.005
+_POLL_S = 0.005
 # Patience in seconds of a rank that raised, while no rank moves; ten steps if these take longer.
 _STILL_S = 30.0
 
@@ -105,7 +105,7 @@ class LoopAgreement:
             if str((steps, left)) != seen:
                 seen, since = str((steps, left)), time.monotonic()
             yield steps
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         why = f"rank {rank} left its loop in step {step} and waited {patience_s:g} s for the others"
         self._store.compare_set(self._key("all"), "", why)
         raise PacelineError(f"{why}; {self.where()}")

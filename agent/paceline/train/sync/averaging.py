@@ -148,7 +148,7 @@ class AveragingSync:
             spread(merged, tensors)
         self._work[flight.part] += keep * flight.work
         # Only the ranks' wait counts as reduction: the rest overlapped their steps.
-        self._tell(round(gave), waited_s, sum(t.numel() * t.element_size() for t in tensors))
+        self._report(round(gave), waited_s, sum(t.numel() * t.element_size() for t in tensors))
 
     def _mean(self, parts: Sequence[int], rules: OuterRules | None) -> None:
         """Average parts of the parameters, and step the outer optimiser if there are rules."""
@@ -163,9 +163,9 @@ class AveragingSync:
             self._work[part] = 0.0
             givers = max(givers, round(gave))
             size += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self._tell(givers, time.perf_counter() - began, size)
+        self._report(givers, time.perf_counter() - began, size)
 
-    def _tell(self, givers: int, took_s: float, size: int) -> None:
+    def _report(self, givers: int, took_s: float, size: int) -> None:
         number, self._means = self._means, self._means + 1
         if self._on_round is not None:
             self._on_round(Round(number, self._ranks.world, givers, [givers], 0, 0.0, took_s, size))
