@@ -2,8 +2,8 @@
 
 At a session's start, `settle` finds out which ranks share a node's directory, and which samples
 each node has. Its result is None unless the data set is a `paceline.data.Sharded`. Else the result
-is the rank's `NodeData`: it passes the plan's parts to the node's keeper, counts the samples that
-batches missed (`Counting` is the loader's collate function), and records each epoch.
+is the rank's `NodeData`: it passes the plan's parts to the node's prefetcher, counts the samples
+that batches missed (`Counting` is the loader's collate function), and records each epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 
 from paceline.core.errors import PacelineError
 from paceline.data import Sharded
-from paceline.data.keeper import NodePart, Prefetcher
+from paceline.data.prefetcher import NodePart, Prefetcher
 from paceline.data.sharded import Misses
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting, gathered, kernel
@@ -57,7 +57,7 @@ class Counting:
 
 
 class NodeData:
-    """A rank's data on its node. The keeper runs in the first rank of each node."""
+    """A rank's data on its node. The prefetcher runs in the first rank of each node."""
 
     def __init__(
         self,
@@ -65,23 +65,23 @@ class NodeData:
         rank: int,
         node: str,
         shards: Shards,
-        keeper: Prefetcher | None,
+        prefetcher: Prefetcher | None,
         attempt: int,
     ) -> None:
         self.shards = shards
         # Sends a record to the control plane, if there is one.
         self.send: Callable[[Message], None] | None = None
         self._data, self._rank, self._node, self._attempt = data, rank, node, attempt
-        self._keeper = keeper
+        self._prefetcher = prefetcher
         # Of the current epoch.
         self._misses = Misses()
         self._waits = 0
         self._waited_s = 0.0
 
     def take(self, part: NodePart) -> None:
-        """Pass a segment's part for this node to the keeper. Thread-safe."""
-        if self._keeper is not None:
-            self._keeper.take(part)
+        """Pass a segment's part for this node to the prefetcher. Thread-safe."""
+        if self._prefetcher is not None:
+            self._prefetcher.take(part)
 
     def loading(self) -> None:
         """Discard misses from before the loading of batches.
@@ -102,8 +102,8 @@ class NodeData:
 
     def epoch_over(self, epoch: int) -> DataEpoch:
         """Record the epoch, and send the record to the control plane, if there is one."""
-        keeper, misses = self._keeper, self._misses
-        moved = keeper.moved(epoch) if keeper is not None else None
+        prefetcher, misses = self._prefetcher, self._misses
+        moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(
             attempt=self._attempt,
             rank=self._rank,
@@ -126,9 +126,9 @@ class NodeData:
         return record
 
     def close(self) -> None:
-        """End the keeper."""
-        if self._keeper is not None:
-            self._keeper.close()
+        """End the prefetcher."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
 
 def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
@@ -168,11 +168,11 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
         dataset.directory.release()
         raise
     dataset.keeps = True
-    keeper = Prefetcher(dataset, held, meeting.filler) if first else None
+    prefetcher = Prefetcher(dataset, held, meeting.filler) if first else None
     names = environment.placed(meeting.world)
     node = names[meeting.rank] if names else f"{socket.gethostname()}:{dataset.directory.path}"
     node = node[:_LONGEST_NAME]
-    return NodeData(dataset, meeting.rank, node, shards, keeper, environment.attempt)
+    return NodeData(dataset, meeting.rank, node, shards, prefetcher, environment.attempt)
 
 
 def _place(data: Sharded) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def held(part: bytes | None) -> list[int] | None:
 
 def test_a_sample_lives_where_it_was_trained_or_moved_to() -> None:
     homes = Homes(shards((0, 0, 1), (99, 99), np.full(8, 5), np.array([0, 1] + [-1] * 6)))
-    assert homes.keepers == [0, 2]
+    assert homes.prefetchers == [0, 2]
     homes.enter(0)
     first, second = homes.parts(segment([[[0], [2], [3]], [[4], [], [5, 6]]], epoch_end=False))
     assert (held(first.trained), held(second.trained)) == ([0, 2, 4], [3, 5, 6])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistError, DistStoreError
 
 from paceline.core.errors import PacelineError
-from paceline.data.keeper import NodePart
+from paceline.data.prefetcher import NodePart
 from paceline.train.parts import Part, Step, get_part, part_key, put_part
 
 if TYPE_CHECKING:

@@ -382,10 +382,10 @@ class Leader:
             pool.put(self._store, parts)
         # Last, because the nodes' parts are long and not for all ranks.
         if self._homes is not None:
-            for keeper, of_node in zip(
-                self._homes.keepers, self._homes.parts(segment), strict=True
+            for rank, of_node in zip(
+                self._homes.prefetchers, self._homes.parts(segment), strict=True
             ):
-                parts[keeper] = msgspec.structs.replace(parts[keeper], node=of_node)
+                parts[rank] = msgspec.structs.replace(parts[rank], node=of_node)
         self._put(segment.seq, parts)
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         ends = np.cumsum([sum(row) for row in segment.counts])

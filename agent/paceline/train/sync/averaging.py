@@ -16,7 +16,7 @@ from paceline.train.parts import Step
 from paceline.train.sync.base import Channel, Ranks, Round, no_gradient
 from paceline.train.sync.gradients import Mean, averaged, joined, spread
 from paceline.train.sync.outer import Outer
-from paceline.train.sync.peers import Courier
+from paceline.train.sync.peers import TaskThread
 from paceline.train.sync.rounds import RoundCalls
 from paceline.wire.synchronisation import AveragingRules, OuterRules
 
@@ -66,7 +66,9 @@ class AveragingSync:
         # A reduction that lacks a rank cannot be ended, not even by a rank that leaves. So it
         # begins only when all ranks have called it ready.
         self._calls = RoundCalls(channel.ranks, f"{channel.prefix}/means")
-        self._mail = Courier(channel.ranks.timeout.total_seconds()) if rules.overlap else None
+        self._task_thread = (
+            TaskThread(channel.ranks.timeout.total_seconds()) if rules.overlap else None
+        )
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
@@ -95,8 +97,8 @@ class AveragingSync:
         """See `Synchroniser.meet`. Afterwards the optimisers' states are equal, too."""
         if self._flight is not None:
             self._land(self._flight)
-        if self._mail is not None:
-            self._mail.close()
+        if self._task_thread is not None:
+            self._task_thread.close()
         self._mean(range(len(self._parts)), None)
         if self._flights and self._ranks.rank == 0:
             self._calls.forget(self._flights - 1)
@@ -104,20 +106,20 @@ class AveragingSync:
 
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
-        if self._mail is not None:
+        if self._task_thread is not None:
             self._calls.abort(self._flights - (self._flight is not None), reason)
-            self._mail.close(timeout_s=1.0)
+            self._task_thread.close(timeout_s=1.0)
         # Makes the others' collectives fail.
         dist.destroy_process_group(self._ranks.group)
 
     def _take_off(self, part: int, step: int) -> None:
         """Begin the mean of a part after a step, in the background."""
         tensors, work = [p.data for p in self._parts[part]], self._work[part]
-        if not tensors or self._mail is None:
+        if not tensors or self._task_thread is None:
             return
         mean = Mean(tensors, work, [float(work > 0)])
         self._flight = _Flight(part, mean, work, step + self._rules.overlap)
-        self._mail.begin(partial(self._carry, mean, self._flights))
+        self._task_thread.begin(partial(self._carry, mean, self._flights))
         self._flights += 1
         self._work[part] = 0.0
 
@@ -133,9 +135,9 @@ class AveragingSync:
 
     def _land(self, flight: _Flight) -> None:
         """Wait for the mean in flight, and apply its result."""
-        assert self._mail is not None
+        assert self._task_thread is not None
         began = time.perf_counter()
-        self._mail.wait()
+        self._task_thread.wait()
         self._flight = None
         mean, (gave,) = flight.mean.value, flight.mean.sums
         waited_s = time.perf_counter() - began

@@ -18,7 +18,7 @@ from paceline.train.sync.averaging import AveragingSync
 from paceline.train.sync.base import Channel, Round
 from paceline.train.sync.gradients import joined, spread
 from paceline.train.sync.outer import Outer
-from paceline.train.sync.peers import Courier, Peers
+from paceline.train.sync.peers import Peers, TaskThread
 from paceline.wire.synchronisation import AveragingRules
 
 
@@ -53,12 +53,12 @@ class PairwiseSync(AveragingSync):
         # The shadow, then the number of own steps in it. Under the lock.
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
         answering = replicas.answering(ranks.world)
-        self._courier = Courier(ranks.timeout.total_seconds())
+        self._tasks = TaskThread(ranks.timeout.total_seconds())
         self._peers = Peers(ranks, channel.prefix, answering, len(self._shadow), self._answer)
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`. Waits for the exchange of the previous step."""
-        self._courier.wait()
+        self._tasks.wait()
         self._peers.check()
         super().stepping(step, optimiser)
 
@@ -68,12 +68,12 @@ class PairwiseSync(AveragingSync):
         self._steps += 1
         self._take_over()
         if self._asks and self._stepped is step:
-            self._courier.begin(self._swap)
+            self._tasks.begin(self._swap)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""
-        self._courier.close()
-        self._courier.wait()
+        self._tasks.close()
+        self._tasks.wait()
         self._peers.finish()
         self._take_over()
         self._work = [1.0]
@@ -82,7 +82,7 @@ class PairwiseSync(AveragingSync):
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
         self._peers.abort(reason)
-        self._courier.close(timeout_s=1.0)
+        self._tasks.close(timeout_s=1.0)
         super().abort(reason)
 
     def _take_over(self) -> None:
