@@ -180,6 +180,6 @@ def loading_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in _LOADING}
 
 
-def refuse(problem: str, mend: str) -> None:
+def refuse(problem: str, fix: str) -> None:
     """Raise a PacelineError for a setting of a framework."""
-    raise PacelineError(f"{problem}: {mend}")
+    raise PacelineError(f"{problem}: {fix}")

@@ -117,7 +117,7 @@ class Lockstep:
         # The newest point that all ranks have passed.
         self._passed: str | None = None
         # The newest beat of each rank, and when it came.
-        self._heard: dict[int, tuple[int, float]] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
         # The number of notes that this rank has logged.
         self._notes = 0
         # On rank 0, the conditions that a note was stored for.
@@ -349,8 +349,8 @@ class Lockstep:
         of = {rank: _DECODER.decode(value) for rank, value in zip(here, values, strict=True)}
         now = time.monotonic()
         for rank, progress in of.items():
-            if self._heard.get(rank, (-1, 0.0))[0] != progress.beat:
-                self._heard[rank] = progress.beat, now
+            if self._beats.get(rank, (-1, 0.0))[0] != progress.beat:
+                self._beats[rank] = progress.beat, now
         failure = lockstep.conflict(of)
         if failure is None:
             failure = self._dead(of) or (self._missing(of, now) if self._explaining else None)
@@ -382,7 +382,7 @@ class Lockstep:
             ended = progress.place == self._progress.place and not _is_alive(progress.process)
             if progress.closed and ended:
                 return f"rank {rank} has ended before the others: {where}"
-            silent_s = now - self._heard[rank][1]
+            silent_s = now - self._beats[rank][1]
             if silent_s >= _SILENT_S:
                 return (
                     f"rank {rank} failed: no heartbeat for {silent_s:.0f} s, so its process or its "

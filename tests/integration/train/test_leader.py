@@ -69,11 +69,11 @@ class Run:
 
     def propose(self, segment: Segment, attempt: int = 0) -> None:
         """Sends a proposal and waits until the leader has heard it."""
-        before = self.proposals.heard
+        before = self.proposals.received
         proposal = Proposal(attempt, segment, "test")
         bus.publish(self.client, wire.control(RUN), proposal, RUN)
         if attempt == 0:
-            until(lambda: self.proposals.heard > before)
+            until(lambda: self.proposals.received > before)
 
     def epoch(self, number: int = 0) -> Iterator[list[Step]]:
         """The steps of both ranks."""
@@ -134,7 +134,7 @@ def test_what_was_said_before_the_leader_began_counts(bus_url: str) -> None:
     with redis.Redis.from_url(bus_url) as client:
         bus.publish(client, wire.control(RUN), Proposal(0, FIRST, "early"), RUN)
     run = Run(bus_url)
-    until(lambda: run.proposals.heard == 1)
+    until(lambda: run.proposals.received == 1)
     next(run.epoch())
     assert run.adopted == [FIRST]
     run.close()
@@ -339,7 +339,7 @@ def test_a_run_that_goes_on_obeys_no_order_of_before(bus_url: str) -> None:
     ):
         for message in (StopTraining("again", 1), Proposal(3, FIRST, "test")):
             bus.publish(client, wire.control(RUN), message, RUN)
-        until(lambda: proposals.heard)
+        until(lambda: proposals.received)
         assert proposals.stop_reason is None
         bus.publish(client, wire.control(RUN), StopTraining("now", 2), RUN)
         until(lambda: proposals.stop_reason == "now")

@@ -51,7 +51,7 @@ def sessions(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the script makes a session."""
     made = [known for known in seen.sessions if known.session is not None]
     if not seen.sessions and not seen.failed:
-        yield Finding("session", Level.PROBLEM, _without_session(seen), _mend())
+        yield Finding("session", Level.PROBLEM, _without_session(seen), _fix_without_session())
     for number, known in enumerate(made):
         assert known.session is not None
         terms = known.session._loop.context.terms
@@ -75,7 +75,7 @@ def _without_session(seen: ScriptRecord) -> str:
     return says
 
 
-def _mend() -> str:
+def _fix_without_session() -> str:
     """Return the fix for a script without a session, by the framework that it uses."""
     used = [words for module, words in _ADAPTERS.items() if module in sys.modules]
     return used[0] if used else _FIVE_LINES

@@ -142,7 +142,7 @@ class Leader:
         # Number of the newest segment in the store.
         self._newest = -1
         # Number of proposals when the last segment was chosen.
-        self._heard = 0
+        self._received = 0
         # The reason why ranks get equal local batches, whatever the controller proposes.
         self._equal_because = ""
         # More than the terms' while the controller's plans arrive too late.
@@ -282,7 +282,7 @@ class Leader:
             self._consider_lateness(proposals)
         else:
             self._coast_steps = self._terms.coast_steps
-        self._heard = proposals.heard
+        self._received = proposals.received
         if patience_s > GRACE_S:
             self._waits.over(came=made is not None)
         elif made is not None:
@@ -308,7 +308,11 @@ class Leader:
         Otherwise a policy that plans for longer than coasting lasts would never take effect.
         """
         newest = proposals.newest
-        if newest is not None and proposals.heard > self._heard and newest.segment.seq < self.seq:
+        if (
+            newest is not None
+            and proposals.received > self._received
+            and newest.segment.seq < self.seq
+        ):
             self._coast_steps = min(2 * self._coast_steps, self._most_coasted())
             self._waits.late()
 
@@ -328,7 +332,7 @@ class Leader:
         It does if it made the last segment, or has proposed a segment since then.
         """
         kept_up = self._last is not None and self._last.source != "coast"
-        if not kept_up and proposals.heard == self._heard:
+        if not kept_up and proposals.received == self._received:
             return 0.0
         return max(GRACE_S, self._waits.due_s)
 

@@ -67,7 +67,7 @@ class Gathering:
         while not stops():
             for rank, ended in enumerate(ledger.ended_ranks):
                 if not ended:
-                    self._hear(ledger, rank)
+                    self._receive(ledger, rank)
             self._answer(ledger)
             if ledger.ready():
                 break
@@ -85,7 +85,7 @@ class Gathering:
                 "drop_last, a smaller global_batch"
             )
 
-    def _hear(self, ledger: StreamLedger, rank: int) -> None:
+    def _receive(self, ledger: StreamLedger, rank: int) -> None:
         while True:
             key = news.news_key(ledger.epoch, rank, self._numbers[rank])
             if not self._store.check([key]):

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
-from paceline.core.member import Member, RoundCounts, Says, WaitReason
+from paceline.core.member import Member, RoundAction, RoundCounts, WaitReason
 from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline.train.sync.base import Channel, Ranks, Round
 from paceline.train.sync.gradients import Gradient
@@ -224,10 +224,10 @@ class Rounds:
         progress = self._progress
         if progress.reducing or not progress.working:
             return
-        says, number = self._member.announce(), progress.rounds_done
-        if says is Says.READY:
+        action, number = self._member.announce(), progress.rounds_done
+        if action is RoundAction.READY:
             calls |= progress.enough(self._calls.count_ready(number))
-        if calls or says is Says.CALL:
+        if calls or action is RoundAction.CALL:
             self._calls.call(number)
 
     def _run(self) -> None:
