@@ -16,6 +16,17 @@ from paceline.core.errors import InputError, PacelineError
 Frames = Literal["pandas", "polars"]
 # A data frame of pandas or polars.
 DataFrame = Any
+# Metric → its title, and the format of its axis.
+METRICS = {
+    "step_s": ("Time per step, s", "~g"),
+    "waste": ("Waste", "~%"),
+    "se": ("SE", "~g"),
+    "loss": ("Loss", "~g"),
+    "comm_s": ("Communication, s", "~g"),
+    "compute_max": ("Slowest rank's compute time, s", "~g"),
+    "dif": ("DIF of a step", "~s"),
+    "ett_error": ("ETT error", "~%"),
+}
 
 
 def checked(frames: str) -> Frames:
@@ -59,19 +70,6 @@ def _library(frames: Frames) -> Any:
         install = "polars" if frames == "polars" else "'paceline[notebook]'"
         raise PacelineError(f"{frames} is not installed: pip install {install}") from error
     return pandas
-
-
-# Metric → its title, and the format of its axis.
-METRICS = {
-    "step_s": ("Time per step, s", "~g"),
-    "waste": ("Waste", "~%"),
-    "se": ("SE", "~g"),
-    "loss": ("Loss", "~g"),
-    "comm_s": ("Communication, s", "~g"),
-    "compute_max": ("Slowest rank's compute time, s", "~g"),
-    "dif": ("DIF of a step", "~s"),
-    "ett_error": ("ETT error", "~%"),
-}
 
 
 def figure(

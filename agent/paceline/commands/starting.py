@@ -32,6 +32,13 @@ from paceline.core.errors import InputError
 if TYPE_CHECKING:
     from paceline.node.starting.examining import Finding
 
+_ObservedCommand = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="-- COMMAND …", help="Command that starts the ranks: torchrun, accelerate, …"
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlacement:
@@ -242,14 +249,6 @@ def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
             "--slowdown and --emulate"
         )
     return OBSERVED
-
-
-_ObservedCommand = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="-- COMMAND …", help="Command that starts the ranks: torchrun, accelerate, …"
-    ),
-]
 
 
 @grouped

@@ -11,6 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 
+# Seconds between two refusals that are logged.
+EVERY_S = 60.0
+
 
 class Outage:
     """An outage of a service: a warning at its start and its end, and pauses between retries.
@@ -66,10 +69,6 @@ class Outage:
         if self.active:
             self._log.warning("%s", self.ends)
         self._pause_s = 0.0
-
-
-# Seconds between two refusals that are logged.
-EVERY_S = 60.0
 
 
 class Refusals:

@@ -21,6 +21,27 @@ from paceline.core.errors import PacelineError
 from paceline.train.ddp import SingleProcess
 from paceline.train.session import Session
 
+# Options that an adapter passes to Session and Session.wrap.
+OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
+# Options of a DataLoader that concern how batches are loaded.
+_LOADING = [
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+]
+_DECIDED = {
+    "global_batch": "it follows from the framework's batch size and the number of ranks",
+    "token_budget": "the framework decides how many samples a batch has",
+    "drop_last": "use the framework's own drop_last",
+    "micro_batches": "a framework's loop runs one iteration for each batch",
+    "uneven_steps": "a framework's loop runs the same number of steps on all ranks",
+}
+
 
 class DrivenLoader:
     """A session's loader for the loop of a framework. `place` moves a batch to the device.
@@ -89,28 +110,6 @@ class DrivenLoader:
         if self.session._loop.at_epoch_end:
             for _ in self._loader:
                 raise AssertionError("an epoch that is over has no batch")
-
-
-# Options that an adapter passes to Session and Session.wrap.
-OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
-# Options of a DataLoader that concern how batches are loaded.
-_LOADING = [
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-]
-_DECIDED = {
-    "global_batch": "it follows from the framework's batch size and the number of ranks",
-    "token_budget": "the framework decides how many samples a batch has",
-    "drop_last": "use the framework's own drop_last",
-    "micro_batches": "a framework's loop runs one iteration for each batch",
-    "uneven_steps": "a framework's loop runs the same number of steps on all ranks",
-}
 
 
 def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str | None]:

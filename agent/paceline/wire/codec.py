@@ -28,6 +28,7 @@ _LONGEST = 1000
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
+_FIELDS = (b"v", b"run", b"data")
 
 
 class WireError(ValueError):
@@ -93,9 +94,6 @@ def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
     if not isinstance(message, Committed):
         return run, [message]
     return run, [decode({**fields, b"data": bytes(raw)})[1] for raw in message.messages]
-
-
-_FIELDS = (b"v", b"run", b"data")
 
 
 class ForgedError(WireError):

@@ -16,6 +16,9 @@ import msgspec
 
 # Levels of nesting of a plain value.
 DEEPEST = 32
+_PLACE = re.compile(r"(?s)(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?")
+_FIELD = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.*)`")
+_SAYS = {"contains unknown": "is not a known field", "missing required": "is missing"}
 
 
 def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
@@ -70,11 +73,6 @@ def of_times(message: Any, names: Sequence[str]) -> str | None:
         if not 0 <= getattr(message, name) < math.inf:
             return f"{name} is {getattr(message, name)}, not a finite number of at least 0"
     return None
-
-
-_PLACE = re.compile(r"(?s)(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?")
-_FIELD = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.*)`")
-_SAYS = {"contains unknown": "is not a known field", "missing required": "is missing"}
 
 
 def worded(error: msgspec.ValidationError, within: str = "") -> str:

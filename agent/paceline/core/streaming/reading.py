@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 PARTS = 8
 # Fraction of a rank's share of the unclaimed parts that it may claim at once.
 _FAIR = 0.5
+# Bits of a digest.
+_BITS = 64
 
 
 class Claim(NamedTuple):
@@ -78,9 +80,6 @@ class ShardClaims:
             word = self._change(word, wanted)
             if word == wanted:
                 return claim
-
-
-_BITS = 64
 
 
 class ShardOrder(NamedTuple):
