@@ -63,7 +63,7 @@ class LoopAgreement:
         rank, world = self._ranks.rank, self._ranks.world
         if self._count(step) == world:
             self._store.compare_set(self._key("all"), "", "ok")
-        for steps in self._looking(step, raised):
+        for steps in self._poll_steps(step, raised):
             if self._store.check([self._key("all")]):
                 break
             for other, reached in enumerate(steps):
@@ -81,7 +81,7 @@ class LoopAgreement:
         """
         self._store.set(self._at(self._ranks.rank), str(step + 1))
         if raised:
-            for steps in self._looking(step, raised):
+            for steps in self._poll_steps(step, raised):
                 if all(reached is not None and reached > step for reached in steps):
                     break
 
@@ -93,8 +93,8 @@ class LoopAgreement:
             return f"ranks were last seen in steps {steps}" + "".join(left)
         return "rank 0 has ended"
 
-    def _looking(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yield the ranks' steps repeatedly; raise if no rank goes on or leaves for too long."""
+    def _poll_steps(self, step: int, raised: bool) -> Iterator[list[int | None]]:
+        """Yield the ranks' steps repeatedly; raise if no rank continues or leaves for too long."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_STILL_S, 10 * self._took_s))
