@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.core.amounts.shapes import Shapes
     from paceline.train.amounts.packing import Packed, packed
     from paceline.train.parts import Batch
-    from paceline.train.seeding.samples import generator, numpy_generator, seeded
+    from paceline.train.seeding import generator, numpy_generator, seeded
     from paceline.train.session import Session
 
 __all__ = [
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
     if name in ("Packed", "packed"):
         return getattr(importlib.import_module("paceline.train.amounts.packing"), name)
     if name in ("generator", "numpy_generator", "seeded"):
-        return getattr(importlib.import_module("paceline.train.seeding.samples"), name)
+        return getattr(importlib.import_module("paceline.train.seeding"), name)
     if name == "data":
         return importlib.import_module("paceline.data")
     if name == "connect":

@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.core.errors import MissingExtraError, PacelineError
-from paceline.train.adapting.loader import DrivenLoader
-from paceline.train.adapting.options import (
+from paceline.train.adapting import (
+    DrivenLoader,
     checked,
     is_shuffled,
     options_of,

@@ -35,9 +35,7 @@ from paceline.commands.options import (
     parameters_of,
 )
 from paceline.commands.printing import print_json, print_table
-from paceline.commands.starting.doctor import doctor
-from paceline.commands.starting.observe import observe
-from paceline.commands.starting.run import run
+from paceline.commands.starting import doctor, observe, run
 from paceline.commands.switching import switch, switches
 from paceline.core.errors import InputError, MissingExtraError, PacelineError
 from paceline.core.version import __version__

@@ -22,8 +22,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from paceline.core.errors import MissingExtraError, PacelineError
-from paceline.train.adapting.loader import DrivenLoader
-from paceline.train.adapting.options import checked, loading_of, refuse, wrapped
+from paceline.train.adapting import DrivenLoader, checked, loading_of, refuse, wrapped
 from paceline.train.session import Session
 
 try:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.core.errors import MissingExtraError
-from paceline.train.adapting import driving
+from paceline.train import driving
 from paceline.train.meeting import place
 from paceline.train.session import close_all
 
@@ -90,7 +90,8 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
         if given is not None:
             ranks = worker_group.execute(driving.whereabouts, backend_config.machine)
             variables = driving.variables_of(given, ranks, self.starts)
-            tell = worker_group.execute_single_async
-            ray.get([tell(rank, driving.tell, of_rank) for rank, of_rank in enumerate(variables)])
+            send = worker_group.execute_single_async
+            sent = [send(rank, driving.set_variables, own) for rank, own in enumerate(variables)]
+            ray.get(sent)
             self.starts += 1
         super().on_start(worker_group, backend_config)

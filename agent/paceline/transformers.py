@@ -28,8 +28,7 @@ from torch import nn
 from torch.utils.data import RandomSampler
 
 from paceline.core.errors import MissingExtraError, PacelineError
-from paceline.train.adapting.loader import DrivenLoader
-from paceline.train.adapting.options import checked, loading_of, ranks_seed, refuse
+from paceline.train.adapting import DrivenLoader, checked, loading_of, ranks_seed, refuse
 from paceline.train.session import Session
 
 try:

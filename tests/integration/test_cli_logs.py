@@ -12,7 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from paceline.commands.lines import Log, Printer
+from paceline.commands.logs import Log, Printer
 from paceline.node import logs as node_logs
 from paceline.wire import State
 from paceline_backend.insight import hangs

@@ -12,8 +12,8 @@ import redis
 import sqlalchemy as sa
 
 from paceline.wire import Launch, State, commands
-from paceline.wire.authentic import ForgedError, decode_signed
 from paceline.wire.bus import connect
+from paceline.wire.codec import ForgedError, decode_signed
 from paceline.wire.sealing import SealError, unseal
 from paceline_backend.control.bus_users import UserReconciler
 from paceline_backend.control.writers import Writers

@@ -24,7 +24,7 @@ from paceline import wire
 from paceline.core.errors import PacelineError
 from paceline.node.spool import Spool
 from paceline.wire.asking import ListLogs, LogPart
-from paceline.wire.authentic import signed
+from paceline.wire.codec import signed
 from paceline.wire.sealing import seal_answer
 from paceline_backend.server.floods import Bounds
 from support.bus_tries import CASES

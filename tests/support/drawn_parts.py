@@ -93,7 +93,7 @@ class Bus:
 
     def __init__(self, attempt: int) -> None:
         self.proposals: dict[int, Proposal] = {}
-        self.attempt, self.heard = attempt, 0
+        self.attempt, self.received = attempt, 0
         self.newest: Proposal | None = None
         self.stop_reason: str | None = None
 
@@ -101,7 +101,7 @@ class Bus:
         message = decode(fields)[1]
         if isinstance(message, Proposal) and message.attempt == self.attempt:
             self.proposals[message.segment.seq] = self.newest = message
-            self.heard += 1
+            self.received += 1
         return b"1-0"
 
     def take(self, seq: int, _wait_s: float) -> Proposal | None:

@@ -22,7 +22,7 @@ def train(work: Any, meet_s: float) -> Any:
 
     def is_worth_it(shares: Any, rank: int, batch_s: float) -> bool:
         if rank == 1:
-            return not pool.is_looked_after(shares, rank)
+            return not pool.has_working_peer(shares, rank)
         return may(shares, rank, batch_s)
 
     with (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.train import ddp
-from paceline.train.norms.layers import adapt
+from paceline.train.batchnorm import adapt
 from support import gradients
 from support.sessions import Numbered
 

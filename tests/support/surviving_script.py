@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import paceline
-from paceline.train.checkpoint.folder import Folder
+from paceline.train.checkpoint.saver import Folder
 
 sys.path.append(str(Path(__file__).parents[1]))
 from support.waiting import until

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import paceline
-from paceline.train.mesh.times import GroupTimes
+from paceline.train.mesh import GroupTimes
 from support.fsdp import gradient, whole
 from support.gradients import difference
 from support.records import record
@@ -211,7 +211,7 @@ def timed(slow: int) -> list[tuple[float, float]]:
             0.01 s for each.
     """
     from paceline.train.meeting import meet
-    from paceline.train.mesh.lanes import laned
+    from paceline.train.mesh import laned
 
     meeting = laned(meet({}, lambda: np.ones(4)), mesh_of()[0])
     assert meeting.lanes is not None
@@ -219,7 +219,7 @@ def timed(slow: int) -> list[tuple[float, float]]:
     own = record(0, 0, data_s=0.01, compute_s=0.01, sync_s=1.0)
     if dist.get_rank() == slow:
         own = record(0, 0, data_s=0.1, compute_s=0.2, sync_s=1.0)
-    sent = [times.tell(own.data_s, own.compute_s) for _ in range(3)]
+    sent = [times.send(own.data_s, own.compute_s) for _ in range(3)]
     made = [times.slowest(own, each) for each in sent]
     if not meeting.speaks:
         made = []

@@ -12,7 +12,7 @@ import time
 
 import psutil
 
-from paceline.core.streaming.claiming import Claim
+from paceline.core.streaming.reading import Claim
 from paceline.data import Stream
 from paceline.train.streams.processes import in_processes
 from support.streams import shard, size_of

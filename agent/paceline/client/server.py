@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, cast
 from urllib.parse import quote
 
-from paceline.client import figures, frames
+from paceline.client import frames
 from paceline.client.frames import DataFrame
 from paceline.core.errors import InputError
 from paceline.node.client import Client
@@ -255,7 +255,7 @@ class Run:
         """
         columns = self._get("/steps", {"points": _POINTS})
         title = f"{self.about['name']} ({self.id})"
-        return figures.of_run(title, columns, self._get("/switches"), metrics)
+        return frames.figure(title, columns, self._get("/switches"), metrics)
 
     def export(self, file: str | Path, table: Table = "steps", form: Format | None = None) -> Path:
         """Write all rows of a table to a file while they arrive.

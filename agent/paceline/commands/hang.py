@@ -1,4 +1,8 @@
-"""`paceline hang`: which ranks of a run wait for which. It also registers `paceline stacks`."""
+"""`paceline hang` and `paceline stacks`: which ranks wait for which, and where they are.
+
+Both need a running server: `hang` reads the reports of ranks, and `stacks` asks the agents of the
+run's nodes. `hang --stacks` does both.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.commands.options import Connection, Json, RunId, grouped
-from paceline.commands.printing import plain, print_json
-from paceline.commands.stacks import asked, stacks, where
+from paceline.commands.printing import plain, print_json, safe
 from paceline.core.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ def hang(
             answer["stacks"] = []
         if with_stacks and answer["hung"]:
             try:
-                answer["stacks"] = _stacks(client, run_id, answer)
+                answer["stacks"] = _blocking_stacks(client, run_id, answer)
             # The hang itself is reported even without stacks.
             except PacelineError as error:
                 typer.echo(f"paceline: {plain(str(error))}", err=True)
@@ -51,7 +54,7 @@ def hang(
     if as_json:
         print_json(answer)
     else:
-        places = [where(stack) for stack in answer.get("stacks", ())]
+        places = [_where(stack) for stack in answer.get("stacks", ())]
         typer.echo(plain(" ".join([words, *places])))
     raise typer.Exit(4 if answer["hung"] else 0)
 
@@ -61,8 +64,56 @@ def _state(client: Client, run: str) -> str:
     return f"run {run} is {state}" + (" and does not hang" if state == "running" else "")
 
 
-def _stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
+def _blocking_stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the stacks of the ranks that block the others, or of all ranks if none does."""
     ranks = hang["holding"] or hang["waiting"]
-    listed: list[dict[str, Any]] = asked(client, run, None)["stacks"]
+    listed: list[dict[str, Any]] = _stacks_of(client, run, None)["stacks"]
     return [stack for stack in listed if not ranks or stack["rank"] in ranks]
+
+
+@grouped
+def stacks(
+    *,
+    run_id: RunId,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only this rank.", show_default="all ranks")
+    ] = None,
+    connection: Connection,
+    as_json: Json = False,
+) -> None:
+    """Print the Python stacks of a run's ranks, also of ranks that hang.
+
+    Needs the role operator. Exit code 3: the stacks of a rank are missing.
+    """
+    with connection.client() as client:
+        answer = _stacks_of(client, client.run(run_id), rank)
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo("\n\n".join(_block(stack) for stack in answer["stacks"]))
+        for node in answer["nodes"]:
+            if node["problem"] is not None:
+                typer.echo(f"paceline: {plain(node['problem'])}", err=True)
+    problems = (each["problem"] for each in (*answer["stacks"], *answer["nodes"]))
+    if any(problem is not None for problem in problems):
+        raise typer.Exit(PacelineError.exit_code)
+
+
+def _stacks_of(client: Client, run: str, rank: int | None) -> dict[str, Any]:
+    """Return the answer of ``GET /runs/{id}/stacks``."""
+    query = {} if rank is None else {"rank": rank}
+    answer: dict[str, Any] = client.call("GET", f"/runs/{run}/stacks", params=query)
+    return answer
+
+
+def _where(stack: dict[str, Any]) -> str:
+    """Describe where a rank is, in a sentence."""
+    who = f"Rank {stack['rank']}"
+    if stack["problem"] is not None:
+        return f"{who}: {plain(stack['problem'])}."
+    return f"{who} is at {plain(stack['frame'] or 'no line of the script')}."
+
+
+def _block(stack: dict[str, Any]) -> str:
+    head = f"rank {stack['rank']} on {stack['node']}: "
+    return head + plain(stack["problem"] or stack["frame"]) + "\n" + safe(stack["text"].rstrip())

@@ -1,24 +1,29 @@
-"""`paceline logs`: prints the output of a run's ranks, on whatever nodes they run."""
+"""`paceline logs`: prints the output of a run's ranks, on whatever nodes they run.
+
+The command lists the logs, chooses those that it was asked for, and prints their last lines; with
+``--follow`` it then asks for new lines until the run has ended. `Printer` puts the lines of several
+logs on one standard output, each with the rank that printed it.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from paceline.commands.lines import Log, Printer
 from paceline.commands.options import Connection, Json, RunId, grouped
-from paceline.commands.printing import local_time, print_json, print_table, spans
+from paceline.commands.printing import local_time, print_json, print_table, safe, spans
 from paceline.core.errors import InputError, PacelineError
 
 if TYPE_CHECKING:
     from paceline.node.client import Client
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 # Bytes of a log per request.
 _PART = 262_144
 _FINAL = ("finished", "failed", "stopped")
@@ -150,7 +155,7 @@ class LogReader:
     def follow(self) -> bool:
         """Print existing and new output until the run has ended; return the same as `once`."""
         while not self._tried(self._followed):
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         self._printer.finish()
         if not self._offsets:
             raise InputError(self._nothing(self._selection.ranks))
@@ -287,3 +292,57 @@ def _print_list(known: dict[str, Any], as_json: bool) -> None:
         for file in known["logs"]
     ]
     print_table(("rank", "output", "attempt", "node", "size", "modified"), rows)
+
+
+class Log(NamedTuple):
+    """The identity of a log."""
+
+    node: str
+    rank: int | None
+    output: str | None
+    attempt: int | None
+
+    @classmethod
+    def of(cls, file: dict[str, Any]) -> Log:
+        """Return the identity of a listed log."""
+        return cls(file["node"], file["rank"], file["output"], file["attempt"])
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the log's lines among those of other logs."""
+        return f"[{self.node}] " if self.rank is None else f"[rank {self.rank}] "
+
+
+@dataclass
+class Printer:
+    """A printer of logs to standard output; with several logs, lines are printed whole."""
+
+    several: bool = False
+    # True if the logs are of several ranks.
+    prefixed: bool = False
+    terminal: bool = field(default_factory=lambda: sys.stdout.isatty())
+    # The line of each log that has not ended.
+    _rest: dict[Log, str] = field(default_factory=dict)
+
+    def write(self, log: Log, text: str) -> None:
+        """Print the next part of a log."""
+        if not self.several:
+            self._out(text)
+            return
+        *lines, rest = (self._rest.pop(log, "") + text).split("\n")
+        prefix = log.prefix if self.prefixed else ""
+        self._out("".join(f"{prefix}{line}\n" for line in lines))
+        if rest:
+            self._rest[log] = rest
+
+    def finish(self) -> None:
+        """Print lines that never ended."""
+        for log, rest in self._rest.items():
+            self._out(f"{log.prefix if self.prefixed else ''}{rest}\n")
+        self._rest.clear()
+
+    def _out(self, text: str) -> None:
+        if self.terminal:
+            text = safe(text)
+        sys.stdout.buffer.write(text.encode(errors="replace"))
+        sys.stdout.buffer.flush()

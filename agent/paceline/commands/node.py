@@ -138,9 +138,9 @@ def node(
         client = stack.enter_context(connection.client(timeout_s=5.0))
         session = linking.wait_for_session(client, node_id, patience_s=PATIENCE_S)
         link = stack.enter_context(linking.linked(session))
-        duty = Duty(client, run, node_id, place.host)
+        duty = Duty(client, run, node_id, place.host, shows_output=shows)
         finder = linking.session_finder(client, node_id, None)
-        Agent(link, node_id, directory, finder, duty, shows=shows, notices=notices).run()
+        Agent(link, node_id, directory, finder, duty, notices=notices).run()
     raise typer.Exit(duty.exit_code)
 
 
@@ -148,13 +148,12 @@ def _adopted(
     client: Client, script: str, training: JobTraining, slot: str | None
 ) -> tuple[str, str, str]:
     """Return the run in which this node takes part, its slot, and a token for the run's nodes."""
-    from paceline.node.duty import PATIENCE_S
-    from paceline.node.starting import adoption
+    from paceline.node import duty
     from paceline.node.starting.several import counted
     from paceline.wire import Launch
 
     nodes, restarts = training.nodes, training.restarts
-    where = adoption.place(os.environ, training.run_key, slot, alone=nodes is None)
+    where = duty.place(os.environ, training.run_key, slot, alone=nodes is None)
     least, most = counted(nodes) if nodes is not None else (where.nodes, where.nodes)
     launch = Launch(
         script,
@@ -166,9 +165,9 @@ def _adopted(
         nodes_min=least,
         nodes_max=most,
     )
-    adoption.check_launch(launch)
+    duty.check_launch(launch)
     choice = training.choice.rest_fields() | restarts.rest_fields()
-    made = linking.patiently(lambda: adoption.adopt(client, where, launch, choice), PATIENCE_S)
+    made = linking.patiently(lambda: duty.adopt(client, where, launch, choice), duty.PATIENCE_S)
     _log.info(
         "run %s, with the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
     )

@@ -13,7 +13,7 @@ from paceline.core.errors import PacelineError
 
 COLUMNS = ("id", "state", "cores", "check", "runs", "spare_of", "cordoned", "paceline")
 _MEASURING_S = 90.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 Name = Annotated[
     str, typer.Argument(metavar="NODE", help="Name of the node, as in `paceline nodes`.")
@@ -82,7 +82,7 @@ def check(
                     f"node {node} has reported nothing for {_MEASURING_S:g} s: `paceline nodes` "
                     "shows the result once the node has measured it"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             listed = client.call("GET", "/nodes")
             after = next((each for each in listed if each["id"] == node), before)
     _say(after, f"node {node}: {_speeds(after['check'])}", as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,11 @@ import typer
 _IDS = ("id", "run", "runs", "spare_of")
 # Largest width of a line in characters.
 _PIPED = 1_000
+# A terminal executes control characters, and a script may have printed any. The pattern keeps the
+# harmless ones: new lines, tabs, carriage returns, and colours.
+_CONTROL = re.compile(
+    r"(\x1b\[[0-9;]{0,20}m)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def print_json(value: Any) -> None:
@@ -50,6 +56,11 @@ def _longest_word(cells: Iterable[Any]) -> int:
 def plain(words: str) -> str:
     """Escape control characters, which any client may have written and a terminal would execute."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+
+
+def safe(text: str) -> str:
+    """Return a text without control characters that could harm a terminal."""
+    return _CONTROL.sub(lambda match: match[1] or ascii(match[0])[1:-1], text)
 
 
 def money(amount: float, currency: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paceline.commands.devices import DEVICES, devices_of
 from paceline.commands.options import Connection, Json, RunId, Why, Yes, confirm, grouped
-from paceline.commands.printing import local_time, money, plain, print_json, print_table
+from paceline.commands.printing import local_time, money, plain, print_json, print_table, spans
 
 # Without these imports, `--help` stays fast.
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ _FACTS = (
     *("world", "global_batch", "epoch", "step", "tags", "note", "message", "notice"),
 )
 
+# Columns of the devices of a run; ranks with equal devices share a row.
+_DEVICES = ("ranks", "device", "cores", "threads", "memory", "trial")
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 
 
@@ -184,8 +185,8 @@ def show(
     typer.echo(f"{'verdict':13} {plain(verdict['words'])}")
     columns = ("version", "policy", "parameters", "requested_by", "effective_step")
     print_table(columns, [{**each, "parameters": each["parameters"] or None} for each in switches])
-    if rows := devices_of(devices):
-        print_table(DEVICES, rows)
+    if rows := _device_rows(devices):
+        print_table(_DEVICES, rows)
 
 
 @grouped
@@ -348,3 +349,23 @@ def _figure_of(row: dict[str, Any]) -> str:
     if target := row["target"]:
         return f"{row['figure']}, {target['metric']}{target['direction']}{target['value']:g}"
     return str(row["figure"])
+
+
+def _device_rows(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows for `_DEVICES` from the ascending ranks of ``GET devices``."""
+    numbers: dict[tuple[Any, ...], list[int]] = {}
+    for each in ranks:
+        if device := each["device"]:
+            numbers.setdefault(tuple(_device_row(device).items()), []).append(each["rank"])
+    return [{"ranks": spans(of), **dict(row)} for row, of in numbers.items()]
+
+
+def _device_row(device: Mapping[str, Any]) -> dict[str, Any]:
+    flops = device["flops"]
+    return {
+        "device": device["name"] + (" (emulated)" if device["emulated"] else ""),
+        "cores": device["cores"],
+        "threads": device["threads"] or device["cores"],
+        "memory": f"{device['memory_bytes'] / 2**30:.1f} GiB",
+        "trial": None if flops is None else f"{flops / 1e9:,.4g} GFLOP/s",
+    }

@@ -5,7 +5,7 @@ and rejects segments that do not fit. `dealing` deals samples to ranks in turn, 
 cost of a batch, and `emulation.Emulation` computes its duration on an emulated device. `errors`
 defines errors that the user can fix. The leader, the controller and the simulator call these::
 
-    ledger = Ledger(epoch=0, order=order, global_batch=64, drop_last=False)
+    ledger = Ledger(epoch=0, order=order, rules=BatchRules(global_batch=64))
     if (why := ledger.refusal(segment, world=4)) is None:
         ledger.use(indices)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +17,33 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 # Samples per chunk in the search for the first unused one.
-_LOOK = 4096
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class BatchRules:
+    """The rules that the batch of every step keeps, in the controller's plans and while coasting.
+
+    Args:
+        global_batch: samples per step.
+        drop_last: leave out an incomplete last step.
+        limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
+            batch. None: there are no limits.
+        grid: coasting gives ranks numbers of samples on this grid; see `Shapes.samples`.
+        budget: the budget of each step, instead of `global_batch` samples. Then steps take the
+            samples in the epoch's order, in proposals and while coasting. None: steps have
+            `global_batch` samples.
+    """
+
+    global_batch: int
+    drop_last: bool = False
+    limits: Ints | None = None
+    grid: int = 1
+    budget: Budget | None = None
+
+    def epoch_over(self, left: int) -> bool:
+        """Return True if an epoch with `left` unused samples has no step left."""
+        return epoch_over(left, self.global_batch, self.drop_last)
 
 
 class Ledger:
@@ -27,15 +55,8 @@ class Ledger:
     Args:
         epoch: number of the epoch.
         order: all samples in the order in which coasting uses them, [N].
-        global_batch: samples per step.
-        drop_last: leave out an incomplete last step.
+        rules: the rules that each step's batch keeps.
         used: samples that a resumed epoch has used already.
-        limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
-            batch. None: there are no limits.
-        grid: coasting gives ranks numbers of samples on this grid; see `Shapes.samples`.
-        budget: the budget of each step, instead of `global_batch` samples. Then steps take the
-            samples in the epoch's order, in proposals and while coasting. None: steps have
-            `global_batch` samples.
         ends: with a budget, the number of unused samples up to each step's end, [S], if known.
             None: the ledger computes it.
     """
@@ -44,12 +65,8 @@ class Ledger:
         self,
         epoch: int,
         order: Ints,
-        global_batch: int,
-        drop_last: bool,
+        rules: BatchRules,
         used: Ints | None = None,
-        limits: Ints | None = None,
-        grid: int = 1,
-        budget: Budget | None = None,
         ends: Ints | None = None,
     ) -> None:
         self.epoch = epoch
@@ -57,18 +74,15 @@ class Ledger:
         self._unused = np.ones(len(order), dtype=bool)
         # Every sample before this position of the order is used.
         self._head = 0
-        self._global_batch = global_batch
-        self._drop_last = drop_last
-        self._limits = limits
-        self._grid = grid
+        self._rules = rules
         self.left = len(order)
         if used is not None:
             self.use(used)
-        self._to_use, self._budget = self.left, budget
+        self._to_use = self.left
         # With a budget: samples up to each step's end, [S].
         self._ends = ends
-        if budget is not None and ends is None:
-            counts = budget.counts(order if used is None else order[self._unused[order]])
+        if rules.budget is not None and ends is None:
+            counts = rules.budget.counts(order if used is None else order[self._unused[order]])
             self._ends = np.cumsum(counts)
 
     @property
@@ -78,7 +92,7 @@ class Ledger:
 
     def over_with(self, left: int) -> bool:
         """Return True if no step is left when `left` samples are left."""
-        return epoch_over(left, self._global_batch, self._drop_last)
+        return self._rules.epoch_over(left)
 
     def batch_sizes(self, steps: int) -> list[int]:
         """Return the number of samples of each of the next steps.
@@ -91,9 +105,9 @@ class Ledger:
             at = int(np.searchsorted(self._ends, done, "right"))
             counts = np.diff(self._ends[at : at + steps], prepend=done)
             return [int(count) for count in counts]
-        full, rest = divmod(self.left, self._global_batch)
-        batches = [self._global_batch] * min(full, steps)
-        if rest and not self._drop_last and full < steps:
+        full, rest = divmod(self.left, self._rules.global_batch)
+        batches = [self._rules.global_batch] * min(full, steps)
+        if rest and not self._rules.drop_last and full < steps:
             batches.append(rest)
         return batches
 
@@ -114,17 +128,18 @@ class Ledger:
 
     def _misfit(self, segment: Segment) -> str | None:
         """Compare a segment that is valid by itself with the epoch's remaining samples."""
+        limits, budget = self._rules.limits, self._rules.budget
         totals = [sum(row) for row in segment.counts]
         if totals != self.batch_sizes(len(totals)):
             return f"its steps have {totals} samples, not {self.batch_sizes(len(totals))}"
-        if self._limits is not None and (np.asarray(segment.counts) > self._limits).any():
+        if limits is not None and (np.asarray(segment.counts) > limits).any():
             most = np.max(segment.counts, axis=0).tolist()
-            return f"ranks get up to {most} samples a step; {self._limits.tolist()} fit in memory"
+            return f"ranks get up to {most} samples a step; {limits.tolist()} fit in memory"
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         if self._ends is not None and not self._in_order(indices, totals):
             return "its steps do not follow the epoch's order, which keeps them within the budget"
-        if self._budget is not None:
-            over = self._budget.over(np.asarray(segment.counts), indices)
+        if budget is not None:
+            over = budget.over(np.asarray(segment.counts), indices)
             if over is not None:
                 return over
         if len(np.unique(indices)) != len(indices):
@@ -170,7 +185,8 @@ class Ledger:
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
         parts = np.split(samples, np.cumsum(batches)[:-1])
-        limits = np.full(world, max(batches, default=0)) if self._limits is None else self._limits
+        rules = self._rules
+        limits = np.full(world, max(batches, default=0)) if rules.limits is None else rules.limits
         if homes is not None:
             nodes, of = homes
             speed = np.asarray(shares) if shares else np.ones(world)
@@ -179,11 +195,11 @@ class Ledger:
             in_steps = [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
         else:
             in_steps = [_deal_in_turn(part, limits) for part in parts]
-        if self._budget is not None:
-            return [self._budget.kept(of_step) for of_step in in_steps]
-        if self._grid == 1:
+        if rules.budget is not None:
+            return [rules.budget.kept(of_step) for of_step in in_steps]
+        if rules.grid == 1:
             return in_steps
-        return [_gridded(of_step, self._grid, self._limits, homes) for of_step in in_steps]
+        return [_gridded(of_step, rules.grid, rules.limits, homes) for of_step in in_steps]
 
     def _next(self, count: int) -> Ints:
         self._skip_used()
@@ -197,7 +213,7 @@ class Ledger:
 
     def _skip_used(self) -> None:
         while self._head < len(self._order):
-            unused = self._unused[self._order[self._head : self._head + _LOOK]]
+            unused = self._unused[self._order[self._head : self._head + _CHUNK]]
             if unused.any():
                 self._head += int(unused.argmax())
                 return

@@ -175,9 +175,11 @@ def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
     """Find a reduction that a rank has begun and another rank can no longer make in that step."""
     last = min(of, key=lambda rank: (of[rank].reductions, rank))
     fewest = of[last].reductions
-    met = {rank: at for rank, progress in of.items() if (at := progress.at(fewest - 1)) is not None}
-    if len(set(met.values())) > 1:
-        return _different(of, met)
+    reduced = {
+        rank: at for rank, progress in of.items() if (at := progress.at(fewest - 1)) is not None
+    }
+    if len(set(reduced.values())) > 1:
+        return _different(of, reduced)
     for other, beside in of.items():
         if (at := beside.at(fewest)) is None:
             continue
@@ -189,12 +191,12 @@ def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
     return None
 
 
-def _different(of: Mapping[int, RankProgress], met: Mapping[int, tuple[int, int]]) -> str:
+def _different(of: Mapping[int, RankProgress], reduced: Mapping[int, tuple[int, int]]) -> str:
     """Describe ranks that would match a reduction of different steps or of different models."""
-    early = min(met, key=lambda rank: (met[rank][0], rank))
-    late = max(met, key=lambda rank: (met[rank][0], met[rank] != met[early], -rank))
-    step = met[early][0]
-    if met[late][0] > step:
+    early = min(reduced, key=lambda rank: (reduced[rank][0], rank))
+    late = max(reduced, key=lambda rank: (reduced[rank][0], reduced[rank] != reduced[early], -rank))
+    step = reduced[early][0]
+    if reduced[late][0] > step:
         return _uneven(of, late, early, step)
     return (
         f"ranks are out of step: in step {step} rank {late} makes the backward pass of a different "

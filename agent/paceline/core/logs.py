@@ -81,7 +81,7 @@ def redacted(text: str) -> str:
     return text
 
 
-class LogPart(logging.Formatter):
+class PlainFormatter(logging.Formatter):
     """A formatter of lines for people, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -124,5 +124,5 @@ def to_stderr(
         raise InputError(f"PACELINE_LOG_FORMAT is {kind!r}: it must be 'text' or 'json'")
     hide_environment({name: environment[name] for name in _SECRETS if name in environment})
     handler = logging.StreamHandler()
-    handler.setFormatter(Json() if kind == "json" else LogPart(text))
+    handler.setFormatter(Json() if kind == "json" else PlainFormatter(text))
     logger.addHandler(handler)

@@ -13,7 +13,7 @@ G = TypeVar("G")
 Pending = tuple[int, int, G]
 
 
-class Says(Enum):
+class RoundAction(Enum):
     """A member's announcement to the other ranks before a round."""
 
     NOTHING = auto()
@@ -186,7 +186,7 @@ class Member(Generic[G]):
         others = second if whose == self._rank else least
         return _LEAD if clock - others > self._lead else None
 
-    def announce(self) -> Says:
+    def announce(self) -> RoundAction:
         """Return the announcement to the other ranks; `READY` at most once for each round.
 
         Drivers call this after each event. Events while a round is reduced are announced when that
@@ -194,16 +194,16 @@ class Member(Generic[G]):
         """
         progress = self._progress
         if progress.reducing:
-            return Says.NOTHING
+            return RoundAction.NOTHING
         if len(self._pending) > MOST_PENDING:
-            return Says.CALL
+            return RoundAction.CALL
         number = progress.rounds_done
         if self._ready_for != number or self._announced == number:
-            return Says.NOTHING
+            return RoundAction.NOTHING
         self._announced = number
         if progress.drawn is not None:
-            return Says.CALL if self._rank in progress.drawn else Says.NOTHING
-        return Says.READY if progress.counted else Says.CALL
+            return RoundAction.CALL if self._rank in progress.drawn else RoundAction.NOTHING
+        return RoundAction.READY if progress.counted else RoundAction.CALL
 
     def contribute(self, tally: RoundCounts) -> list[Pending[G]]:
         """Return the gradients that the rank contributes to a round, and count them in `tally`.

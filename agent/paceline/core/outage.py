@@ -1,10 +1,18 @@
-"""Warnings and retry pauses during an outage of a service that this process needs."""
+"""Warnings about failures that repeat, so that a log stays readable.
+
+`Outage` is for a service that this process needs: it warns at the start and at the end, and gives
+the pauses between retries. `Refusals` counts entries that a reader refuses, and logs at most one of
+them a minute.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+
+# Seconds between two refusals that are logged.
+EVERY_S = 60.0
 
 
 class Outage:
@@ -61,3 +69,26 @@ class Outage:
         if self.active:
             self._log.warning("%s", self.ends)
         self._pause_s = 0.0
+
+
+class Refusals:
+    """A counter of refusals that logs at most once a minute. For one thread.
+
+    `what` is refused; messages begin with it. `clock` gives monotonic seconds.
+    """
+
+    def __init__(
+        self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.count = 0
+        self._log = log
+        self._what = what
+        self._clock = clock
+        self._next = clock()
+
+    def add(self, reason: object) -> None:
+        """Count a refusal, and log its reason if the last message is a minute old."""
+        self.count += 1
+        if self._clock() >= self._next:
+            self._next = self._clock() + EVERY_S
+            self._log.warning("%s: %s (refused so far: %d)", self._what, reason, self.count)

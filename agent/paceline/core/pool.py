@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from paceline.core.means import part_due
+from paceline.core.replicas import part_due
 from paceline.wire.synchronisation import (
     Averaging,
     Hierarchical,
@@ -178,7 +178,7 @@ def is_due(rests_s: float, batch_s: float) -> bool:
     return rests_s >= RESTS * batch_s
 
 
-def is_looked_after(shares: Sequence[Share], rank: int) -> bool:
+def has_working_peer(shares: Sequence[Share], rank: int) -> bool:
     """Return True if another rank is at work, and so will see the batches that this rank leaves."""
     return any(share.stance is Stance.WORKS for k, share in enumerate(shares) if k != rank)
 

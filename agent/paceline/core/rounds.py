@@ -16,13 +16,13 @@ A driver reports events (`offer`, `through`, `take`) and acts on the answers::
 
     if member.offer(gradient, samples): ...      # wait until `wait_reason` returns None
     match member.announce():
-        case Says.CALL: ...                      # call round `progress.rounds_done`
-        case Says.READY: ...                     # count this rank, then ask `progress.enough`
+        case RoundAction.CALL: ...               # call round `progress.rounds_done`
+        case RoundAction.READY: ...              # count this rank, ask `progress.enough`
     # Once the round is called, each member contributes. Its end gives all members the same facts:
     gradients = member.contribute(tally)
     progress.begin()
     progress.end(clocks, through)
-    says = member.announce()                     # of members with events since `begin`
+    action = member.announce()                   # of members with events since `begin`
 
 The protocol has no fixed number of steps. Each rank reports by `through` that it has no more steps,
 so ranks may make different numbers of steps.

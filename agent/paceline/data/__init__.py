@@ -5,7 +5,7 @@ With data on nodes, each node keeps its shard of the samples in a directory.
 - `sources`: sources of samples: files, ranges of large files, HTTP;
 - `directory`: the samples on a node, within a limit, shared by its ranks;
 - `sharded`: the data set that a script gives to `Session`;
-- `keeper`: the prefetching thread, one on each node;
+- `prefetcher`: the thread that fetches samples ahead, one on each node;
 - `stream`: data without a length and an index, and how ranks share its source.
 
     data = paceline.data.Sharded(

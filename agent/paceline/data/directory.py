@@ -1,7 +1,7 @@
 """Directory of a node's samples: files within a limit, shared by the node's processes.
 
-`Sharded` reads and adds samples in all processes. `keeper.Keeper`, in one process of the node,
-claims the directory and removes samples.
+`Sharded` reads and adds samples in all processes. In one process of the node,
+`prefetcher.Prefetcher` claims the directory and removes samples.
 """
 
 from __future__ import annotations

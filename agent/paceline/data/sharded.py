@@ -1,6 +1,7 @@
 """`Sharded`, the data set whose samples are stored on nodes.
 
-Data loading processes read samples through it, and `keeper.Keeper` fetches samples through it.
+Data loading processes read samples through it, and `prefetcher.Prefetcher` fetches samples
+through it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Tries of a read over HTTP, and the wait before the second try; each further wait is twice as long.
 _TRIES = 4
-_AGAIN_S = 0.25
+_RETRY_S = 0.25
 _TIMEOUT_S = 30.0
 # Status codes of temporary errors.
 _STUMBLES = (429, 500, 502, 503, 504)
@@ -137,10 +137,10 @@ class _Http:
         for attempt in range(_TRIES):
             try:
                 return self._read(start, size)
-            except (httpx.TransportError, _StumbledError) as error:
+            except (httpx.TransportError, _TemporaryError) as error:
                 if attempt == _TRIES - 1:
                     raise OSError(f"{self._url}: {error}") from error
-            time.sleep(_AGAIN_S * 2**attempt)
+            time.sleep(_RETRY_S * 2**attempt)
         raise AssertionError
 
     def _read(self, start: int, size: int) -> bytes:
@@ -150,10 +150,10 @@ class _Http:
             if status == HTTPStatus.PARTIAL_CONTENT:
                 data = answer.read()
                 if len(data) != size:
-                    raise _StumbledError(f"received {len(data)} of {size} bytes")
+                    raise _TemporaryError(f"received {len(data)} of {size} bytes")
                 return data
         if status in _STUMBLES:
-            raise _StumbledError(f"the server returned {status}")
+            raise _TemporaryError(f"the server returned {status}")
         plain = status == HTTPStatus.OK
         why = "does not support range requests" if plain else "refuses the request"
         raise PacelineError(f"{self._url}: the server {why} (status {status})")
@@ -167,7 +167,7 @@ class _Http:
         return self._client
 
 
-class _StumbledError(Exception):
+class _TemporaryError(Exception):
     """Temporary error of a server: another try may succeed."""
 
 

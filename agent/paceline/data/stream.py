@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.core.errors import PacelineError
-from paceline.core.streaming.claiming import PARTS, Claim
-from paceline.core.streaming.order import SeenSamples
+from paceline.core.streaming.reading import PARTS, Claim, SeenSamples
 
 logger = logging.getLogger(__name__)
 
@@ -252,15 +251,16 @@ class Sharding:
             order = np.random.default_rng((self.seed, epoch)).permutation(order)
         while (piece := claim(len(order))) is not None:
             name = self._shards[order[piece.shard]]
-            yield from self._read(name, piece, looks=epoch == 0)
+            yield from self._read(name, piece, checks_order=epoch == 0)
 
-    def _read(self, name: Any, piece: Claim, *, looks: bool) -> Iterator[Any]:
+    def _read(self, name: Any, piece: Claim, *, checks_order: bool) -> Iterator[Any]:
         """Yield a shard's samples that are in a piece.
 
-        With `looks`, also yield the order of all samples, if other ranks read other pieces. This
-        takes time for each sample, so it is done in one epoch only.
+        With `checks_order`, also yield the order of all samples, if other ranks read other pieces.
+        This takes time for each sample, so it is done in one epoch only.
         """
-        number, seen = 0, SeenSamples() if looks and piece.end - piece.first < PARTS else None
+        number = 0
+        seen = SeenSamples() if checks_order and piece.end - piece.first < PARTS else None
         try:
             shard = self.open_shard(name)
             if shard is None:
@@ -306,17 +306,17 @@ def _shuffled(dataset: Any) -> str:
     ``dataset.shuffle()`` without a seed draws another order on each rank. The generators of a data
     set are in private attributes; if none is found, ranks do not compare them.
     """
-    states, look, looked = [], [dataset], set()
-    while look:
-        if id(at := look.pop()) in looked:
+    states, pending, seen = [], [dataset], set()
+    while pending:
+        if id(at := pending.pop()) in seen:
             continue
-        looked.add(id(at))
+        seen.add(id(at))
         if isinstance(at, np.random.Generator):
             states.append(repr(at.bit_generator.state))
         elif isinstance(at, list | tuple):
-            look += at
+            pending += at
         elif type(at).__module__ == "datasets.iterable_dataset":
-            look += vars(at).values()
+            pending += vars(at).values()
     text = f", shuffled by random numbers {_digest(''.join(states))} (give shuffle a seed)"
     return text if states else ""
 

@@ -37,7 +37,7 @@ HEARTBEAT_S = 2.0
 _TICK_S = 0.2
 _RECOVER_S = 10.0
 # Seconds to deliver the rest after the runs were stopped.
-_GOODBYE_S = 10.0
+_LAST_DELIVERY_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +57,6 @@ class Agent:
         data: the data directory; only one agent may use it at a time (else PacelineError).
         find_session: requests another session during an outage of the bus; None: the URL is fixed.
         duty: the only run to supervise; None: all runs that the control plane launches here.
-        shows: copy the output of rank 0 to this process's output if rank 0 is here.
         notices: the provider's notices that it takes this machine back; None: there are none.
     """
 
@@ -69,7 +68,6 @@ class Agent:
         find_session: Callable[[], BusSession | None] | None = None,
         duty: Duty | None = None,
         *,
-        shows: bool = False,
         notices: Notices | None = None,
     ) -> None:
         self._link = link
@@ -77,7 +75,6 @@ class Agent:
         self._data = data
         self._find_session = find_session
         self._duty = duty
-        self._shows = shows
         self._outputs: dict[Supervisor, Output] = {}
         self._commands = Commands(link)
         self._node = machine.describe(name)
@@ -148,7 +145,7 @@ class Agent:
         if not self._link.up:
             # Without the bus, reading commands returns at once.
             time.sleep(_TICK_S)
-        self._look_after()
+        self._poll_runs()
         if self._commands.started:
             self._checker.poll(idle=not self._busy())
         self._beat()
@@ -175,12 +172,12 @@ class Agent:
                 self._link.move(session)
                 _log.info("the bus is now %s", self._link.place)
 
-    def _look_after(self) -> None:
+    def _poll_runs(self) -> None:
         for run, supervisor in list(self._runs.items()):
             # Polling a supervisor drains a spool, which may take a while.
             self._beat()
             supervisor.poll()
-            if self._shows:
+            if self._duty is not None and self._duty.shows_output:
                 if supervisor not in self._outputs:
                     self._outputs[supervisor] = Output(supervisor.directory)
                 self._outputs[supervisor].pump(supervisor.attempt)
@@ -232,7 +229,7 @@ class Agent:
     def _fail(self, run: str, launch: Launch, why: str) -> None:
         _log.error("run %s cannot be launched: %s", run, why)
         now, node = time.time(), self._node.node
-        self._link.tell(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
+        self._link.report(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
 
     def _let_go(self, run: str) -> None:
         """Close an ended run before its new launch. The new supervisor delivers its spool."""
@@ -265,7 +262,7 @@ class Agent:
             check=self._checker.newest,
             gpu_states=self._gpus.read(),
         )
-        self._link.tell(state)
+        self._link.report(state)
 
     def _busy(self) -> list[str]:
         return [run for run, supervisor in self._runs.items() if supervisor.running]
@@ -297,10 +294,10 @@ class Agent:
         # Limits the delivery once all runs have ended.
         deadline = None
         while self._runs:
-            self._look_after()
+            self._poll_runs()
             ended = not any(supervisor.running for supervisor in self._runs.values())
             if ended and deadline is None:
-                deadline = time.monotonic() + _GOODBYE_S
+                deadline = time.monotonic() + _LAST_DELIVERY_S
             if deadline is not None and (not self._link.up or time.monotonic() > deadline):
                 break
             time.sleep(0.05)

@@ -169,14 +169,14 @@ class Delivery:
         # The end of a run is delivered after all reports of its ranks.
         ready = len(record.states) - (ended and drained is False)
         while record.delivered < ready:
-            if not link.tell(record.states[record.delivered], record.run):
+            if not link.report(record.states[record.delivered], record.run):
                 break
             record.delivered += 1
             self._alive_at = time.monotonic() + _ALIVE_S
         up_to_date = record.delivered == len(record.states)
         if up_to_date and not ended and record.states and time.monotonic() >= self._alive_at:
             self._alive_at = time.monotonic() + _ALIVE_S
-            link.tell(record.states[-1], record.run)
+            link.report(record.states[-1], record.run)
         record.settled = up_to_date and ended and drained is True
         if record.delivered > before or record.settled:
             self._save()
@@ -248,7 +248,7 @@ class Delivery:
             self._saved = False
 
 
-def looked_after(directory: Path) -> bool:
+def is_supervised(directory: Path) -> bool:
     """Return True if a living process supervises the run of this directory."""
     if not directory.is_dir():
         return False

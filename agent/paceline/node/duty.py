@@ -1,16 +1,27 @@
-"""The duty of a node that an engine started for one run.
+"""A node that serves a single run: how it joins the run, and when it may end.
 
-The node takes part in the run until the control plane answers that the run no longer needs it.
+`paceline node --run RUN` joins a run for which an engine started this process. `paceline node
+SCRIPT` first adopts a run: the operator started this process on each node of a job, `place` derives
+the run's key from Slurm's variables, and with `adopt` the first process of a key starts the run.
+Then the agent serves the run as a `Duty`: while it has no processes of the run, it asks the control
+plane whether the run still needs the node.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from paceline.core.errors import PacelineError
+import msgspec
+
+from paceline.core.errors import InputError, PacelineError
 from paceline.node.client import Client, ServerUnreachable
-from paceline.wire import State
+from paceline.node.supervisor import check
+from paceline.wire import Launch, State
 
 _log = logging.getLogger(__name__)
 
@@ -19,14 +30,78 @@ _ASK_S = 2.0
 PATIENCE_S = 600.0
 
 
+@dataclass(frozen=True)
+class Place:
+    """The group of nodes that train together, and this process's slot among them."""
+
+    # The same on all nodes of the run, and on no others.
+    key: str
+    # Different on each node of a machine.
+    slot: str
+    nodes: int
+
+
+def place(
+    env: Mapping[str, str], key: str | None, slot: str | None, *, alone: bool = False
+) -> Place:
+    """Return the place of this process, from the given values and Slurm's variables in `env`.
+
+    Each step of a job is a run; each requeue of a job by Slurm starts another run. In the job's
+    script and on its command line, without srun, each call is a run on one node if it is `alone`:
+    the operator gave no other nodes. Raise an InputError if there is no key.
+    """
+    job, nodes = env.get("SLURM_JOB_ID"), 1
+    if job is not None:
+        again = env.get("SLURM_RESTART_COUNT", "0")
+        job = job if again == "0" else f"{job}r{again}"
+        step = env.get("SLURM_STEP_ID")
+        # The process runs in the job's script, without srun.
+        if step is None:
+            own = f"{job}.{secrets.token_hex(3)}" if alone else job
+            if alone and not key:
+                key = f"slurm-{own}"
+        else:
+            job = f"{job}.{step}"
+            own = f"{job}.{env.get('SLURM_PROCID', '0')}"
+            nodes = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
+        key = key or "-".join(filter(None, ("slurm", env.get("SLURM_CLUSTER_NAME"), job)))
+        slot = slot or own
+    if not key:
+        raise InputError(
+            "--run-key: give all nodes of the run the same key, and no other run; not needed in a "
+            "Slurm job"
+        )
+    return Place(key, slot or key, nodes)
+
+
+def check_launch(launch: Launch) -> None:
+    """Raise an InputError for a launch that cannot work on this node."""
+    check(msgspec.structs.replace(launch, nodes_min=1, nodes_max=1))
+
+
+def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any]) -> Any:
+    """Register this process at the server; return the run's id and a token for its nodes.
+
+    The client's token must be allowed to start runs. `choice` has further fields of ``POST
+    /adoptions``, such as `policy`.
+    """
+    names = ("script", "args", "nproc", "cwd", "max_restarts", "nodes_min", "nodes_max")
+    body = {name: getattr(launch, name) for name in names} | {"key": where.key, **choice}
+    return client.call("POST", "/adoptions", body)
+
+
 class Duty:
     """Membership of a node in one run: asks the control plane whether the run needs this node.
 
     The agent asks while it has no processes of the run. `host` is the engine's name of this
-    machine; empty: unknown.
+    machine; empty: unknown. With `shows_output`, the agent copies the output of rank 0 to its own
+    output if rank 0 is here.
     """
 
-    def __init__(self, client: Client, run: str, node: str, host: str = "") -> None:
+    def __init__(
+        self, client: Client, run: str, node: str, host: str = "", *, shows_output: bool = False
+    ) -> None:
+        self.shows_output = shows_output
         self._client = client
         self._path = f"/runs/{run}/nodes/{node}/join"
         self._run = run

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import redis
 
 from paceline import wire
-from paceline.core.outage import Outage
-from paceline.core.refusals import Refusals
+from paceline.core.outage import Outage, Refusals
 from paceline.node.session import BusSession
 from paceline.wire.bus import connect, publish
 
@@ -65,7 +64,7 @@ class Link:
         """
         return self.attempt(_local_address)
 
-    def tell(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
+    def report(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
         """Publish a message; return True if the bus accepted it."""
         sent = self.attempt(lambda bus: publish(bus, self.session.reports, message, run))
         return sent is not None

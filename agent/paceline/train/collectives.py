@@ -90,16 +90,16 @@ def listen(listener: Listener, methods: Collection[str] = _METHODS) -> Callable[
 def _wrap(name: str) -> None:
     _originals[name] = vars(dist.ProcessGroup)[name]
     listeners = _listeners[name] = []
-    method = _telling(name, getattr(dist.ProcessGroup, name), listeners)
+    method = _observed(name, getattr(dist.ProcessGroup, name), listeners)
     setattr(dist.ProcessGroup, name, method)
 
 
-def _telling(name: str, method: Any, listeners: Collection[Listener]) -> Any:
+def _observed(name: str, method: Any, listeners: Collection[Listener]) -> Any:
     @functools.wraps(method)
-    def telling(*args: Any, **kwargs: Any) -> Any:
+    def observed(*args: Any, **kwargs: Any) -> Any:
         if not getattr(_mine, "depth", 0):
             for listener in tuple(listeners):
                 listener(name, args[0], args[1:])
         return method(*args, **kwargs)
 
-    return telling
+    return observed

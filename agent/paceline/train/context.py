@@ -14,7 +14,7 @@ from paceline.core.terms import Terms
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
-from paceline.train.nodedata.node import NodeData
+from paceline.train.nodedata import NodeData
 from paceline.train.profile import Limits
 from paceline.train.streams.reader import StreamReader
 

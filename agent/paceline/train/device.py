@@ -18,7 +18,7 @@ from paceline.train.parts import Step
 from paceline.train.profile import Hold
 from paceline.train.timing import Clock, CpuClock, CudaClock
 from paceline.wire import RankDevice
-from paceline.wire.devices import MOST_NAME
+from paceline.wire.messages import MOST_DEVICE_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Device:
         if kind == "cuda":
             name = torch.cuda.get_device_name(self._model)
             memory = torch.cuda.get_device_properties(self._model).total_memory
-        name = "".join(filter(str.isprintable, name))[:MOST_NAME] or kind
+        name = "".join(filter(str.isprintable, name))[:MOST_DEVICE_NAME] or kind
         real = RankDevice(kind, name, machine.cores(), memory, threads=torch.get_num_threads())
         devices = [] if self._emulation is None else self._emulation.devices
         return devices[self._rank].of(real) if devices else real

@@ -21,11 +21,11 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
 from paceline.train import replay
 from paceline.train.loop import Loop
-from paceline.train.nodedata.node import Counting
+from paceline.train.nodedata import Counting
 from paceline.train.parts import Step
 from paceline.train.profile import spread
 from paceline.train.proof import ProofResult
-from paceline.train.seeding.samples import Epoch, WorkerInit, seeded
+from paceline.train.seeding import Epoch, WorkerInit, seeded
 from paceline.train.streams.view import buffered
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}

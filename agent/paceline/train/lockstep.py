@@ -42,7 +42,7 @@ from paceline.wire import Phase
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from paceline.train.watch import Activity
+    from paceline.train.liveness import Activity
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ LONG_S = 30.0
 # A blocked rank has this long to raise; then its process ends.
 GRACE_S = 10.0
 # The interval of checks while this rank waits for the others.
-_LOOK_S = 0.002
+_POLL_S = 0.002
 # The interval of comparisons after a collective failed.
 _SEARCH_S = 0.05
 # The longest search for the failed rank after a collective failed.
@@ -117,7 +117,7 @@ class Lockstep:
         # The newest point that all ranks have passed.
         self._passed: str | None = None
         # The newest beat of each rank, and when it came.
-        self._heard: dict[int, tuple[int, float]] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
         # The number of notes that this rank has logged.
         self._notes = 0
         # On rank 0, the conditions that a note was stored for.
@@ -153,7 +153,7 @@ class Lockstep:
         self._progress.reduce(step, model)
         if not expected:
             with waiting():
-                self._meet(f"reduction/{self._progress.reductions}/{step}/{model}")
+                self._wait_at(f"reduction/{self._progress.reductions}/{step}/{model}")
             self._follows[self._previous] = kind
         self._previous, self._reduced_in = kind, step
 
@@ -166,7 +166,7 @@ class Lockstep:
             self._progress.skip(step)
         self._progress.through = max(self._progress.through, step)
         if not passes and not relaxed:
-            self._meet(f"body/{step}")
+            self._wait_at(f"body/{step}")
         self._refuse()
 
     def leave(self, *, raised: bool, waits: bool = False) -> None:
@@ -179,7 +179,7 @@ class Lockstep:
         self._progress.in_loop = False
         self._wake.set()
         if waits and self._failure is None:
-            self._meet(f"left/{self._progress.epoch}/{self._progress.step}")
+            self._wait_at(f"left/{self._progress.epoch}/{self._progress.step}")
 
     def end_epoch(self) -> None:
         """Note that the loop over the loader has reached its end."""
@@ -240,7 +240,7 @@ class Lockstep:
         if self._failure is not None:
             raise PacelineError(self._failure)
 
-    def _meet(self, point: str) -> None:
+    def _wait_at(self, point: str) -> None:
         """Wait until all ranks have come to a point; raise a PacelineError if a rank cannot."""
         with self._changed:
             self._point = point
@@ -269,9 +269,9 @@ class Lockstep:
                     self._tick(store)
                     due = now + (_SEARCH_S if searching else TICK_S)
                 if self._point is not None:
-                    self._look(store, self._point)
+                    self._arrive(store, self._point)
                 rest_s = max(0.0, due - time.monotonic())
-                self._wake.wait(rest_s if self._point is None else _LOOK_S)
+                self._wake.wait(rest_s if self._point is None else _POLL_S)
             self._publish(store)
         except DistError as error:
             logger.debug("the ranks' store has ended: %s", error)
@@ -324,7 +324,7 @@ class Lockstep:
         self._progress.beat += 1
         store.set(_key(f"rank/{self._rank}"), _ENCODER.encode(self._progress))  # type: ignore[arg-type]
 
-    def _look(self, store: Store, point: str) -> None:
+    def _arrive(self, store: Store, point: str) -> None:
         """Count this rank at a point, and release it once all ranks are there."""
         if self._counted != point:
             self._counted = point
@@ -349,8 +349,8 @@ class Lockstep:
         of = {rank: _DECODER.decode(value) for rank, value in zip(here, values, strict=True)}
         now = time.monotonic()
         for rank, progress in of.items():
-            if self._heard.get(rank, (-1, 0.0))[0] != progress.beat:
-                self._heard[rank] = progress.beat, now
+            if self._beats.get(rank, (-1, 0.0))[0] != progress.beat:
+                self._beats[rank] = progress.beat, now
         failure = lockstep.conflict(of)
         if failure is None:
             failure = self._dead(of) or (self._missing(of, now) if self._explaining else None)
@@ -382,7 +382,7 @@ class Lockstep:
             ended = progress.place == self._progress.place and not _is_alive(progress.process)
             if progress.closed and ended:
                 return f"rank {rank} has ended before the others: {where}"
-            silent_s = now - self._heard[rank][1]
+            silent_s = now - self._beats[rank][1]
             if silent_s >= _SILENT_S:
                 return (
                     f"rank {rank} failed: no heartbeat for {silent_s:.0f} s, so its process or its "
@@ -395,7 +395,7 @@ class Lockstep:
             seen = sum(isinstance(noted, tuple) for noted in self._noted)
             if (rank, step) not in self._noted and seen < _MOST_SKIPS:
                 self._noted.add((rank, step))
-                self._tell(
+                self._store_note(
                     store,
                     f"rank {rank} ran no backward pass in step {step}, but other ranks did: its "
                     "batch of that step has no effect",
@@ -411,14 +411,14 @@ class Lockstep:
             return
         self._noted.add(steps)
         names = [lockstep.described(rank, of.get(rank, RankProgress())) for rank in late]
-        self._tell(
+        self._store_note(
             store,
             f"the other ranks have been waiting for {LONG_S:.0f} s: {'; '.join(names[:8])} "
             "(`paceline hang RUN --stacks` shows what all ranks are doing, if the run is on a "
             "server)",
         )
 
-    def _tell(self, store: Store, note: str) -> None:
+    def _store_note(self, store: Store, note: str) -> None:
         store.set(_key(f"note/{self._stored}"), note)
         self._stored += 1
 

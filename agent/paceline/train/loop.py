@@ -24,16 +24,18 @@ from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
 from paceline.train.amounts.budgeting import with_learned
 from paceline.train.amounts.memory import Memory, learned_by
+from paceline.train.batchnorm import RunningStatistics
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
+from paceline.train.compiling import ShapeWarning
 from paceline.train.context import RunContext
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.ending import SignalHandler
 from paceline.train.fsdp.model import is_sharded
 from paceline.train.leaving import end_process
+from paceline.train.liveness import Activity
 from paceline.train.lockstep import Lockstep
 from paceline.train.meeting import Meeting, introduce, place
-from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Profile, shared_moments
 from paceline.train.sync.discovery import exception_ends_loop
@@ -41,10 +43,8 @@ from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.gathers import refuse_uneven
 from paceline.train.sync.pool import SharedBatches, ends_span
 from paceline.train.sync.uneven import Schedules, refuse_collectives
-from paceline.train.telling.compiling import ShapeWarning
 from paceline.train.telling.trial import flops
 from paceline.train.timing import RunningStep
-from paceline.train.watch import Activity
 from paceline.train.wiring import (
     Findings,
     Wiring,

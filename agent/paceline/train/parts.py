@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from paceline.data.keeper import NodePart
+from paceline.data.prefetcher import NodePart
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.train import batchnorm as norms
 from paceline.train.ddp import SingleProcess
 from paceline.train.fsdp.kinds import is_dtensor, is_fsdp1, is_sharded, is_unit
 from paceline.train.fsdp.model import is_wrapped
 from paceline.train.fsdp.units import refuse, refuse_apart
 from paceline.train.meeting import Lanes
-from paceline.train.norms import layers as norms
 
 _OPTIONS = {
     "process_group": "gradients are weighted over all ranks: leave it out",

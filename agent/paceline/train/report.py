@@ -1,7 +1,7 @@
 """Telemetry of a rank: its steps, rounds and metrics, which a background thread sends.
 
 The loop gives finished steps to a `Reporter`, which makes records of them. The `Emitter`'s thread
-sends the records through an `Outlet`. Training never waits for that thread: if its queue is full,
+sends the records through a `Sink`. Training never waits for that thread: if its queue is full,
 records are dropped and counted.
 """
 
@@ -17,9 +17,9 @@ from dataclasses import asdict
 import msgspec
 
 from paceline.node.spool import Spool
-from paceline.train.mesh.times import GroupTimes, PendingTimes
-from paceline.train.outlet import Outlet
+from paceline.train.mesh import GroupTimes, PendingTimes
 from paceline.train.parts import Step
+from paceline.train.sink import Sink
 from paceline.train.sync.base import Round
 from paceline.train.timing import RunningStep
 from paceline.wire import (
@@ -47,7 +47,7 @@ Record = StepRecord | MetricRecord | RoundRecord
 
 
 class Emitter:
-    """Thread that sends messages through an `Outlet`, and counts lost records.
+    """Thread that sends messages through a `Sink`, and counts lost records.
 
     `record` and `send` never block. The training thread calls both; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once. The records of a thread
@@ -60,7 +60,7 @@ class Emitter:
         spool: stores messages that the bus does not accept; None: memory does until `close`.
         memory: measures the memory in use, in bytes; the thread calls it every `FLUSH_S`.
         stream: name of the bus's stream to write to.
-        look: returns another message to send, or None; the thread calls it at every flush.
+        liveness: returns another message to send, or None; the thread calls it at every flush.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Emitter:
         spool: Spool | None,
         memory: Callable[[], int],
         stream: str = TELEMETRY,
-        look: Callable[[], Message | None] = lambda: None,
+        liveness: Callable[[], Message | None] = lambda: None,
     ) -> None:
-        self._look = look
-        self._outlet = Outlet(run, bus, spool, stream)
+        self._liveness = liveness
+        self._sink = Sink(run, bus, spool, stream)
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()
         # Held only to count lost records.
@@ -95,7 +95,7 @@ class Emitter:
     @property
     def dropped(self) -> int:
         """Return the number of records lost so far."""
-        return self.overflowed + self._outlet.lost
+        return self.overflowed + self._sink.lost
 
     def record(self, record: Record) -> None:
         """Send a record with the next flush."""
@@ -137,22 +137,22 @@ class Emitter:
             closing = self._closing
             if (now := time.monotonic()) >= self._measure_at:
                 self.memory_bytes, self._measure_at = self._memory(), now + FLUSH_S
-            self._outlet.retry()
+            self._sink.retry()
             self.feed()
             for message in self._collect():
                 if isinstance(message, threading.Event):
                     message.set()
                 else:
-                    self._outlet.deliver(message)
-            if (seen := self._look()) is not None:
-                self._outlet.deliver(seen)
+                    self._sink.deliver(message)
+            if (seen := self._liveness()) is not None:
+                self._sink.deliver(seen)
             if closing:
-                self._outlet.end()
+                self._sink.end()
                 break
-            self._outlet.tend(self.dropped)
+            self._sink.tend(self.dropped)
             self._wake.wait(FLUSH_S)
             self._wake.clear()
-        self._outlet.close(self.dropped)
+        self._sink.close(self.dropped)
 
     def _collect(self) -> list[Message | threading.Event]:
         """Return the queued messages, with the records of each kind joined to batches, in order."""
@@ -272,7 +272,7 @@ class Reporter:
         if self._times is None:
             self._report(running, record)
             return
-        sent = self._times.tell(record.data_s, record.compute_s)
+        sent = self._times.send(record.data_s, record.compute_s)
         self._sent.append((running, record, sent))
         self._report_sent(1)
 

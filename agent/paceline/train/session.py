@@ -25,6 +25,7 @@ from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
 from paceline.data import Stream
+from paceline.train import mesh as lanes
 from paceline.train import stacks
 from paceline.train.amounts.budgeting import (
     budgeted,
@@ -35,6 +36,7 @@ from paceline.train.amounts.budgeting import (
     refuse_profile,
 )
 from paceline.train.amounts.sizes import Sizes, resolve
+from paceline.train.batchnorm import adapt, shares_statistics
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
@@ -45,9 +47,8 @@ from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet, rank_and_world
-from paceline.train.mesh import lanes
-from paceline.train.nodedata.settling import settle
-from paceline.train.norms.layers import adapt, shares_statistics
+from paceline.train.metrics import MetricNames, Value, check_loss
+from paceline.train.nodedata import settle
 from paceline.train.parts import Batch
 from paceline.train.profile import (
     Profile,
@@ -57,10 +58,9 @@ from paceline.train.profile import (
     shared_typical,
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
-from paceline.train.seeding.samples import Use, sequence_of, torch_generator
+from paceline.train.seeding import Use, sequence_of, torch_generator
 from paceline.train.streams.reader import StreamReader
 from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
-from paceline.train.telling.metrics import MetricNames, Value, check_loss
 from paceline.wire import Evaluation
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from paceline.train.compiling import recompilations
+from paceline.train.metrics import Value, on_host
 from paceline.train.parts import Step
-from paceline.train.telling.compiling import recompilations
-from paceline.train.telling.metrics import Value, on_host
 from paceline.wire import Phase
 
 

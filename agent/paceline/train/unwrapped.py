@@ -109,7 +109,7 @@ class UnwrappedModels:
         self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
         # Numbers of optimisers to compare, by description.
-        self._met: Counter[str] = Counter()
+        self._comparisons: Counter[str] = Counter()
         # On rank 0, which waits for other ranks' norms: how often it will still check for them.
         self._uncompared: dict[_Apart, int] = {}
         # Warnings that were logged.
@@ -128,7 +128,7 @@ class UnwrappedModels:
         if self._current.world == 1:
             return
         if optimiser not in self._apart:
-            self._apart[optimiser] = self._meet(optimiser)
+            self._apart[optimiser] = self._to_compare(optimiser)
         for apart in self._apart[optimiser].copy():
             if apart.warning is _NOT_REDUCED and not reduces:
                 continue
@@ -212,7 +212,7 @@ class UnwrappedModels:
         mine = sorted(places.get(id(parameter), -1) for parameter in parameters)
         return hashlib.blake2b(repr(mine).encode(), digest_size=8).hexdigest()
 
-    def _meet(self, optimiser: torch.optim.Optimizer) -> list[_Apart]:
+    def _to_compare(self, optimiser: torch.optim.Optimizer) -> list[_Apart]:
         unwrapped, wrapped = _parted(optimiser)
         wrapping = [watch for watch in _watches if watch.in_step and watch._models]
         if unwrapped and not wrapping:
@@ -224,9 +224,9 @@ class UnwrappedModels:
             if not parameters:
                 continue
             words, which = _described(optimiser, parameters), self._which(parameters)
-            number = self._met[words + which]
+            number = self._comparisons[words + which]
             if number < _MOST_COMPARED:
-                self._met[words + which] += 1
+                self._comparisons[words + which] += 1
                 apart.append(_Apart(warning, words, which, number, parameters))
         return apart
 

@@ -20,8 +20,9 @@ from paceline.node.spool import Spool
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.environment import Environment
+from paceline.train.liveness import Activity, Liveness
 from paceline.train.meeting import Meeting
-from paceline.train.mesh.times import GroupTimes, SilentReporter
+from paceline.train.mesh import GroupTimes, SilentReporter
 from paceline.train.parts import Step
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader
@@ -29,7 +30,6 @@ from paceline.train.plan.proposals import Proposals
 from paceline.train.profile import Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.sync.suitability import OnFallback
-from paceline.train.watch import Activity, Liveness
 from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry
 
 logger = logging.getLogger(__name__)

@@ -5,10 +5,12 @@
 - `asking`: questions of the control plane to a node, and the node's answers;
 - `shards`: data that is stored on nodes, and how a plan moves it between them;
 - `synchronisation`: how ranks synchronise gradients in a segment, one type for each way;
-- `states`: the states of a run and their order; `phases`: what a rank is doing;
+- `states`: the states of a run and their order;
 - `streams`: the streams of the bus, with the writers and readers of each;
-- `codec`: conversion between messages and bus entries, with `WireError` for unreadable ones;
-- `authentic`: proof that the control plane wrote an entry; `sealing`: encryption for one node;
+- `codec`: conversion between messages and bus entries, with `WireError` for unreadable ones and
+  `ForgedError` for those that the control plane did not write;
+- `sealing`: encryption for one node;
+- `problems`: validation of values beyond their types;
 - `bus`: connections to the bus.
 
     fields = encode(Proposal(0, segment, "me"), run="r7")
@@ -18,16 +20,17 @@ This package imports no other package of Paceline.
 """
 
 from paceline.wire.asking import Answer, Ask
-from paceline.wire.authentic import ForgedError, decode_signed, signed
 from paceline.wire.codec import (
     PROTOCOL_VERSION,
+    ForgedError,
     WireError,
     decode,
     decode_all,
+    decode_signed,
     encode,
     encode_steps,
+    signed,
 )
-from paceline.wire.devices import RankDevice
 from paceline.wire.messages import (
     AGES,
     FAILED_ELSEWHERE,
@@ -51,7 +54,9 @@ from paceline.wire.messages import (
     Message,
     NodeCheck,
     NodeState,
+    Phase,
     Proposal,
+    RankDevice,
     RoundBatch,
     RoundRecord,
     RunChanged,
@@ -67,9 +72,7 @@ from paceline.wire.metrics import (
     MetricBatch,
     MetricRecord,
 )
-from paceline.wire.paces import Paces
-from paceline.wire.phases import Phase
-from paceline.wire.segment import Segment, pack_indices
+from paceline.wire.segment import Paces, Segment, pack_indices
 from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (

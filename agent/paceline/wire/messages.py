@@ -1,11 +1,14 @@
 """The typed messages between ranks, node agents and the control plane.
 
 Messages are values: no code changes a message after making it. `codec` converts them to and from
-entries of the bus; `streams` lists the writers and readers of each.
+entries of the bus; `streams` lists the writers and readers of each. First come the values that
+several messages have: the `Phase` of a rank's training, and its device (`RankDevice`).
 """
 
 from __future__ import annotations
 
+import math
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -13,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire.asking import Answer, Ask
-from paceline.wire.devices import RankDevice
 from paceline.wire.metrics import Evaluation, MetricBatch
-from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment
 from paceline.wire.shards import Shards
 from paceline.wire.states import State
@@ -32,6 +33,64 @@ RENDEZVOUS_GONE = "the rendezvous at "
 FAILED_ELSEWHERE = "the run failed on "
 # Number of gradients that a rank collects for one partial round before it calls the round itself.
 MOST_PENDING = 4
+# Characters of a device's kind or name.
+MOST_DEVICE_NAME = 200
+
+
+class Phase(StrEnum):
+    """A phase of a step, or of the time between two steps. A step has its phases in this order."""
+
+    # The rank waits for the next segment of the plan, which rank 0 stores.
+    PLAN = "plan"
+    # The rank waits for its batch.
+    DATA = "data"
+    # The rank is in the loop's body, before the last gradient or after the reduction.
+    COMPUTE = "compute"
+    # The rank is in the reduction of the gradients, which waits for all ranks.
+    SYNC = "sync"
+    # The rank saves a checkpoint between two steps. All ranks do that and wait for each other.
+    CHECKPOINT = "checkpoint"
+    # The rank is in the script's code outside of the loop, such as an evaluation.
+    SCRIPT = "script"
+
+
+class RankDevice(msgspec.Struct, frozen=True):
+    """A rank's device, as the rank itself found or emulates it."""
+
+    # PyTorch's device type: "cpu", "cuda", …
+    kind: str
+    # The model of the processor or accelerator.
+    name: str
+    # CPU cores that the rank's process may use, by its affinity and its quota.
+    cores: int
+    # The memory of the accelerator, or of the machine for a CPU.
+    memory_bytes: int
+    # CPU threads with which the script computes; 0: as many as cores.
+    threads: int = 0
+    # Operations per second, measured in a trial; None: there was no trial.
+    flops: float | None = None
+    # True if the rank only behaves as if it had this device.
+    emulated: bool = False
+
+    @property
+    def used_cores(self) -> int:
+        """Number of cores that the rank computes with, which `threads` may limit."""
+        return min(self.cores, self.threads or self.cores)
+
+    def problem(self) -> str | None:
+        """Return the first problem, which begins with the field's name; None if there is none."""
+        for field, text in (("kind", self.kind), ("name", self.name)):
+            if not 0 < len(text) <= MOST_DEVICE_NAME or not text.isprintable():
+                value = repr(text[:MOST_DEVICE_NAME])
+                return f"{field} = {value}: give 1 to {MOST_DEVICE_NAME} printable characters"
+        if not 1 <= self.cores < 2**31:
+            return f"cores = {self.cores}: give a whole number ≥ 1"
+        for field, number in (("memory_bytes", self.memory_bytes), ("threads", self.threads)):
+            if not 0 <= number < 2**62:
+                return f"{field} = {number}: give a whole number ≥ 0"
+        if self.flops is not None and not 0 < self.flops < math.inf:
+            return f"flops = {self.flops}: give a number above 0"
+        return None
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

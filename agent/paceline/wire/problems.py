@@ -1,17 +1,24 @@
-"""Validation of message values beyond their types.
+"""Validation of message values beyond their types, and words for values that are not allowed.
 
 Any program may write to the bus, so a message that decodes may still hold values that a database
-rejects or a reader cannot use. Each function returns a reason that names the field, or None.
+rejects or a reader cannot use. Each function ``of_…`` returns a reason that names the field, or
+None. `worded` describes the value that a typed message or a policy's parameters reject.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 # Levels of nesting of a plain value.
 DEEPEST = 32
+_PLACE = re.compile(r"(?s)(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?")
+_FIELD = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.*)`")
+_SAYS = {"contains unknown": "is not a known field", "missing required": "is missing"}
 
 
 def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
@@ -66,3 +73,18 @@ def of_times(message: Any, names: Sequence[str]) -> str | None:
         if not 0 <= getattr(message, name) < math.inf:
             return f"{name} is {getattr(message, name)}, not a finite number of at least 0"
     return None
+
+
+def worded(error: msgspec.ValidationError, within: str = "") -> str:
+    """Describe an invalid value, with the field first: ``parameters.probes: expected `int` >= 1``.
+
+    `within` is the field that holds the value, such as ``parameters``.
+    """
+    match = _PLACE.fullmatch(str(error))
+    assert match is not None
+    what, path = match["what"], [within, match["path"] or ""]
+    if field := _FIELD.fullmatch(what):
+        path.append(field["field"])
+        what = _SAYS[field["what"]]
+    place = ".".join(part for part in path if part)
+    return f"{place}: {what[:1].lower()}{what[1:]}" if place else what

@@ -1,4 +1,7 @@
-"""A planned segment: which samples each rank gets in the next steps."""
+"""A planned segment: which samples each rank gets in the next steps.
+
+With its `Paces`, the leader picks the samples of a stream without the controller.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire import problems
-from paceline.wire.paces import Paces
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
@@ -35,6 +37,33 @@ _MOST_THREADS = 65_536
 # A share above 0 is at least this large, so that quotients with it as divisor stay finite.
 _SMALLEST_SHARE = 1e-9
 _SOURCES = ("controller", "coast", "equal")
+# Above 1e6 s per size unit, sample or step, sums and products with sizes would not be finite.
+_MOST_PACE = 1e6
+
+
+class Paces(msgspec.Struct, frozen=True):
+    """Linear model of step times.
+
+    A step with n samples of total size Λ takes rank j ``a[j]·Λ + c[j]·n + b[j]`` seconds.
+    """
+
+    # [W] seconds per size unit, above 0 and at most 1e6
+    a: list[float]
+    # [W] seconds per sample, 0 to 1e6
+    c: list[float]
+    # [W] seconds per step, 0 to 1e6
+    b: list[float]
+
+    def problem(self, width: int) -> str | None:
+        """Return the first problem with the values for `width` ranks; None if there is none."""
+        for name, least in (("a", 1e-100), ("c", 0.0), ("b", 0.0)):
+            values: list[float] = getattr(self, name)
+            if len(values) != width:
+                return f"paces.{name} has {len(values)} values for {width} ranks"
+            # The comparison is false for NaN, too.
+            if not all(least <= value <= _MOST_PACE for value in values):
+                return f"paces.{name} holds a value that is not from {least:g} to {_MOST_PACE:g}"
+        return None
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ stream                    writer → reader            messages
 ``answers(node, id)``     agent → web                `Answer`
 ========================  =========================  ===========================================
 
-Entries on ``control(run)``, ``commands(node)`` and ``answers(node, id)`` carry a MAC (`authentic`).
+Entries on ``control(run)``, ``commands(node)`` and ``answers(node, id)`` carry a MAC (`codec`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from paceline.wire.wording import worded
+from paceline.wire.problems import worded
 
 _MOST = 2**31 - 1
 Natural = Annotated[int, Meta(ge=0, le=_MOST)]

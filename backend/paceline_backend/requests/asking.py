@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 
 from paceline.core.errors import PacelineError
-from paceline.core.refusals import Refusals
+from paceline.core.outage import Refusals
 from paceline.wire import (
     COMMANDS_LENGTH,
     Answer,

@@ -21,8 +21,8 @@ from redis.asyncio.client import Pipeline
 from paceline import wire
 from paceline.wire import Answer, Ask, State
 from paceline.wire.asking import LogPart
-from paceline.wire.authentic import signed
 from paceline.wire.bus import connect
+from paceline.wire.codec import signed
 from paceline.wire.sealing import seal_answer
 from paceline_backend.requests import asking, sessions
 from paceline_backend.store import Store, nodes, schema, telemetry

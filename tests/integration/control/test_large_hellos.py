@@ -15,7 +15,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.train.outlet import Outlet
+from paceline.train.sink import Sink
 from paceline.wire import (
     INGEST_GROUP,
     Hello,
@@ -373,8 +373,8 @@ def test_the_largest_hello_is_borne(tmp_path: Path) -> None:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             ) as ingest:
                 publish(bus, run_telemetry("other"), hello(), "other")
-                outlet = Outlet("r", sessions.of_run(store, server.url, "r").bus, None, STREAM)
-                sender = threading.Thread(target=outlet.deliver, args=[whole])
+                sink = Sink("r", sessions.of_run(store, server.url, "r").bus, None, STREAM)
+                sender = threading.Thread(target=sink.deliver, args=[whole])
                 sender.start()
                 step = 0
                 while sender.is_alive() or bus.xlen(STREAM):
@@ -383,12 +383,12 @@ def test_the_largest_hello_is_borne(tmp_path: Path) -> None:
                     step += 1
                     sender.join(0.05)
                 until(lambda: settled(bus, run_telemetry("other")), "the other run's rows")
-                outlet.end()
-                outlet.close(0)
+                sink.end()
+                sink.close(0)
                 peak_mib = int(ingest.communicate("")[0])
             assert reasons(bus) == []
             assert int(bus.memory_usage(live("r")) or 0) < 2**20
-        assert outlet.lost == 0
+        assert sink.lost == 0
         with store.read() as connection:
             rows = sa.select(sa.func.count()).select_from(schema.worker_steps)
             assert connection.execute(rows).scalar_one() == 2 * step

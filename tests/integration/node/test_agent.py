@@ -20,7 +20,7 @@ import redis
 
 from paceline import wire
 from paceline.node import spool
-from paceline.node.delivery import Delivery, looked_after
+from paceline.node.delivery import Delivery, is_supervised
 from paceline.node.link import Link
 from paceline.node.rundir import Record
 from paceline.node.session import without
@@ -206,9 +206,9 @@ def test_who_takes_over_a_run_that_goes_on_reports_its_newest_attempt(
     with Link(without("id", bus_url, "here")) as link:
         delivery = Delivery(tmp_path / "r", Record("r", "here", "the agent", "id"), link)
         delivery.report(State.RUNNING, 3)
-        assert looked_after(tmp_path / "r")
+        assert is_supervised(tmp_path / "r")
         delivery.close()
-        assert not looked_after(tmp_path / "r")
+        assert not is_supervised(tmp_path / "r")
         taken = Delivery.resume(tmp_path / "r", link)
         assert taken is not None
         taken.close()

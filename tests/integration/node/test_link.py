@@ -78,7 +78,7 @@ def test_each_command_once_across_an_outage(tmp_path: Path) -> None:
         bus.stop()
         assert read(commands) == []
         assert not link.up
-        assert not link.tell(beat())
+        assert not link.report(beat())
         bus.start()
         command(bus.url, "after")
         seen: list[str] = []
@@ -91,7 +91,7 @@ def test_each_command_once_across_an_outage(tmp_path: Path) -> None:
         assert seen == ["unread", "after"]
         assert read(commands) == []
         assert link.up
-        assert link.tell(beat())
+        assert link.report(beat())
 
 
 def test_absent_bus_is_not_asked_at_every_call(tmp_path: Path) -> None:

@@ -209,12 +209,12 @@ def test_no_forged_plan_is_adopted(
                     assert with_users
         if not with_users:
             until(lambda: leader.heard.refused == 100, "the leader to hear all")
-        assert leader.heard.heard == 0
+        assert leader.heard.received == 0
         assert {segment.source for segment in leader.segments} == {"coast"}
         with connect(own_bus.url) as server:  # what the control plane says, the leader hears
             plan = Proposal(0, following(leader), "the controller")
             publish(server, control("mine"), plan, "mine", key=session.key)
-        until(lambda: leader.heard.heard == 1, "the true plan to be heard")
+        until(lambda: leader.heard.received == 1, "the true plan to be heard")
         assert leader.adopt().source == "controller"
 
 

@@ -52,7 +52,7 @@ def test_ranks_share_a_directory_and_read_each_sample_once(
     ran = ranks.run(train, server.url, directories, SAMPLES * SIZE, 3, options, timeout_s=240)
     for epoch in range(3):
         assert sorted(chain(*(used[epoch] for used, _ in ran))) == ALL
-    # Each node reads a sample once at most, but for what two ranks or the keeper read at once.
+    # Each node reads a sample once at most, but for what two ranks or the prefetcher read at once.
     assert len(server.reads) == SAMPLES
     for node, of_ranks in (("a", (0, 1)), ("b", (2,))):
         trained = {s for rank in of_ranks for used in ran[rank][0] for s in used}

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from paceline.node.spool import Spool
-from paceline.train import outlet
+from paceline.train import sink
 from paceline.train.report import Emitter
 from paceline.wire import Hello, Message
 from paceline_backend.server.embedded import EmbeddedBus
@@ -94,7 +94,7 @@ def test_memory_is_bounded_and_the_rest_is_counted(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outlet, "HELD_BYTES", 5_000)
+    monkeypatch.setattr(sink, "HELD_BYTES", 5_000)
     monkeypatch.setattr("paceline.train.report.BATCH_LIMIT", 10)
     small_disk.fill()
     emitter = Emitter(RUN, None, spool, lambda: 0)

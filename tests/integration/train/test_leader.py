@@ -21,12 +21,12 @@ from torch.distributed import HashStore
 
 import paceline
 from paceline import wire
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.epochs import epoch_order
 from paceline.train.parts import Step
-from paceline.train.plan import leader, waits
+from paceline.train.plan import leader
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import MOST_ALONE, Leader
 from paceline.train.plan.proposals import Proposals
@@ -69,11 +69,11 @@ class Run:
 
     def propose(self, segment: Segment, attempt: int = 0) -> None:
         """Sends a proposal and waits until the leader has heard it."""
-        before = self.proposals.heard
+        before = self.proposals.received
         proposal = Proposal(attempt, segment, "test")
         bus.publish(self.client, wire.control(RUN), proposal, RUN)
         if attempt == 0:
-            until(lambda: self.proposals.heard > before)
+            until(lambda: self.proposals.received > before)
 
     def epoch(self, number: int = 0) -> Iterator[list[Step]]:
         """The steps of both ranks."""
@@ -134,7 +134,7 @@ def test_what_was_said_before_the_leader_began_counts(bus_url: str) -> None:
     with redis.Redis.from_url(bus_url) as client:
         bus.publish(client, wire.control(RUN), Proposal(0, FIRST, "early"), RUN)
     run = Run(bus_url)
-    until(lambda: run.proposals.heard == 1)
+    until(lambda: run.proposals.received == 1)
     next(run.epoch())
     assert run.adopted == [FIRST]
     run.close()
@@ -291,15 +291,15 @@ def test_where_coasting_cannot_be_longer_the_leader_waits_for_a_plan_at_times(
     bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Epochs have two steps, so each plan comes too late, however long the leader would coast."""
-    monkeypatch.setattr(waits, "FIRST_S", 2.5)
-    monkeypatch.setattr(waits, "BETWEEN", 0.0)
+    monkeypatch.setattr(leader, "FIRST_WAIT_S", 2.5)
+    monkeypatch.setattr(leader, "BETWEEN_WAITS", 0.0)
     run = Run(bus_url, samples=8)
-    for number in range(waits.LATE + 1):
+    for number in range(leader.MOST_LATE + 1):
         steps = run.epoch(number)
         next(steps)
         asked = run.adopted[-1]
         assert (asked.source, asked.seq, asked.steps) == ("coast", number, 2)
-        if number < waits.LATE:  # the leader has just begun what this was for
+        if number < leader.MOST_LATE:  # the leader has just begun what this was for
             run.propose(segment([[[0, 1], [2, 3]]], seq=number, epoch=number))
             list(steps)
     plan = segment(
@@ -339,7 +339,7 @@ def test_a_run_that_goes_on_obeys_no_order_of_before(bus_url: str) -> None:
     ):
         for message in (StopTraining("again", 1), Proposal(3, FIRST, "test")):
             bus.publish(client, wire.control(RUN), message, RUN)
-        until(lambda: proposals.heard)
+        until(lambda: proposals.received)
         assert proposals.stop_reason is None
         bus.publish(client, wire.control(RUN), StopTraining("now", 2), RUN)
         until(lambda: proposals.stop_reason == "now")
@@ -399,7 +399,7 @@ def test_coasting_uses_every_sample_once_and_is_valid(
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     begun = data.draw(st.integers(0, samples // batch)) * batch
     used = random.permutation(samples)[:begun]
-    ledger = Ledger(1, epoch_order(samples, 5, 1), batch, drop_last, used)
+    ledger = Ledger(1, epoch_order(samples, 5, 1), BatchRules(batch, drop_last), used)
     sizes = random.lognormal(size=samples)
     shares = data.draw(st.sampled_from([[], (random.random(world) + 0.01).tolist()]))
     seen = used.tolist()

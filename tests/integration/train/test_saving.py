@@ -16,9 +16,8 @@ from torch.nn.functional import mse_loss
 import paceline
 from paceline.train.checkpoint import storage
 from paceline.train.checkpoint.contents import Contents
-from paceline.train.checkpoint.folder import Folder
 from paceline.train.checkpoint.position import Position
-from paceline.train.checkpoint.saver import Saver, Schedule
+from paceline.train.checkpoint.saver import Folder, Saver, Schedule
 from paceline.train.parts import Step
 from paceline.train.sync.outer import Outer
 from support.sessions import Numbered, network, parameters

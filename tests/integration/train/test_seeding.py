@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.train.seeding.samples import sequence_of, torch_generator
+from paceline.train.seeding import sequence_of, torch_generator
 from paceline.wire.synchronisation import convert
 from support import seeding
 from support.ranks import Ranks

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.core.streaming.claiming import Claim
+from paceline.core.streaming.reading import Claim
 from paceline.data import Stream
 from paceline.train.streams.processes import in_processes
 from paceline.train.streams.reader import opened, signed

@@ -23,7 +23,7 @@ from paceline.core.amounts.budget import (
     refuse_tight,
 )
 from paceline.core.amounts.trained import Trained
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.epochs import epoch_order
 from paceline.wire import Segment
 
@@ -164,10 +164,10 @@ def test_an_epoch_is_coasted_once_within_budget_and_limits(
     order = epoch_order(len(budget.sizes), 5, 1)
     resumed_at, used, steps = data.draw(st.integers(0, 20)), [], 0
     whole = np.split(order, np.cumsum(budget.counts(order))[:-1])
-    ledger = Ledger(1, order, 7, False, budget=budget)
+    ledger = Ledger(1, order, BatchRules(7, budget=budget))
     while not ledger.over:
         if steps == resumed_at:
-            ledger = Ledger(1, order, 7, False, np.array(used, np.int64), budget=budget)
+            ledger = Ledger(1, order, BatchRules(7, budget=budget), np.array(used, np.int64))
         assert ledger.batch_sizes(3) == [len(step) for step in whole[steps : steps + 3]]
         counts, indices = wire.pack_indices(ledger.coast(1, world, budget.sizes, shares))
         flat = np.frombuffer(indices, "<u4").astype(np.int64)
@@ -193,7 +193,7 @@ def test_a_plan_of_other_samples_or_above_a_limit_is_refused() -> None:
     """Sizes 4, 3, 2, 1, 5 and a budget of 7: steps of [0, 1], [2, 3] and [4]."""
     sizes = np.array([4.0, 3.0, 2.0, 1.0, 5.0])
     budget = Budget(7.0, sizes, np.array([5.0, 5.0]))
-    ledger = Ledger(0, np.arange(5), 2, False, budget=budget)
+    ledger = Ledger(0, np.arange(5), BatchRules(2, budget=budget))
     assert ledger.refusal(segment([[1, 1], [0, 2]], [1, 0, 3, 2]), 2) is None
     assert ledger.refusal(segment([[1, 1], [0, 2], [1, 0]], [0, 1, 2, 3, 4], over=True), 2) is None
     refused = {
@@ -222,7 +222,7 @@ def test_ranks_count_the_samples_that_the_ledger_used(
         order = epoch_order(samples, 0, epoch)
         ends = np.cumsum(budget.counts(order))
         counted.begin_epoch(step + 1, ends)
-        ledger = Ledger(epoch, order, 3, False, budget=budget)
+        ledger = Ledger(epoch, order, BatchRules(3, budget=budget))
         for at in range(min(most, len(ends))):
             (size,) = ledger.batch_sizes(1)
             ledger.use(order[ends[at] - size : ends[at]])

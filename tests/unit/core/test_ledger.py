@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 
 from paceline import wire
 from paceline.core.dealing import dealt, equal_counts
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.epochs import epoch_order
@@ -39,7 +39,7 @@ def test_coasting_keeps_limits(data: st.DataObject) -> None:
     share = st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=world, max_size=world)
     shares = data.draw(share.filter(any) | st.just([]))
     sizes = np.random.default_rng(1).lognormal(size=samples)
-    ledger = Ledger(1, epoch_order(samples, 5, 1), batch, False, limits=limits)
+    ledger = Ledger(1, epoch_order(samples, 5, 1), BatchRules(batch, limits=limits))
     seen = []
     while not ledger.over:
         counts, indices = wire.pack_indices(ledger.coast(2, world, sizes, shares))
@@ -60,7 +60,9 @@ def test_limits_that_do_not_bind_change_nothing(data: st.DataObject) -> None:
     sizes = np.random.default_rng(1).lognormal(size=50)
     ample = np.full(world, batch)
     parts = [
-        Ledger(1, epoch_order(50, 5, 1), batch, False, limits=limits).coast(4, world, sizes, shares)
+        Ledger(1, epoch_order(50, 5, 1), BatchRules(batch, limits=limits)).coast(
+            4, world, sizes, shares
+        )
         for limits in (None, ample)
     ]
     for free, limited in zip(chain(*parts[0]), chain(*parts[1]), strict=True):
@@ -154,7 +156,7 @@ def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], why: str | Non
     indices = np.arange(12).astype("<u4").tobytes()
     made = Segment(0, 0, 0, [[0, 12]], indices, "lbb", 0, "controller", False)
     made = msgspec.structs.replace(made, **changes)
-    said = Ledger(0, np.arange(40), 12, False, limits=np.array([4, 12])).refusal(made, 2)
+    said = Ledger(0, np.arange(40), BatchRules(12, limits=np.array([4, 12]))).refusal(made, 2)
     if why is None:
         assert said is None
     else:

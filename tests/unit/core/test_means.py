@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.means import part_due, parted
+from paceline.core.replicas import part_due, parted
 
 
 @given(st.data(), st.integers(1, 40), st.integers(0, 1000))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.member import Member, RoundCounts, Says, WaitReason
+from paceline.core.member import Member, RoundAction, RoundCounts, WaitReason
 from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline.wire import MOST_PENDING
 
@@ -57,7 +57,7 @@ def test_a_rank_waits_for_the_round_that_it_calls_for_too_many_pending_gradients
     for _ in range(MOST_PENDING):
         assert ranks[0].offer("gradient", 8) is None
     assert ranks[0].offer("gradient", 8) is WaitReason.PENDING
-    assert ranks[0].announce() is Says.CALL
+    assert ranks[0].announce() is RoundAction.CALL
     progress = ranks[0]._progress
     progress.begin()
     assert len(ranks[0].contribute(RoundCounts(progress.drift))) == MOST_PENDING + 1
@@ -108,10 +108,14 @@ def test_of_what_is_too_old_the_newest_goes_into_the_round() -> None:
 
 
 def test_a_rank_with_an_old_gradient_is_ready_unless_that_is_dropped() -> None:
-    for staleness, says in ((4, Says.CALL), (1, Says.CALL), (0, Says.NOTHING)):
+    for staleness, action in (
+        (4, RoundAction.CALL),
+        (1, RoundAction.CALL),
+        (0, RoundAction.NOTHING),
+    ):
         rank, _ = members(2, Call(quorum=1), Drift(staleness=staleness))
         for _ in range(9):
             rank._progress.begin()
             rank._progress.end([0, 0], [])
         rank.offer("gradient", 8)
-        assert rank.announce() is says
+        assert rank.announce() is action

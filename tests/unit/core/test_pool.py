@@ -127,7 +127,7 @@ class Span:
             return True
         self.shares[rank] = self.shares[rank].leave()
         yield 0.0
-        if pool.is_looked_after(self.shares, rank):
+        if pool.has_working_peer(self.shares, rank):
             return True
         self.shares[rank] = self.shares[rank].resume()
         return False
@@ -150,7 +150,7 @@ class Span:
     def stops(self, rank: int) -> Generator[float, None, bool]:
         self.shares[rank] = self.shares[rank].stop()
         yield 0.0
-        left, looked = pool.is_left(self.shares, rank), pool.is_looked_after(self.shares, rank)
+        left, looked = pool.is_left(self.shares, rank), pool.has_working_peer(self.shares, rank)
         if not left or looked:
             return True
         self.shares[rank] = self.shares[rank].resume()

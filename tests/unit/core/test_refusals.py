@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from paceline.core.refusals import EVERY_S, Refusals
+from paceline.core.outage import EVERY_S, Refusals
 
 
 def test_a_flood_of_refusals_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:

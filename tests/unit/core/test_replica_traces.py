@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.means import part_due
-from paceline.core.partners.pairs import Partners
+from paceline.core.replicas import Partners, part_due
 from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import sync
 from paceline_backend.simulator.sync.base import SimulatedTimeline

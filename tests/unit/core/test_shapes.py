@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.core.amounts.shapes import Shapes, moved, moved_on_nodes, on_grid
 from paceline.core.cost import PaddedCost, features
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms
 
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=7)
@@ -85,7 +85,7 @@ def test_coasting_keeps_the_grid(world: int, grid: int, shared: bool) -> None:
     sizes = np.random.default_rng(1).lognormal(size=samples)
     order = np.random.default_rng(2).permutation(samples)
     seen = []
-    ledger = Ledger(0, order, batch, False, grid=grid)
+    ledger = Ledger(0, order, BatchRules(batch, grid=grid))
     for step in ledger.coast(99, world, sizes, shares):
         rests = [len(part) % grid for part in step]
         assert sum(rests) == sum(map(len, step)) % grid
@@ -151,7 +151,7 @@ def test_coasting_keeps_the_grid_where_samples_have_homes() -> None:
     sizes, order = np.random.default_rng(1).lognormal(size=83), np.arange(83)
     nodes = np.array([0, 0, 1, 1])
     of = np.random.default_rng(2).choice([0, 0, 1, -1], size=83)
-    ledger = Ledger(0, order, 24, False, grid=4)
+    ledger = Ledger(0, order, BatchRules(24, grid=4))
     steps = ledger.coast(99, 4, sizes, [0.4, 0.2, 0.2, 0.2], (nodes, of))
     assert sorted(chain(*chain(*steps))) == list(range(83))
     for step in steps:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.streaming.order import SeenSamples, difference
+from paceline.core.streaming.reading import SeenSamples, difference
 
 
 def word(samples: Iterable[Any]) -> str:

@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.streaming.claiming import PARTS, ShardClaims, next_claim
-from paceline.core.streaming.ledger import LEAST_BATCHES, WAITS, StreamLedger
-from paceline.core.streaming.picking import Speeds, counts_in_time, picked
+from paceline.core.ledger import BatchRules
+from paceline.core.streaming.ledger import (
+    LEAST_BATCHES,
+    WAITS,
+    Speeds,
+    StreamLedger,
+    counts_in_time,
+    picked,
+)
+from paceline.core.streaming.reading import PARTS, ShardClaims, next_claim
 from paceline.wire import ALLREDUCE, Paces, Segment
 
 
@@ -40,7 +47,7 @@ class Ranks:
                 continue
             self.left[rank] = left[count:]
             ended = not self.left[rank]
-            self.ledger.tell(rank, np.array(left[:count]), ended=ended)
+            self.ledger.record(rank, np.array(left[:count]), ended=ended)
 
     def train(self, steps: int, paces: Paces | None) -> None:
         self.ledger.paces = paces
@@ -67,9 +74,9 @@ class Ranks:
 
 
 def ledger(
-    world: int, batch: int, buffer: int, seed: int | None = 0, **options: bool
+    world: int, batch: int, buffer: int, seed: int | None = 0, *, drop_last: bool = False
 ) -> StreamLedger:
-    return StreamLedger(0, world, batch, options.get("drop_last", False), buffer, seed)
+    return StreamLedger(0, world, BatchRules(batch, drop_last), buffer, seed)
 
 
 def equal(world: int, a: list[float] | None = None) -> Paces:
@@ -117,7 +124,7 @@ def test_each_sample_is_trained_once_whatever_ranks_have(
 def test_limits_of_memory_hold(world: int, batch: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     limits = np.full(world, -(-batch // world)) + rng.integers(0, 3, world)
-    made = StreamLedger(0, world, batch, False, 8 * batch, seed, limits)
+    made = StreamLedger(0, world, BatchRules(batch, limits=limits), 8 * batch, seed)
     ranks = Ranks(made, [rng.uniform(1, 2, 30).tolist() for _ in range(world)])
     ranks.epoch(4, 7, equal(world, rng.uniform(0.1, 3, world).tolist()))
     assert (np.array(ranks.counts) <= limits).all()
@@ -188,7 +195,7 @@ def proposal(**fields: object) -> Segment:
 def test_a_proposal_is_filled_and_what_has_samples_is_refused() -> None:
     made = ledger(2, 4, 16)
     for rank in range(2):
-        made.tell(rank, np.arange(1.0, 7.0), ended=True)
+        made.record(rank, np.arange(1.0, 7.0), ended=True)
     assert "lists samples" in str(made.refusal(proposal(counts=[[1, 0]], indices=b"\0\0\0\0"), 2))
     assert "epoch 1, not 0" in str(made.refusal(proposal(epoch=1), 2))
     assert "paces.a has 1 values for 2 ranks" in str(
@@ -311,6 +318,6 @@ def test_a_slow_rank_claims_little_towards_the_end() -> None:
 def test_a_rank_at_its_end_needs_no_room(rank: int) -> None:
     made = ledger(3, 4, 60)
     assert made.rooms == [20, 20, 20]
-    made.tell(rank, np.array([1.0]), ended=True)
+    made.record(rank, np.array([1.0]), ended=True)
     assert made.rooms[rank] == 0
     assert sum(made.rooms) == 60

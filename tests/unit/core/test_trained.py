@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.amounts.trained import Trained
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms
 
 
@@ -35,7 +35,7 @@ def test_it_is_what_the_epochs_ledgers_used(
     )
     for epoch, most in enumerate(left_after):
         counted.begin_epoch(step + 1)
-        ledger = Ledger(epoch, np.arange(samples), t.global_batch, drop_last)
+        ledger = Ledger(epoch, np.arange(samples), BatchRules(t.global_batch, drop_last))
         for of_epoch in range(min(most, t.steps_per_epoch)):
             (size,) = ledger.batch_sizes(1)
             ledger.use(np.arange(of_epoch * t.global_batch, of_epoch * t.global_batch + size))

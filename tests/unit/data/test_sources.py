@@ -20,7 +20,7 @@ OFFSETS = [0, 10, 10, 300, 1024]
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "_RETRY_S", 0.0)
 
 
 def test_each_file_is_a_sample(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
 from paceline.node import logs, rundir
 from paceline.node.elastic import roll
-from paceline.node.elastic.place import use_interface
 from paceline.node.elastic.ranks import _Logs
-from paceline.node.elastic.rendezvous import Alone, Members, Signed, together
+from paceline.node.elastic.rendezvous import Alone, Members, Signed, together, use_interface
 from paceline.node.elastic.roll import FirstFailure, Roll, RollRound
 from paceline.node.machine import address_towards
 from paceline.node.processes import number_of, reserved_port

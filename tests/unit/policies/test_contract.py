@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
@@ -69,7 +69,9 @@ def coast(training: Cluster, shares: list[float], steps: int) -> None:
     """What the leader does without a controller."""
     used = np.flatnonzero(~training.remaining)
     order = epoch_order(len(training.sizes), training.seed, training.epoch)
-    ledger = Ledger(training.epoch, order, training.global_batch, training.drop_last, used)
+    ledger = Ledger(
+        training.epoch, order, BatchRules(training.global_batch, training.drop_last), used
+    )
     assignments = ledger.coast(steps, training.world, training.sizes, shares)
     ledger.use(np.concatenate([part for step in assignments for part in step]))
     training.train(assignments, epoch_end=ledger.over)

@@ -220,7 +220,7 @@ def test_the_board_decides_as_the_core(
             assert board.slowest(asks, 9, lambda rank: 1) == pool.slowest(now, asks)
             even = board.slowest(asks, 9, lambda rank: 1 if rank % 2 == 0 else 99)
             assert even == pool.slowest(now, asks, lambda rank: rank % 2 == 0)
-            assert board.is_looked_after(asks) == pool.is_looked_after(now, asks)
+            assert board.has_working_peer(asks) == pool.has_working_peer(now, asks)
 
 
 def run(policy: str, slow: float, **given: Any) -> tuple[Simulation, list[TrainedSegment]]:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from paceline import wire
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.wire import Adopted, Moves, Paces, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 from paceline_backend.store import Store, StoreRefusedError, blobs, schema, telemetry
@@ -100,7 +100,7 @@ def segments(draw: st.DrawFn) -> Segment:
 
 
 def ledger() -> Ledger:
-    return Ledger(0, np.arange(SAMPLES), BATCH, False)
+    return Ledger(0, np.arange(SAMPLES), BatchRules(BATCH))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.train.checkpoint.folder import Folder
+from paceline.train.checkpoint.saver import Folder
 
 
 class KilledError(BaseException):

@@ -1,7 +1,7 @@
 """Recompilations, and what a rank says of changing shapes.
 
 TorchDynamo's counter of compilations is private. If `test_torchs_counter_counts_recompilations`
-fails after an upgrade of torch, `paceline.train.telling.compiling._COUNTER` has moved or counts
+fails after an upgrade of torch, `paceline.train.compiling._COUNTER` has moved or counts
 otherwise: telemetry then has no recompilations, and nothing else is wrong. Look in torch/_dynamo
 for what counts compilations of a frame.
 """
@@ -18,14 +18,14 @@ from torch import nn
 
 from paceline.core.amounts.shapes import Shapes
 from paceline.core.terms import Terms
-from paceline.train.parts import Step
-from paceline.train.telling import compiling
-from paceline.train.telling.compiling import (
+from paceline.train import compiling
+from paceline.train.compiling import (
     ShapeWarning,
     is_compiled,
     recompilations,
     suggested_grid,
 )
+from paceline.train.parts import Step
 from paceline.train.timing import CpuClock, RunningStep
 
 

@@ -22,15 +22,14 @@ import paceline
 from paceline.node import rundir
 from paceline.node.starting.examining import Examined, Finding, Level, path_of
 from paceline.train.doctor import checks, drawing, examination
-from paceline.train.doctor.calls import Calls
-from paceline.train.doctor.watching import ScriptRecord, SeenSession
-from paceline.train.seeding.samples import Epoch
+from paceline.train.doctor.watching import Calls, ScriptRecord, SeenSession
+from paceline.train.seeding import Epoch
 
 
 @pytest.fixture(autouse=True)
 def _no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test of this process may have imported a framework's adapter."""
-    monkeypatch.delitem(sys.modules, "paceline.train.adapting.loader", raising=False)
+    monkeypatch.delitem(sys.modules, "paceline.train.adapting", raising=False)
 
 
 class Loading(Dataset[Any]):

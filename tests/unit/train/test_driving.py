@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import PacelineError
-from paceline.train.adapting import driving
-from paceline.train.adapting.driving import Whereabouts, of_driver, variables_of
+from paceline.train import driving
+from paceline.train.driving import Whereabouts, of_driver, variables_of
 from paceline.train.environment import Environment
 
 RUN = {
@@ -119,7 +119,7 @@ def test_a_rank_forgets_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_BUS", "redis://other")
     for name in ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS"):
         monkeypatch.setenv(name, "/other")
-    driving.tell({"PACELINE_EMULATE": "{}"})
+    driving.set_variables({"PACELINE_EMULATE": "{}"})
     assert Environment.read(os.environ).run is None
     assert Environment.read(os.environ).emulate == "{}"
     assert json.loads(os.environ["PACELINE_EMULATE"]) == {}

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import DistError, DistStoreError, HashStore, TCPStore
 
 from paceline.train.parts import Part, part_key, put_part
-from paceline.train.plan.fetcher import Fetcher
+from paceline.train.plan.follower import Fetcher
 from support.waiting import until
 
 RANK = 1

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.plan.homes import Homes
 from paceline.wire import Moves, Segment, pack_indices
 from support.records import adopted
@@ -26,7 +26,7 @@ def held(part: bytes | None) -> list[int] | None:
 
 def test_a_sample_lives_where_it_was_trained_or_moved_to() -> None:
     homes = Homes(shards((0, 0, 1), (99, 99), np.full(8, 5), np.array([0, 1] + [-1] * 6)))
-    assert homes.keepers == [0, 2]
+    assert homes.prefetchers == [0, 2]
     homes.enter(0)
     first, second = homes.parts(segment([[[0], [2], [3]], [[4], [], [5, 6]]], epoch_end=False))
     assert (held(first.trained), held(second.trained)) == ([0, 2, 4], [3, 5, 6])
@@ -58,7 +58,7 @@ def test_coasting_keeps_samples_on_their_nodes(data: st.DataObject) -> None:
     if sum(shares) == 0:
         shares = []
     sizes = np.arange(1.0, samples + 1)
-    ledger = Ledger(0, np.random.default_rng(0).permutation(samples), batch, False)
+    ledger = Ledger(0, np.random.default_rng(0).permutation(samples), BatchRules(batch))
     used = []
     while not ledger.over:
         for step in ledger.coast(3, world, sizes, shares, (nodes, of)):
@@ -71,7 +71,7 @@ def test_coasting_keeps_samples_on_their_nodes(data: st.DataObject) -> None:
 
 
 def test_a_full_rank_gives_samples_to_other_nodes() -> None:
-    ledger = Ledger(0, np.arange(6), 6, False, limits=np.array([2, 4]))
+    ledger = Ledger(0, np.arange(6), BatchRules(6, limits=np.array([2, 4])))
     homes = np.array([0, 1]), np.zeros(6, np.int64)
     [step] = ledger.coast(1, 2, np.ones(6), [], homes)
     assert [len(part) for part in step] == [2, 4]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.train.plan import waits
-from paceline.train.plan.waits import Waits
+from paceline.train.plan import leader
+from paceline.train.plan.leader import Waits
 
 
 class Training:
@@ -38,23 +38,23 @@ def test_a_plan_comes_into_force(plan_s: float, first_s: float) -> None:
     training = Training(plan_s)
     training.go(1000)
     assert training.came_at[0] <= first_s
-    assert training.waited_s <= training.now / waits.BETWEEN
+    assert training.waited_s <= training.now / leader.BETWEEN_WAITS
 
 
 def test_a_plan_that_never_comes_costs_a_twentieth_of_the_time() -> None:
     training = Training(1e6)
     training.go(1000)
     assert not training.came_at
-    assert 0.04 * training.now < training.waited_s <= training.now / waits.BETWEEN
+    assert 0.04 * training.now < training.waited_s <= training.now / leader.BETWEEN_WAITS
 
 
 def test_plans_in_time_end_it() -> None:
     now = [0.0]
     waiting = Waits(lambda: now[0])
-    for _ in range(waits.LATE):
+    for _ in range(leader.MOST_LATE):
         waiting.late()
     assert waiting.due_s == 0.0, "not before a while"
     now[0] = 1e3
-    assert waiting.due_s == waits.FIRST_S
+    assert waiting.due_s == leader.FIRST_WAIT_S
     waiting.in_time()
     assert waiting.due_s == 0.0

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.train.mesh.lanes import described, lanes_of
-from paceline.train.mesh.times import joint
+from paceline.train.mesh import described, joint, lanes_of
 from support.records import record
 
 TIMES = st.floats(0, 10)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from paceline.train.metrics import MetricNames
 from paceline.train.parts import Step
 from paceline.train.report import Reporter
-from paceline.train.telling.metrics import MetricNames
 from paceline.train.timing import CpuClock, RunningStep
 from paceline.wire import MetricRecord, StepRecord
 from paceline.wire.metrics import MOST_METRICS

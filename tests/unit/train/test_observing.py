@@ -23,11 +23,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from paceline import observation
 from paceline.train.environment import Environment
-from paceline.train.observing import losses, patches, timeline
-from paceline.train.observing.batches import NOTHING, BatchSize, size_of
-from paceline.train.observing.imports import AfterImport
+from paceline.train.observing import patches, timeline
 from paceline.train.observing.observer import Observer
-from paceline.train.observing.timeline import Timeline
+from paceline.train.observing.start import AfterImport
+from paceline.train.observing.timeline import NOTHING, BatchSize, Timeline, size_of
 from paceline.train.timing import CpuClock
 from paceline.wire import Phase
 
@@ -249,14 +248,14 @@ def test_sizes_of_batches() -> None:
 
 @pytest.mark.parametrize("name", ["loss", "train/loss", "Train.Loss", "train_loss", "loss/total"])
 def test_names_of_losses(name: str) -> None:
-    assert losses.is_loss(name)
+    assert patches.is_loss(name)
 
 
 @pytest.mark.parametrize(
     "name", ["val_loss", "eval/loss", "losses", "lossless", "accuracy", "test.loss", "blossom"]
 )
 def test_names_of_others(name: str) -> None:
-    assert not losses.is_loss(name)
+    assert not patches.is_loss(name)
 
 
 def test_losses_are_seen_once_a_logger_is_imported(
@@ -274,7 +273,7 @@ def test_losses_are_seen_once_a_logger_is_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     seen: list[tuple[str, Any]] = []
     observer: Any = SimpleNamespace(logged=lambda name, value: seen.append((name, value)))
-    finder = AfterImport(losses.later(observer))
+    finder = AfterImport(patches.loss_hooks(observer))
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     try:
         writer = importlib.import_module("tensorboardX").SummaryWriter()
@@ -340,17 +339,17 @@ def test_arguments_that_cannot_be_looked_at_reach_the_logger() -> None:
         def log_batch(self, run_id: str, metrics: Any = ()) -> int:
             return len(list(metrics))
 
-    losses._watch(Observer(), Client, "log_batch", losses._listed)
+    patches._watch_logger(Observer(), Client, "log_batch", patches._listed)
     assert Client().log_batch("run", [object(), object()]) == 2
     assert Client().log_batch("run", (SimpleNamespace(key="loss", value=k) for k in range(3))) == 3
 
 
 def test_metrics_of_each_logger() -> None:
     metric = SimpleNamespace(key="loss", value=0.5)
-    assert losses._mapped({"loss": 0.5}, step=1) == {"loss": 0.5}
-    assert losses._of_run("run", "loss", 0.5, step=1) == {"loss": 0.5}
-    assert losses._listed("run", metrics=[metric]) == {"loss": 0.5}
-    assert losses._named("loss", 0.5, 1) == {"loss": 0.5}
+    assert patches._mapped({"loss": 0.5}, step=1) == {"loss": 0.5}
+    assert patches._of_run("run", "loss", 0.5, step=1) == {"loss": 0.5}
+    assert patches._listed("run", metrics=[metric]) == {"loss": 0.5}
+    assert patches._named("loss", 0.5, 1) == {"loss": 0.5}
 
 
 def recorded(observer: Observer) -> Timeline:

@@ -228,15 +228,15 @@ def test_two_ranks_that_want_the_same_batch_do_not_both_get_it(
     (first,), (second,), (third,) = (list(part.steps()) for part in parts)
     assert pools[0].begins(first, may_leave=False)
     assert pools[1].begins(second, may_leave=False)
-    look, taken = pools[0]._look, []
+    read, taken = pools[0]._read_entries, []
 
-    def look_late() -> object:
-        entries = look()
-        monkeypatch.setattr(pools[0], "_look", look)
-        taken.append(pools[1].takes_over(second))  # between the look and the write
+    def read_late() -> object:
+        entries = read()
+        monkeypatch.setattr(pools[0], "_read_entries", read)
+        taken.append(pools[1].takes_over(second))  # between the read and the write
         return entries
 
-    monkeypatch.setattr(pools[0], "_look", look_late)
+    monkeypatch.setattr(pools[0], "_read_entries", read_late)
     assert pools[0].takes_over(first) is None
     assert taken[0] is not None
     assert taken[0].indices == third.indices

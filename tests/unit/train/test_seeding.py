@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline
-from paceline.train.seeding.samples import Epoch, Use, sequence_of, torch_generator
+from paceline.train.seeding import Epoch, Use, sequence_of, torch_generator
 
 SEEDS, EPOCHS, INDICES = st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 2**32 - 1)
 USES, STREAMS = st.sampled_from(Use), st.integers(0, 2**32 - 1)

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.train.batchnorm import adapt
 from paceline.train.ddp import CurrentStep, SingleProcess
-from paceline.train.norms.layers import adapt
 from paceline.train.parts import Step
 from paceline.train.sync import discovery
 from paceline.train.sync.base import Ranks

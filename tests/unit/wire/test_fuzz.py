@@ -53,7 +53,7 @@ class Controller:
     """What a leader uses of `paceline.train.plan.proposals.Proposals`, with one message to read."""
 
     def __init__(self, data: bytes) -> None:
-        self.heard = 0
+        self.received = 0
         self.newest: Proposal | None = None
         self._offered: Proposal | None = None
         self.stop_reason: str | None = None
@@ -62,7 +62,7 @@ class Controller:
         except WireError:
             return
         if isinstance(message, Proposal):
-            self.heard, self.newest, self._offered = 1, message, message
+            self.received, self.newest, self._offered = 1, message, message
         elif isinstance(message, StopTraining):
             self.stop_reason = message.reason
 

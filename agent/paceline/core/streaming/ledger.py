@@ -1,4 +1,10 @@
-"""The ledger of a stream's epoch: a record of the samples that ranks have read."""
+"""The ledger of a stream's epoch: the samples that ranks have read, and those that they train next.
+
+The leader records the ranks' reports in a `StreamLedger` and takes the next steps from it. For each
+step, `counts_in_time` gives the number of samples of each rank so that all ranks end together,
+`loads_in_time` the load that each trains until then, and `picked` the samples of a rank's buffer
+with about that load.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +13,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.dealing import equal_counts
-from paceline.core.streaming.picking import (
-    Bools,
-    Floats,
-    Ints,
-    Speeds,
-    counts_in_time,
-    loads_in_time,
-    picked,
-)
-from paceline.core.terms import epoch_over
+from paceline.core.ledger import BatchRules
 from paceline.wire import ALLREDUCE, Paces, Segment, pack_indices
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 # The least number of global batches that a buffer holds.
 LEAST_BATCHES = 4
@@ -29,6 +31,12 @@ WAITS = 8
 _SPENT = 4
 # If a rank ends later than planned by more than this factor, the others get more load.
 _LATE = 1.02
+# Halvings of the interval in which a step's time is searched.
+_HALVINGS = 60
+# Largest number of swaps per rank and step.
+_SWAPS = 4
+# Relative to a rank's load: a rank that is this close to the target load swaps no more.
+_CLOSE = 1e-3
 
 
 @dataclass
@@ -47,28 +55,19 @@ class _Buffer:
 class StreamLedger:
     """A record of the samples of one epoch of a stream. For one thread.
 
-    The leader records the ranks' reports with `tell`, waits until the ledger is `ready`, and takes
+    The leader adds the ranks' reports with `record`, waits until the ledger is `ready`, and takes
     the next steps with `coast` or `filled`. Then it records them with `use`.
 
     Args:
         epoch: number of the epoch.
         world: W.
-        global_batch: samples per step.
-        drop_last: leave out an incomplete last step.
+        rules: the rules that each step's batch keeps; a stream has neither a grid nor a budget.
         buffer: samples in all ranks' buffers, at least `LEAST_BATCHES` global batches.
         seed: seed of the order in the buffers; None: they keep the order of the source.
-        limits: the most samples that each rank gets in a step, [W]; None: there are no limits.
     """
 
     def __init__(
-        self,
-        epoch: int,
-        world: int,
-        global_batch: int,
-        drop_last: bool,
-        buffer: int,
-        seed: int | None,
-        limits: Ints | None = None,
+        self, epoch: int, world: int, rules: BatchRules, buffer: int, seed: int | None
     ) -> None:
         self.epoch = epoch
         # Indexed by sample number. The arrays are longer than the reported samples, so that they
@@ -83,8 +82,7 @@ class StreamLedger:
         # Speeds by which batches are balanced while the leader coasts.
         self.paces: Paces | None = None
         self._buffers = [_Buffer() for _ in range(world)]
-        self._global_batch, self._drop_last = global_batch, drop_last
-        self._buffer, self._limits = buffer, limits
+        self._rules, self._buffer = rules, buffer
         # A rank's draws must not depend on when other ranks report their samples.
         self._rngs = [
             None if seed is None else np.random.default_rng((seed, epoch, rank))
@@ -128,7 +126,7 @@ class StreamLedger:
         rooms = np.ceil(self._buffer * shares / shares.sum()).astype(int)
         return [int(room) for room in rooms]
 
-    def tell(self, rank: int, sizes: Floats, *, ended: bool) -> None:
+    def record(self, rank: int, sizes: Floats, *, ended: bool) -> None:
         """Record λ of further samples that a rank has read; `ended`: there are no more."""
         buffer = self._buffers[rank]
         numbers = np.arange(self._count, self._count + len(sizes))
@@ -163,13 +161,14 @@ class StreamLedger:
     def _steps_at_most(self) -> int:
         """Return the number of steps that can be planned with the samples known at present."""
         if self.ended:
-            full, rest = divmod(self.left, self._global_batch)
-            return full + (rest > 0 and not self._drop_last)
+            full, rest = divmod(self.left, self._rules.global_batch)
+            return full + (rest > 0 and not self._rules.drop_last)
         # If an incomplete last step is dropped, the remaining samples decide whether the epoch is
         # over.
-        spare = self._global_batch if self._drop_last else 0
-        most = (self.left - spare) // self._global_batch
-        return max(min(1, most), self.left // (_SPENT * self._global_batch))
+        batch = self._rules.global_batch
+        spare = batch if self._rules.drop_last else 0
+        most = (self.left - spare) // batch
+        return max(min(1, most), self.left // (_SPENT * batch))
 
     @property
     def over(self) -> bool:
@@ -178,7 +177,7 @@ class StreamLedger:
 
     def over_with(self, left: int) -> bool:
         """Return True if no step is left when `left` of the reported samples are left."""
-        return self.ended and epoch_over(left, self._global_batch, self._drop_last)
+        return self.ended and self._rules.epoch_over(left)
 
     def used(self) -> Ints:
         """Return the samples used so far, ascending."""
@@ -247,9 +246,9 @@ class StreamLedger:
     def _step(self, speeds: Speeds | None) -> list[Ints]:
         held = [self.sizes[buffer.numbers] for buffer in self._buffers]
         most = np.array([len(sizes) for sizes in held])
-        if self._limits is not None:
-            most = np.minimum(most, self._limits)
-        total = min(self._global_batch, int(most.sum()))
+        if self._rules.limits is not None:
+            most = np.minimum(most, self._rules.limits)
+        total = min(self._rules.global_batch, int(most.sum()))
         if speeds is None:
             counts = equal_counts(total, most)
             places = [np.arange(count) for count in counts]
@@ -290,3 +289,88 @@ class StreamLedger:
 def _picked_all(held: list[Floats], counts: Ints, loads: Floats, due: list[Bools]) -> list[Ints]:
     columns = zip(held, counts.tolist(), loads.tolist(), due, strict=True)
     return [picked(*of_rank) for of_rank in columns]
+
+
+class Speeds:
+    """Step times of ranks, ``a·Λ + c·n + b`` s, as arrays, [W]."""
+
+    def __init__(self, paces: Paces) -> None:
+        self.a, self.c, self.b = np.array(paces.a), np.array(paces.c), np.array(paces.b)
+
+    def step_s(self, counts: Ints, load: Floats) -> Floats:
+        """Return each rank's step time, [W] s; 0 for a rank without samples."""
+        step_s: Floats = np.where(counts > 0, self.a * load + self.c * counts + self.b, 0.0)
+        return step_s
+
+    def load_in(self, step_s: float, counts: Ints) -> Floats:
+        """Return the load that each rank trains in `step_s` seconds, [W]."""
+        load: Floats = (step_s - self.b - self.c * counts) / self.a
+        return load
+
+
+def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
+    """Return each rank's number of samples, so that all ranks end together, [W].
+
+    The step has `total` samples, at most the sum of `most` [W], the samples that each rank has.
+    `typical` is the mean size in each rank's buffer, [W].
+    """
+    each_s = speeds.a * typical + speeds.c
+
+    def counts_at(step_s: float) -> Floats:
+        counts: Floats = np.clip((step_s - speeds.b) / each_s, 0, most)
+        return counts
+
+    low, high = 0.0, float((speeds.b + each_s * most).max())
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if counts_at(middle).sum() < total else (low, middle)
+    counts = np.floor(counts_at(high) + 1e-9).astype(np.int64)
+    while (extra := int(counts.sum()) - total) > 0:
+        counts[np.argsort(-counts, kind="stable")[:extra]] -= 1
+    while (missing := total - int(counts.sum())) > 0:
+        able = np.flatnonzero(counts < most)
+        after_s = speeds.b[able] + each_s[able] * (counts[able] + 1)
+        counts[able[np.argsort(after_s, kind="stable")[:missing]]] += 1
+    return counts
+
+
+def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float, Floats]:
+    """Return the time at which all ranks should end, in s, and each rank's load until then, [W].
+
+    The loads add up to those of typical samples. So no kind of sample stays behind for long.
+    """
+    busy = np.flatnonzero(counts)
+    inverse = 1.0 / speeds.a[busy]
+    waiting = ((speeds.b + speeds.c * counts)[busy] * inverse).sum()
+    step_s = float(((counts * typical)[busy].sum() + waiting) / inverse.sum())
+    return step_s, speeds.load_in(step_s, counts)
+
+
+def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
+    """Return places in a rank's buffer of the samples that it trains in a step, [count].
+
+    These are its first samples. Some of them are exchanged for later ones if that brings their
+    total size nearer to `load`; None: any load. `sizes` is λ of the buffer's samples. Of the `due`
+    samples, which have waited for long, those among the first `count` are not exchanged.
+    """
+    places = np.arange(count)
+    if load is None or count in (0, len(sizes)):
+        return places
+    free = np.flatnonzero(~due[:count])
+    rest = np.arange(count, len(sizes))
+    rest = rest[np.argsort(sizes[rest], kind="stable")]
+    for _ in range(_SWAPS):
+        off = load - float(sizes[places].sum())
+        if not len(free) or abs(off) <= _CLOSE * load:
+            break
+        wanted = sizes[places[free]] + off
+        after = np.searchsorted(sizes[rest], wanted)
+        near = np.clip(np.stack([after - 1, after]), 0, len(rest) - 1)
+        error = np.abs(sizes[rest[near]] - wanted)
+        side, best = np.unravel_index(int(error.argmin()), error.shape)
+        if error[side, best] >= abs(off):
+            break
+        at = int(near[side, best])
+        places[free[best]], rest[at] = rest[at], places[free[best]]
+        rest = rest[np.argsort(sizes[rest], kind="stable")]
+    return places

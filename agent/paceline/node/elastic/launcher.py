@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -29,9 +30,16 @@ from torch.distributed.elastic.rendezvous import (
 from paceline.core import driver
 from paceline.node import rundir
 from paceline.node.elastic import rank
-from paceline.node.elastic.place import RunRendezvous, use_interface
 from paceline.node.elastic.ranks import RankAgent, TooManyFailuresError, keep
-from paceline.node.elastic.rendezvous import JOIN_S, LOOPBACK, Alone, Together, together
+from paceline.node.elastic.rendezvous import (
+    JOIN_S,
+    LOOPBACK,
+    Alone,
+    RunRendezvous,
+    Together,
+    together,
+    use_interface,
+)
 from paceline.node.elastic.roll import Roll
 from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
@@ -41,44 +49,50 @@ _MONITOR_S = 0.1
 _UNBOUNDED = 2**31 - 1
 
 
-def launch(
-    run: str,
-    directory: Path,
-    node: str,
-    nproc: int,
-    max_restarts: int,
-    command: list[str],
-    *,
-    first: int = 0,
-    place: RunRendezvous | None = None,
-) -> LauncherStatus:
-    """Run the ranks of this node to their end.
+@dataclass(frozen=True)
+class NodeLaunch:
+    """A launch of a run's ranks on this node, as the supervisor's command line describes it."""
 
-    `max_restarts` limits how often all ranks are restarted after a failure, `first` is the number
-    of the first attempt, and `place` is None if this is the only node of the run.
-    """
-    ended = LauncherStatus(first, 0)
+    run: str
+    directory: Path
+    node: str
+    # Number of ranks on this node.
+    nproc: int
+    # Number of restarts of all ranks after failures.
+    max_restarts: int
+    # The script and its arguments.
+    command: list[str]
+    first_attempt: int = 0
+    # None: this is the only node of the run.
+    place: RunRendezvous | None = None
+
+
+def launch(order: NodeLaunch) -> LauncherStatus:
+    """Run the ranks of this node to their end."""
+    place = order.place
+    ended = LauncherStatus(order.first_attempt, 0)
     try:
         store: Store = HashStore() if place is None else place.open()
-        handler: RendezvousHandler = Alone(run)
+        handler: RendezvousHandler = Alone(order.run)
         if place is not None:
             key = bytes.fromhex(os.environ["PACELINE_KEY"])
-            handler = together(run, store, key, place.nodes, place.address)
+            handler = together(order.run, store, key, place.nodes, place.address)
         spec = WorkerSpec(
             role="rank",
-            local_world_size=nproc,
+            local_world_size=order.nproc,
             rdzv_handler=handler,
             entrypoint=sys.executable,
-            args=("-P", rank.__file__, str(os.getpid()), *command),
-            max_restarts=max_restarts if place is None else _UNBOUNDED,
+            args=("-P", rank.__file__, str(os.getpid()), *order.command),
+            max_restarts=order.max_restarts if place is None else _UNBOUNDED,
             monitor_interval=_MONITOR_S,
             local_addr=LOOPBACK if place is None else place.address,
         )
         metrics.initialize_metrics()
-        roll = Roll(store, node, first)
-        agent = RankAgent(spec, directory, roll, None if place is None else max_restarts)
+        roll = Roll(store, order.node, order.first_attempt)
+        most_failures = None if place is None else order.max_restarts
+        agent = RankAgent(spec, order.directory, roll, most_failures)
         if place is not None:
-            rundir.note_arrival(directory)
+            rundir.note_arrival(order.directory)
         return _outcome(agent)
     except RendezvousConnectionError:
         assert place is not None
@@ -154,16 +168,10 @@ def main() -> None:
             os.environ[driver.RESTARTS] = str(max_restarts)
             nproc, max_restarts = 1, 0
         if problem is None:
-            status = launch(
-                o.run,
-                o.directory,
-                o.node,
-                nproc,
-                max_restarts,
-                o.command,
-                first=o.first_attempt,
-                place=place,
+            order = NodeLaunch(
+                o.run, o.directory, o.node, nproc, max_restarts, o.command, o.first_attempt, place
             )
+            status = launch(order)
     except SignalException as stop:
         sys.exit(128 + stop.sigval)
     keep(o.directory, msgspec.structs.replace(status, ended_at=time.time()))

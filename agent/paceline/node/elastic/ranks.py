@@ -47,7 +47,7 @@ _LINGER_S = 0.5
 _MONITOR_S = 0.2
 # Number of attempts whose logs are kept: a run may be restarted any number of times.
 _KEPT_ATTEMPTS = 10
-_LOOK_S = 0.05
+_POLL_S = 0.05
 # Seconds for all ranks to end after the same step. A joining node can wait while they train.
 _JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 20.0
 # Rounds of the rendezvous before an attempt is given up.
@@ -239,7 +239,7 @@ class RankAgent(LocalElasticAgent):
                 if time.monotonic() > deadline:
                     _log.warning("not all ranks ended after the same step; stopping them")
                     break
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
                 # This call updates `handler.gone`.
                 handler.num_nodes_waiting()
                 codes = self._codes(worker_group)

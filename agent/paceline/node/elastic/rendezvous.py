@@ -1,8 +1,10 @@
 """Rendezvous of a run's launchers: `Alone` for one node, `Together` for several.
 
-On several nodes, one of the launchers serves the store. TorchElastic stores the state of its own
-rendezvous as a pickle, which may run code when it is read, and any program that reaches the store
-can write to it. `Signed` reads only state that a launcher of the same run wrote.
+On several nodes, one of the launchers serves the store. `RunRendezvous` is its address, and opens
+the store; `use_interface` chooses the network interface for the ranks' collectives. TorchElastic
+stores the state of its own rendezvous as a pickle, which may run code when it is read, and any
+program that reaches the store can write to it. `Signed` reads only state that a launcher of the
+same run wrote.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+import psutil
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -57,6 +61,8 @@ _POLL_S = 0.2
 _ALIVE_S, _MISSED = 1, 8
 # Additional time for launchers of the last round.
 _LATE = timedelta(seconds=20)
+# Limit for an answer of the store.
+_STORE_TIMEOUT = timedelta(seconds=20)
 # Key of the launchers of the last round.
 _MEMBERS = "members"
 # Key in a round's store: a launcher that takes part wants to leave.
@@ -350,3 +356,54 @@ class Signed(C10dRendezvousBackend):
         if not hmac.compare_digest(mac, self._mac(state)):
             raise RendezvousStateError("the rendezvous state is not from a launcher of this run")
         return state
+
+
+@dataclass(frozen=True)
+class RunRendezvous:
+    """The rendezvous of a run on several nodes, as one of its launchers uses it."""
+
+    # Least and largest number of nodes.
+    nodes: tuple[int, int]
+    # Address of this node for the others.
+    address: str
+    # Address and port of the rendezvous store.
+    store: tuple[str, int]
+    # Listening socket, if this launcher serves the store.
+    door: int | None = None
+
+    def open(self) -> TCPStore:
+        """Connect to the store, or serve it; else raise a RendezvousConnectionError."""
+        try:
+            if self.door is None:
+                return TCPStore(*self.store, None, is_master=False, timeout=_STORE_TIMEOUT)
+            return TCPStore(
+                *self.store,
+                None,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_STORE_TIMEOUT,
+                master_listen_fd=self.door,
+            )
+        except RuntimeError as error:
+            raise RendezvousConnectionError from error
+
+
+def use_interface(address: str) -> str | None:
+    """Make collectives use the interface of this node's address, unless variables name another.
+
+    Otherwise collectives use the interface to which the host's name resolves. That may be the
+    loopback interface. Return the problem with the interface that a variable names; None if there
+    is none.
+    """
+    known = {
+        name: {entry.address for entry in entries}
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    own = next((name for name, addresses in known.items() if address in addresses), None)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if own is not None and not os.environ.get(variable):
+            os.environ[variable] = own
+    given = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if own is None or not set(filter(None, given.split(","))) - set(known):
+        return None
+    return f"GLOO_SOCKET_IFNAME is {given!r}, but this node's interfaces are {', '.join(known)}"

@@ -132,7 +132,7 @@ class Checker:
             self.close()
             self.due = True
         elif self._process is not None:
-            self._look(self._process)
+            self._check_process(self._process)
         elif self.due and time.monotonic() - self._idle_since >= _SETTLE_S:
             self._begin()
 
@@ -165,7 +165,7 @@ class Checker:
         except OSError as error:
             _log.warning("cannot measure this machine: %s", error)
 
-    def _look(self, process: subprocess.Popen[bytes]) -> None:
+    def _check_process(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             if time.monotonic() > self._kill_at:
                 self.close()

@@ -4,6 +4,7 @@
 - `several`: `paceline run --nodes`, whose ranks agents start;
 - `observing`: `paceline observe`;
 - `examining`: `paceline doctor`;
-- `resume`: `paceline resume`;
-- `adoption`: `paceline node SCRIPT`.
+- `resume`: `paceline resume`.
+
+`progress` polls the server for the state of a run, and `screen` shows it in a terminal.
 """

@@ -145,7 +145,7 @@ def train(
         watch = None if link is None else ProgressPoller(client, record.run)
         code = supervise(launch, Supervisor(launch, data, record, link), link, watch)
         if watch is not None and watch.now.step is None:
-            tell_notice(client, record.run)
+            print_notice(client, record.run)
         return code
 
 
@@ -216,7 +216,7 @@ def _unseen(message: str) -> str:
     return message.partition("\n")[0] if message.startswith(("rank 0 ", "the driver ")) else message
 
 
-def tell_notice(client: Client, run: str) -> None:
+def print_notice(client: Client, run: str) -> None:
     """Print the server's reason why nothing is known of a run that is over, if there is one."""
     deadline = time.monotonic() + _NOTICE_S
     with suppress(PacelineError):

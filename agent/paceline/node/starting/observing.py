@@ -22,7 +22,7 @@ from paceline.node.delivery import Delivery
 from paceline.node.link import Commands, Link
 from paceline.node.rundir import Record
 from paceline.node.session import check_bus, of_run
-from paceline.node.starting.foreground import register, say, tell_notice
+from paceline.node.starting.foreground import print_notice, register, say
 from paceline.wire import OBSERVED, Kill, Launch, State
 
 # Name in a `Record`.
@@ -85,7 +85,7 @@ def observe(
         stack.callback(delivery.close)
         say(f"watch the run on {client.server}/runs/{run}")
         code = Observation(command, delivery, link, node).run()
-        tell_notice(client, run)
+        print_notice(client, run)
         return code
 
 

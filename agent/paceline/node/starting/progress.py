@@ -12,7 +12,7 @@ from paceline.core.errors import PacelineError
 from paceline.node.client import Client
 from paceline.wire import State
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 # Seconds between two requests for the verdict, which the server computes more slowly.
 _JUDGE_S = 5.0
 _TIMEOUT_S = 5.0
@@ -161,7 +161,7 @@ class ProgressPoller:
         self._client = client.twin(_TIMEOUT_S)
         self._run = run
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="progress", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="progress", daemon=True)
 
     def __enter__(self) -> ProgressPoller:
         self._thread.start()
@@ -170,7 +170,7 @@ class ProgressPoller:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         with self._client:
             judged_at = 0.0
             while True:
@@ -178,7 +178,7 @@ class ProgressPoller:
                 self.now = self._asked(judge)
                 if judge:
                     judged_at = time.monotonic()
-                if self._over.wait(_LOOK_S):
+                if self._over.wait(_POLL_S):
                     return
 
     def _asked(self, judge: bool) -> Progress:

@@ -15,7 +15,7 @@ from paceline.core import driver
 from paceline.core.errors import InputError
 from paceline.node import rundir
 from paceline.node.client import Client
-from paceline.node.delivery import looked_after
+from paceline.node.delivery import is_supervised
 from paceline.node.link import Link
 from paceline.node.rundir import Record
 from paceline.node.session import check_bus, of_run
@@ -67,7 +67,7 @@ def in_foreground(
     run, or if the server rejects the request.
     """
     known = client.call("GET", f"/runs/{run}")
-    if looked_after(rundir.directory_of(data, run)):
+    if is_supervised(rundir.directory_of(data, run)):
         raise InputError(
             f"run {run}: a process on this machine still supervises it; end that process first"
         )

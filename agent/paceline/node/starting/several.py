@@ -17,8 +17,8 @@ from paceline.node.starting.progress import ProgressPoller
 from paceline.node.starting.screen import Screen
 from paceline.wire import Launch, State
 
-_AGAIN_S = 2.0
-_LOOK_S = 0.5
+_RETRY_S = 2.0
+_POLL_S = 0.5
 
 
 def counted(text: str) -> tuple[int, int]:
@@ -57,37 +57,37 @@ class RunView:
 
     def _stop(self) -> None:
         """Request the run's end, until the server has accepted that or the run is over."""
-        while (shown := self._look()) is None or not State(shown["state"]).final:
+        while (shown := self._poll()) is None or not State(shown["state"]).final:
             try:
                 self._client.call(
                     "POST", f"/runs/{self._run}/stop", {"why": "interrupted"}, if_match="*"
                 )
             except PacelineError as error:
                 say(f"run {self._run} is not stopped yet: {error}")
-                time.sleep(_AGAIN_S)
+                time.sleep(_RETRY_S)
             else:
                 return
 
     def _wait(self) -> int:
         while True:
-            shown = self._look()
+            shown = self._poll()
             if shown is not None and State(shown["state"]).final:
                 return _exit_code(shown)
             self._screen.tick()
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
-    def _look(self) -> Mapping[str, Any] | None:
+    def _poll(self) -> Mapping[str, Any] | None:
         # The run continues without the server.
         with contextlib.suppress(ServerUnreachable):
             shown: Mapping[str, Any] = self._client.call("GET", f"/runs/{self._run}")
             for row in self._client.call("GET", f"/runs/{self._run}/nodes"):
-                self._tell(row["node"], row["state"], row["message"])
+                self._report(row["node"], row["state"], row["message"])
             world = f" with {shown['world']} ranks" if shown["world"] else ""
-            self._tell("the run", f"{shown['state']}{world}", shown["message"])
+            self._report("the run", f"{shown['state']}{world}", shown["message"])
             return shown
         return None
 
-    def _tell(self, who: str, what: str, why: str | None) -> None:
+    def _report(self, who: str, what: str, why: str | None) -> None:
         if self._shown.get(who) != what:
             self._shown[who] = what
             say(f"{who}: {what}{f': {why}' if why else ''}")

@@ -2,13 +2,17 @@
 
 `Session.checkpoint` makes a `Saver` and loads the newest checkpoint. The loop calls `due` after
 each step and `save` if a checkpoint is due. A failed save never ends training: the log has the
-reason.
+reason. A `Folder` is the directory of the checkpoints: in it, a checkpoint is either whole or
+absent.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
+import re
+import shutil
 import threading
 import time
 from contextlib import suppress
@@ -28,7 +32,6 @@ from paceline.train.checkpoint.contents import (
     random_state,
     set_random_state,
 )
-from paceline.train.checkpoint.folder import Folder
 from paceline.train.checkpoint.position import Position
 from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
@@ -38,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # Maximum wait for the control plane in seconds, so that a bus or disk that hangs delays no longer.
 _REPORTED_S = 10.0
+_WHOLE = re.compile(r"step-(\d{9,})")
+_UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")
 
 
 @dataclass(frozen=True)
@@ -268,7 +273,7 @@ class Saver:
         """Return rank 0's newest checkpoint, and check that all ranks have the same arguments."""
         arguments = {**asdict(self._schedule), "directory": str(self._schedule.directory)}
         given = arguments | self._contents.given
-        mine = given, *(self._look() if self._rank == 0 else (None, ""))
+        mine = given, *(self._find_newest() if self._rank == 0 else (None, ""))
         words: list[Any] = [mine]
         if self._group is not None:
             words = [None] * dist.get_world_size(self._group)
@@ -284,9 +289,75 @@ class Saver:
                 )
         return None if newest is None else int(newest)
 
-    def _look(self) -> tuple[int | None, str]:
+    def _find_newest(self) -> tuple[int | None, str]:
         try:
             self._folder.make()
             return self._folder.newest(), ""
         except OSError as error:
             return None, str(error)
+
+
+class Folder:
+    """The newest `keep` checkpoints of one training. Only rank 0 changes the directory.
+
+    A checkpoint is written under a hidden name and then renamed. Before deletion it gets a hidden
+    name again. So a process that is killed at any time leaves whole checkpoints, and hidden
+    directories that `clear` deletes.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self.keep = path, keep
+
+    def make(self) -> None:
+        """Create the directory if needed, and delete leftovers of killed processes."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.clear()
+
+    def steps(self) -> list[int]:
+        """Return the number of steps at each whole checkpoint, ascending."""
+        matches = [_WHOLE.fullmatch(entry.name) for entry in self.path.iterdir()]
+        return sorted(int(match[1]) for match in matches if match)
+
+    def newest(self) -> int | None:
+        """Return the number of steps at the newest whole checkpoint, if there is one."""
+        return max(self.steps(), default=None)
+
+    def whole(self, steps: int) -> Path:
+        """Return the path of the whole checkpoint with that many steps."""
+        return self.path / f"step-{steps:09d}"
+
+    def unfinished(self, steps: int) -> Path:
+        """Return the path at which the checkpoint with that many steps is written."""
+        return self.path / f".step-{steps:09d}.new"
+
+    def finish(self, steps: int) -> None:
+        """Turn a written checkpoint into a whole one, and delete the oldest beyond `keep`."""
+        written = self.unfinished(steps)
+        _flush_directory(written)
+        # An earlier training that came this far may have left one.
+        self._remove(steps)
+        written.rename(self.whole(steps))
+        _flush_directory(self.path)
+        for old in self.steps()[: -self.keep]:
+            self._remove(old)
+
+    def clear(self) -> None:
+        """Delete unfinished and half-deleted checkpoints."""
+        for entry in list(self.path.iterdir()):
+            if _UNFINISHED.fullmatch(entry.name):
+                shutil.rmtree(entry)
+
+    def _remove(self, steps: int) -> None:
+        whole = self.whole(steps)
+        if whole.exists():
+            old = self.path / f".step-{steps:09d}.old"
+            whole.rename(old)
+            shutil.rmtree(old)
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

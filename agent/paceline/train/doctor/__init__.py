@@ -3,8 +3,8 @@
 It runs the script, records what the script does in its first steps, and derives findings:
 
 - `inside`: the program that becomes the script;
-- `watching`: wrappers around Paceline's and torch's functions, which record the script's calls;
-- `calls`: records the model's first forward calls;
+- `watching`: wrappers around Paceline's and torch's functions, which record the script's calls, and
+  hooks that record the model's first forward calls;
 - `checks`, `drawing`: turn the record into findings, in sentences.
 
 After the examined steps, the script's loop runs a few further iterations without an optimiser step,

@@ -19,9 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.core.amounts.budget import shown
 from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
+from paceline.train.batchnorm import is_shared
 from paceline.train.doctor.watching import ScriptRecord, SeenSession
-from paceline.train.nodedata.node import Loaded
-from paceline.train.norms.layers import is_shared
+from paceline.train.nodedata import Loaded
 from paceline.train.proof import PROVEN, WRONG
 
 Floats = npt.NDArray[np.float64]
@@ -51,7 +51,7 @@ def sessions(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the script makes a session."""
     made = [known for known in seen.sessions if known.session is not None]
     if not seen.sessions and not seen.failed:
-        yield Finding("session", Level.PROBLEM, _without_session(seen), _mend())
+        yield Finding("session", Level.PROBLEM, _without_session(seen), _fix_without_session())
     for number, known in enumerate(made):
         assert known.session is not None
         terms = known.session._loop.context.terms
@@ -75,7 +75,7 @@ def _without_session(seen: ScriptRecord) -> str:
     return says
 
 
-def _mend() -> str:
+def _fix_without_session() -> str:
     """Return the fix for a script without a session, by the framework that it uses."""
     used = [words for module, words in _ADAPTERS.items() if module in sys.modules]
     return used[0] if used else _FIVE_LINES
@@ -375,7 +375,7 @@ def checkpoint(seen: ScriptRecord) -> Iterator[Finding]:
             "to a temporary folder, which is deleted."
         )
         yield Finding("checkpoint", Level.OK, says)
-    elif "paceline.train.adapting.loader" in sys.modules:
+    elif "paceline.train.adapting" in sys.modules:
         says = (
             "The framework's own checkpoints contain the training position. Any checkpoints of "
             "these steps are in the framework's usual folder."

@@ -14,10 +14,9 @@ from torch import nn
 
 from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
-from paceline.train.doctor.calls import random_state
 from paceline.train.doctor.checks import collated, load
-from paceline.train.doctor.watching import ScriptRecord, SeenSession
-from paceline.train.seeding.samples import Epoch, seeded
+from paceline.train.doctor.watching import ScriptRecord, SeenSession, random_state
+from paceline.train.seeding import Epoch, seeded
 
 # States of torch's, NumPy's and Python's random numbers.
 _States = tuple[object, object, object]

@@ -2,7 +2,7 @@
 
 `sitecustomize` in `paceline/site` calls `start.watch` when a process starts. Once the script has
 imported torch, `patches` hooks into DistributedDataParallel, FSDP2, DataLoader and optimisers, and
-`losses` into wandb, TensorBoard and MLflow. The hooks call the process's `Observer`, which makes a
+into wandb, TensorBoard and MLflow. The hooks call the process's `Observer`, which makes a
 `Recorder` when the script wraps a model. `Timeline` derives steps from the calls, and the recorder
 reports them as a session does. A process that wraps no model is not observed.
 

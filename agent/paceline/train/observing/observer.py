@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline import observation
-from paceline.train.observing.batches import size_of
+from paceline.train.metrics import Value
 from paceline.train.observing.recorder import Recorder
-from paceline.train.telling.metrics import Value
+from paceline.train.observing.timeline import size_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,20 +1,36 @@
-"""A rank's view of the plan: reads the rank's parts of the leader's segments."""
+"""A rank's view of the plan: reads the rank's parts of the leader's segments.
+
+A `Follower` yields a rank's steps. On rank 0 it drives the leader. On the other ranks a `Fetcher`
+reads parts from the ranks' store before they are needed: a remote store takes a round trip for each
+call, and reading a part takes three calls: to wait for it, to get it and to delete it. A thread
+makes these calls while the rank trains. It stays within the rank's current epoch: after the last
+epoch no part follows, and the store ends.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from torch.distributed import DistError, DistStoreError
+
 from paceline.core.errors import PacelineError
-from paceline.data.keeper import NodePart
-from paceline.train.parts import Part, Step
-from paceline.train.plan.fetcher import Fetcher
+from paceline.data.prefetcher import NodePart
+from paceline.train.parts import Part, Step, get_part, part_key, put_part
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.train.plan.leader import Leader
+
+_END = Part(0, 0, 0, [], [], [], [], b"", False, stop=True)
+_JOIN_S = 2.0
 
 
 class Follower:
@@ -100,3 +116,115 @@ class Follower:
         if part.node is not None:
             self._on_node(part.node)
         return part
+
+
+class Fetcher:
+    """Queue of one rank's parts, in the order of their segments. Call `close` in the end.
+
+    The thread has its own connection to the store, because a call that waits blocks all others on
+    its connection. It calls `on_node` with each segment's part for this rank's node.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        on_node: Callable[[NodePart], None] = lambda part: None,
+    ) -> None:
+        self._on_node = on_node
+        self._store = store
+        self._rank = rank
+        self._wait_s = store.timeout.total_seconds()  # type: ignore[attr-defined]
+        self._parts: SimpleQueue[Part | Exception] = SimpleQueue()
+        # The segment whose part the thread fetches.
+        self._segment = 0
+        self._changed = threading.Condition()
+        # The rank's current epoch.
+        self._epoch = -1
+        self._closing = False
+        # The thread may be in a call that waits.
+        self._calls = False
+        self._thread = threading.Thread(target=self._run, name="paceline-plan", daemon=True)
+        self._thread.start()
+        # A script that fails closes nothing, and the interpreter must not end in mid-call.
+        atexit.register(self.close)
+
+    def enter(self, epoch: int) -> None:
+        """Let the thread fetch the parts of an epoch; called when the rank enters the epoch."""
+        with self._changed:
+            self._epoch = epoch
+            self._changed.notify_all()
+
+    def next(self) -> Part:
+        """Return the next part, waiting for it at most as long as the store's timeout.
+
+        Raises:
+            torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
+            Exception: the error that `fail` was called with.
+        """
+        try:
+            part = self._parts.get(timeout=self._wait_s)
+        except Empty:
+            raise DistStoreError(f"rank 0 stored no plan for {self._wait_s:.0f} s") from None
+        if isinstance(part, Exception):
+            # The next caller gets the same error.
+            self._parts.put(part)
+            raise part
+        return part
+
+    def fail(self, error: Exception) -> None:
+        """Make `next` raise this error after the fetched parts. Any thread may call it."""
+        self._parts.put(error)
+
+    def close(self) -> None:
+        """End the thread, waiting for it unless its call does not end."""
+        atexit.unregister(self.close)
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+            # False after the plan's end, when the store may have ended.
+            calls = self._calls
+        segment = self._segment
+        if calls:
+            # If the store has ended, so has the thread's call.
+            with contextlib.suppress(DistError):
+                put_part(self._store, segment, self._rank, _END)
+                # The thread may just have moved on to the next segment.
+                put_part(self._store, segment + 1, self._rank, _END)
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            store = self._store.clone()  # type: ignore[attr-defined]
+            after = -1
+            while self._may_continue(after):
+                after = self._fetch(store)
+        except DistError as error:
+            self._parts.put(error)
+
+    def _may_continue(self, after: int) -> bool:
+        """Wait until the rank is in an epoch later than this one; False: the thread ends."""
+        with self._changed:
+            self._calls = False
+            self._changed.wait_for(lambda: self._closing or self._epoch > after)
+            self._calls = not self._closing
+            return self._calls
+
+    def _fetch(self, store: Store) -> int:
+        """Fetch the next part; return the number of its epoch if it ends the epoch, else -1."""
+        began = time.monotonic()
+        try:
+            part = get_part(store, self._segment, self._rank)
+        except DistStoreError:
+            # The rank may be busy for longer, as with an evaluation; `next` limits its wait.
+            if time.monotonic() - began < self._wait_s / 2:
+                raise
+            return -1
+        if part.node is not None:
+            self._on_node(part.node)
+        self._parts.put(part)
+        store.delete_key(part_key(self._segment, self._rank))
+        self._segment += 1
+        return part.epoch if part.epoch_end or part.stop else -1

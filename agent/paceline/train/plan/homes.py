@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paceline.data.keeper import NodePart
+from paceline.data.prefetcher import NodePart
 from paceline.wire import Moves, Segment, Shards
 
 Ints = npt.NDArray[np.int64]
@@ -20,7 +20,8 @@ class Homes:
     def __init__(self, shards: Shards) -> None:
         # The node of each rank, [W].
         self.nodes: Ints = np.array(shards.nodes)
-        self.keepers: list[int] = np.unique(self.nodes, return_index=True)[1].tolist()
+        # The rank of each node whose process has the prefetcher, [nodes].
+        self.prefetchers: list[int] = np.unique(self.nodes, return_index=True)[1].tolist()
         # The home of each sample, or -1, [N].
         self.of: Ints = shards.holders()
         # The moves that take effect with the next epoch.
@@ -54,7 +55,7 @@ class Homes:
                 samples[of_node == node].tobytes(),
                 None if after is None else np.flatnonzero(after == node).astype("<u4").tobytes(),
             )
-            for node in range(len(self.keepers))
+            for node in range(len(self.prefetchers))
         ]
 
     def _moved(self, moves: Moves) -> Ints:

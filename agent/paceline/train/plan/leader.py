@@ -3,7 +3,8 @@
 Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the controller's newest
 valid proposal. If none is there in time, it coasts: it plans a few steps itself and keeps the
 ranks' shares, policy and synchronisation of the last segment. It never waits for a controller that
-has not shown that it is alive.
+has not shown that it is alive, and `Waits` decides when it waits longer because plans always arrive
+too late. `cut_part` cuts local batches that do not fit into a rank's memory into micro-batches.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ import numpy.typing as npt
 
 from paceline.core.amounts.budget import Budget
 from paceline.core.cost import features
-from paceline.core.ledger import Ledger
+from paceline.core.dealing import cut, cut_within
+from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.streaming.ledger import StreamLedger
+from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.epochs import epoch_order
 from paceline.train.meeting import Meeting
-from paceline.train.parts import Part, left_key, part_key, put_part
-from paceline.train.plan.cutting import cut_part
+from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
-from paceline.train.plan.waits import Waits
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool
 from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, pack_indices
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +51,16 @@ MOST_COASTED_S = 10.0
 # If no control plane can plan, or local batches stay equal, a segment lasts at least `ALONE_S`, in
 # at most `MOST_ALONE` steps: planning takes 0.5 ms of that, and no switch waits for its end.
 ALONE_S, MOST_ALONE = 0.25, 64
+# Number of segments that began without their plans, which came later, before a long wait.
+MOST_LATE = 8
+# The first wait. After each wait that was too short, the next one is twice as long.
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 5.0
+# The time between two waits is at least this multiple of the next wait's length, so waiting takes
+# at most a twentieth of the time.
+BETWEEN_WAITS = 20.0
 # Segments from whose times a step's time is derived.
 _PACE = 8
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -106,21 +115,26 @@ class Leader:
         self._proposals = proposals
         self._attempt = context.environment.attempt
         self._announce = announce
-        # The most samples of each rank in a step, [W]. Their sum is at least a global batch.
-        self._limits: Ints | None = np.array(limits.of_parts) if limits.of_parts else None
         # The most that each rank computes at once, [W], in samples, or in size units with a token
         # budget. Larger local batches are cut into micro-batches.
         self._micro = limits.of_micro_batches or limits.tokens_of_micro_batches
         self._epoch_steps = context.epoch_steps
-        self._budget: Budget | None = None
+        budget: Budget | None = None
         if terms.token_budget is not None:
             tokens = limits.tokens_of_parts
             most = np.array(tokens) if tokens else None
-            self._budget = Budget(terms.token_budget, meeting.sizes, most)
+            budget = Budget(terms.token_budget, meeting.sizes, most)
+        self._rules = BatchRules(
+            terms.global_batch,
+            terms.drop_last,
+            np.array(limits.of_parts) if limits.of_parts else None,
+            terms.shapes.samples,
+            budget,
+        )
         self._stream: Gathering | None = None
         if context.reader is not None:
             stream = context.reader.stream
-            self._stream = Gathering(stream, terms, meeting.world, meeting.store, self._limits)
+            self._stream = Gathering(stream, self._rules, terms.seed, meeting.world, meeting.store)
         self._ledger = self._ledger_of(start.epoch, start.used)
         # The next segment's first step.
         self._step = start.step
@@ -128,7 +142,7 @@ class Leader:
         # Number of the newest segment in the store.
         self._newest = -1
         # Number of proposals when the last segment was chosen.
-        self._heard = 0
+        self._received = 0
         # The reason why ranks get equal local batches, whatever the controller proposes.
         self._equal_because = ""
         # More than the terms' while the controller's plans arrive too late.
@@ -145,10 +159,7 @@ class Leader:
         if self._stream is not None:
             return self._stream.begin(epoch)
         order = epoch_order(terms.samples, terms.seed, epoch)
-        grid = terms.shapes.samples
-        batch, limits = terms.global_batch, self._limits
-        ends = self._epoch_steps.ends(epoch, used)
-        return Ledger(epoch, order, batch, terms.drop_last, used, limits, grid, self._budget, ends)
+        return Ledger(epoch, order, self._rules, used, self._epoch_steps.ends(epoch, used))
 
     @property
     def _sizes(self) -> Floats:
@@ -271,7 +282,7 @@ class Leader:
             self._consider_lateness(proposals)
         else:
             self._coast_steps = self._terms.coast_steps
-        self._heard = proposals.heard
+        self._received = proposals.received
         if patience_s > GRACE_S:
             self._waits.over(came=made is not None)
         elif made is not None:
@@ -297,7 +308,11 @@ class Leader:
         Otherwise a policy that plans for longer than coasting lasts would never take effect.
         """
         newest = proposals.newest
-        if newest is not None and proposals.heard > self._heard and newest.segment.seq < self.seq:
+        if (
+            newest is not None
+            and proposals.received > self._received
+            and newest.segment.seq < self.seq
+        ):
             self._coast_steps = min(2 * self._coast_steps, self._most_coasted())
             self._waits.late()
 
@@ -317,7 +332,7 @@ class Leader:
         It does if it made the last segment, or has proposed a segment since then.
         """
         kept_up = self._last is not None and self._last.source != "coast"
-        if not kept_up and proposals.heard == self._heard:
+        if not kept_up and proposals.received == self._received:
             return 0.0
         return max(GRACE_S, self._waits.due_s)
 
@@ -371,10 +386,10 @@ class Leader:
             pool.put(self._store, parts)
         # Last, because the nodes' parts are long and not for all ranks.
         if self._homes is not None:
-            for keeper, of_node in zip(
-                self._homes.keepers, self._homes.parts(segment), strict=True
+            for rank, of_node in zip(
+                self._homes.prefetchers, self._homes.parts(segment), strict=True
             ):
-                parts[keeper] = msgspec.structs.replace(parts[keeper], node=of_node)
+                parts[rank] = msgspec.structs.replace(parts[rank], node=of_node)
         self._put(segment.seq, parts)
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         ends = np.cumsum([sum(row) for row in segment.counts])
@@ -455,3 +470,75 @@ def _by_rank(flat: npt.NDArray[np.uint32], counts: Ints) -> list[bytes]:
     packed = flat[np.argsort(np.repeat(ranks, counts.ravel()), kind="stable")].tobytes()
     ends = np.cumsum(counts.sum(axis=0) * flat.itemsize).tolist()
     return [packed[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+class Waits:
+    """Schedule of a few long waits for plans that always arrive late, on an overloaded machine.
+
+    Longer coasting helps, but not beyond an epoch's end, and epochs may be short. Without a wait,
+    no plan and no switch of the policy would ever take effect. A single plan helps for long,
+    because coasting keeps the ranks' shares of the last plan.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._late = 0
+        self._next_s = FIRST_WAIT_S
+        self._waited_at = clock()
+
+    @property
+    def due_s(self) -> float:
+        """Return the seconds to wait for the next plan; 0 means no longer than usual."""
+        rested_s = self._clock() - self._waited_at
+        return (
+            self._next_s
+            if self._late >= MOST_LATE and rested_s >= BETWEEN_WAITS * self._next_s
+            else 0.0
+        )
+
+    def late(self) -> None:
+        """Count a plan that arrived too late for its segment."""
+        self._late += 1
+
+    def in_time(self) -> None:
+        """Reset, because a plan arrived in time without a long wait."""
+        self._late, self._next_s = 0, FIRST_WAIT_S
+
+    def over(self, *, came: bool) -> None:
+        """End a long wait, in which a plan came or not."""
+        self._waited_at = self._clock()
+        if not came:
+            self._next_s = min(2 * self._next_s, LONGEST_WAIT_S)
+
+
+def cut_part(part: Part, most: float, sizes: Floats, terms: Terms) -> Part:
+    """Cut the steps of a rank's part with more than `most` into micro-batches.
+
+    `most` is in samples, or in size units with a token budget. No step of the part is cut yet.
+    `sizes` has λ of each sample, [N].
+    """
+    by_tokens = terms.token_budget is not None
+    amounts = part.loads if by_tokens else part.counts
+    if not any(amount > most for amount in amounts):
+        return part
+    flat = np.frombuffer(part.indices, dtype="<u4")
+    ends = np.cumsum(part.counts)
+    steps, micro = [], []
+    for amount, samples in zip(amounts, np.split(flat, ends[:-1]), strict=True):
+        whole, pieces = sizes[samples], list[Ints]()
+        if amount > most:
+            grid = terms.shapes.samples
+            pieces = cut_within(whole, most) if by_tokens else cut(whole, int(most), grid)
+        steps.append(samples[np.concatenate(pieces)] if pieces else samples)
+        micro.append([_micro_batch(whole, whole[piece], terms) for piece in pieces])
+    indices = np.concatenate(steps).astype("<u4").tobytes()
+    return msgspec.structs.replace(part, indices=indices, micro=micro)
+
+
+def _micro_batch(whole: Floats, sizes: Floats, terms: Terms) -> MicroBatch:
+    """Describe a micro-batch with these sizes, cut from a local batch with the sizes `whole`."""
+    share = len(sizes) / len(whole)
+    if terms.loss_mean == "size":
+        share = float(sizes.sum() / whole.sum())
+    squares, longest = float((sizes**2).sum()), float(sizes.max())
+    return MicroBatch(len(sizes), float(sizes.sum()), squares, longest, share)

@@ -8,8 +8,7 @@ from typing import Any
 
 import redis
 
-from paceline.core.outage import Outage
-from paceline.core.refusals import Refusals
+from paceline.core.outage import Outage, Refusals
 from paceline.wire import (
     ForgedError,
     Proposal,
@@ -61,7 +60,7 @@ class Proposals:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         # The number of proposals for this attempt so far, and the latest one.
-        self.heard = 0
+        self.received = 0
         self.newest: Proposal | None = None
         self.stop_reason: str | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-control", daemon=True)
@@ -105,11 +104,11 @@ class Proposals:
                 continue
             outage.over()
             for entry, fields in answer[0][1] if answer else []:
-                self._hear(fields)
+                self._receive(fields)
                 last = entry
         self._client.close()
 
-    def _hear(self, fields: dict[bytes, bytes]) -> None:
+    def _receive(self, fields: dict[bytes, bytes]) -> None:
         try:
             _, message = decode_signed(fields, self._stream, self._key)
         except ForgedError as error:
@@ -121,7 +120,7 @@ class Proposals:
         with self._changed:
             if isinstance(message, Proposal) and message.attempt == self._attempt:
                 self._proposals[message.segment.seq] = self.newest = message
-                self.heard += 1
+                self.received += 1
             elif isinstance(message, StopTraining) and message.meant(self._first_attempt):
                 self.stop_reason = message.reason
             self._changed.notify_all()

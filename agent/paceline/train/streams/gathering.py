@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.core.errors import PacelineError
+from paceline.core.ledger import BatchRules
 from paceline.core.streaming.ledger import StreamLedger
-from paceline.core.streaming.picking import Ints
-from paceline.core.terms import Terms
 from paceline.data.stream import Stream
 from paceline.train.streams import news
 from paceline.train.streams.news import BufferSize
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.002
+_POLL_S = 0.002
 # After this time in seconds, the log reports that the leader waits for ranks.
 _LONG_S = 60.0
 
@@ -30,14 +29,14 @@ _LONG_S = 60.0
 class Gathering:
     """The leader's view of a stream, on rank 0. For one thread.
 
-    `limits` has the maximum of samples of each rank in a step, [W].
+    `seed` is that of the order in the buffers, if the stream is shuffled.
     """
 
     def __init__(
-        self, stream: Stream, terms: Terms, world: int, store: Store, limits: Ints | None
+        self, stream: Stream, rules: BatchRules, seed: int, world: int, store: Store
     ) -> None:
-        self._stream, self._terms, self._world = stream, terms, world
-        self._store, self._limits = store, limits
+        self._stream, self._rules, self._world, self._store = stream, rules, world, store
+        self._seed = seed if stream.shuffle else None
         # The number of each rank's next news.
         self._numbers = [0] * world
         # The room that each rank knows of.
@@ -48,11 +47,8 @@ class Gathering:
     def begin(self, epoch: int) -> StreamLedger:
         """Return the ledger of an epoch that begins."""
         self._numbers = [0] * self._world
-        seed = self._terms.seed if self._stream.shuffle else None
-        batch, drop_last = self._terms.global_batch, self._terms.drop_last
-        self.ledger = StreamLedger(
-            epoch, self._world, batch, drop_last, self._stream.buffer, seed, self._limits
-        )
+        buffer = self._stream.buffer
+        self.ledger = StreamLedger(epoch, self._world, self._rules, buffer, self._seed)
         return self.ledger
 
     def gather(self, stops: Callable[[], bool]) -> str:
@@ -71,7 +67,7 @@ class Gathering:
         while not stops():
             for rank, ended in enumerate(ledger.ended_ranks):
                 if not ended:
-                    self._hear(ledger, rank)
+                    self._receive(ledger, rank)
             self._answer(ledger)
             if ledger.ready():
                 break
@@ -81,7 +77,7 @@ class Gathering:
                     "planning waits for ranks to read the stream; samples read so far, by rank: %s",
                     ledger.known,
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         if ledger.over:
             raise PacelineError(
                 f"the stream returned {sum(ledger.known)} samples in epoch {ledger.epoch}, less "
@@ -89,7 +85,7 @@ class Gathering:
                 "drop_last, a smaller global_batch"
             )
 
-    def _hear(self, ledger: StreamLedger, rank: int) -> None:
+    def _receive(self, ledger: StreamLedger, rank: int) -> None:
         while True:
             key = news.news_key(ledger.epoch, rank, self._numbers[rank])
             if not self._store.check([key]):
@@ -99,7 +95,7 @@ class Gathering:
             self._numbers[rank] += 1
             if word.error:
                 raise PacelineError(f"rank {rank} cannot read the stream: {word.error}")
-            ledger.tell(rank, np.array(word.sizes, np.float64), ended=word.ended)
+            ledger.record(rank, np.array(word.sizes, np.float64), ended=word.ended)
             if word.ended:
                 return
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker
 
-from paceline.core.streaming.claiming import Claim
+from paceline.core.streaming.reading import Claim
 from paceline.data.stream import Reading
 
 # Options of a loader that concern its processes.
@@ -20,7 +20,7 @@ OPTIONS = (
     *("num_workers", "prefetch_factor", "worker_init_fn", "multiprocessing_context"),
     "timeout",
 )
-_LOOK_S = 0.1
+_POLL_S = 0.1
 # Time between two checks in a process whether its rank still runs.
 _ALIVE_S = 5.0
 
@@ -133,7 +133,7 @@ def _feed(
     if ends.is_set():
         for _ in range(count):
             try:
-                claimed.put(None, timeout=_LOOK_S)
+                claimed.put(None, timeout=_POLL_S)
             except queue.Full:
                 return
 
@@ -141,7 +141,7 @@ def _feed(
 def _put(claimed: Any, piece: Claim | None, ends: threading.Event) -> None:
     while not ends.is_set():
         try:
-            claimed.put(piece, timeout=_LOOK_S)
+            claimed.put(piece, timeout=_POLL_S)
             return
         except queue.Full:
             continue

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import DistError
 
 from paceline.core.errors import PacelineError
-from paceline.core.streaming.claiming import Claim, ShardClaims
-from paceline.core.streaming.order import ShardOrder, difference
+from paceline.core.streaming.reading import Claim, ShardClaims, ShardOrder, difference
 from paceline.data.stream import Stream
 from paceline.train.meeting import Meeting
 from paceline.train.streams import news
@@ -32,11 +31,11 @@ logger = logging.getLogger(__name__)
 FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
-_TOLD_AT_ONCE = 64  # samples
+_SENT_AT_ONCE = 64  # samples
 # Maximum delay before a sample is reported, unless reading the next one takes longer.
-_TELL_S = 0.05
+_SEND_S = 0.05
 # Time between two checks whether the leader gives more room.
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _JOIN_S = 2.0
 
 
@@ -116,9 +115,9 @@ class StreamReader:
     def _run(self, epoch: int, over: threading.Event) -> None:
         try:
             store = self._store.clone()  # type: ignore[attr-defined]
-            telling = _Telling(store, epoch, self._rank)
+            sender = _NewsSender(store, epoch, self._rank)
             try:
-                self._read(epoch, over, store, telling)
+                self._read(epoch, over, store, sender)
             except DistError:
                 raise
             except BaseException as error:
@@ -126,12 +125,12 @@ class StreamReader:
                 if not over.is_set():
                     logger.exception("rank %s cannot read the stream", self._rank)
                 name = "" if isinstance(error, PacelineError) else f"{type(error).__name__}: "
-                telling.failed(f"{name}{error}")
+                sender.failed(f"{name}{error}")
         except DistError:
             # Rank 0, which serves the store, has ended.
             pass
 
-    def _read(self, epoch: int, over: threading.Event, store: Store, telling: _Telling) -> None:
+    def _read(self, epoch: int, over: threading.Event, store: Store, sender: _NewsSender) -> None:
         number, held = 0, None
         with closing(self._source(epoch, over)) as samples:
             for sample in samples:
@@ -142,16 +141,16 @@ class StreamReader:
                     continue
                 if held is not None:
                     self._keep(number, held, store, over)
-                    telling.add(held[0])
+                    sender.add(held[0])
                     number += 1
-                    self._await_room(over, store, telling)
+                    self._await_room(over, store, sender)
                 held = self._sized(sample)
         if over.is_set():
             return
         if held is not None:
             self._keep(number, held, store, over)
-            telling.add(held[0])
-        telling.end()
+            sender.add(held[0])
+        sender.end()
 
     def _compare(self, seen: ShardOrder, epoch: int, store: Store) -> None:
         """Warn, once, if a shard's samples have other numbers in different readings."""
@@ -211,33 +210,33 @@ class StreamReader:
                 self._samples[number] = sample
 
     def _await_room(
-        self, over: threading.Event, store: Store, telling: _Telling | None = None
+        self, over: threading.Event, store: Store, sender: _NewsSender | None = None
     ) -> None:
         """Report pending samples, and wait until the buffer has room or the epoch is over."""
         while not over.is_set():
             with self._changed:
                 if len(self._samples) < self._room.samples:
                     return
-            if telling is not None:
-                telling.flush()
+            if sender is not None:
+                sender.flush()
             if store.check([news.room_key(self._rank)]):
                 self._room = news.decode_room(store.get(news.room_key(self._rank)))
             with self._changed:
                 if len(self._samples) >= self._room.samples and not over.is_set():
-                    self._changed.wait(_LOOK_S)
+                    self._changed.wait(_POLL_S)
 
 
-class _Telling:
+class _NewsSender:
     def __init__(self, store: Store, epoch: int, rank: int) -> None:
         self._store, self._epoch, self._rank = store, epoch, rank
         self._sizes: list[float] = []
         self._number = 0
-        self._told_at = time.monotonic()
+        self._sent_at = time.monotonic()
 
     def add(self, size: float) -> None:
         self._sizes.append(size)
-        waited_s = time.monotonic() - self._told_at
-        if len(self._sizes) >= _TOLD_AT_ONCE or waited_s >= _TELL_S:
+        waited_s = time.monotonic() - self._sent_at
+        if len(self._sizes) >= _SENT_AT_ONCE or waited_s >= _SEND_S:
             self.flush()
 
     def flush(self) -> None:
@@ -253,7 +252,7 @@ class _Telling:
     def _send(self, word: News) -> None:
         key = news.news_key(self._epoch, self._rank, self._number)
         self._store.set(key, news.encode(word))  # type: ignore[arg-type]
-        self._sizes, self._told_at = [], time.monotonic()
+        self._sizes, self._sent_at = [], time.monotonic()
         self._number += 1
 
 

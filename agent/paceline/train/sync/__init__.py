@@ -6,7 +6,7 @@ segment that has a relaxed one.
 
 from __future__ import annotations
 
-from paceline.core.partners import groups
+from paceline.core import replicas
 from paceline.core.rounds import Call, Drift
 from paceline.train.sync.averaging import AveragingSync
 from paceline.train.sync.base import Channel, GradientSync, Replica
@@ -47,11 +47,11 @@ def _hierarchical(
     rules: synchronisation.HierarchicalRules, channel: Channel, replica: Replica, seed: int
 ) -> HierarchicalSync:
     ranks, prefix = channel.ranks, channel.prefix
-    of_all = groups.ordered(rules.groups)
+    of_all = replicas.ordered_groups(rules.groups)
     group = ranks.among(of_all)
     server = ParameterServer(
         ranks, f"{prefix}/server", replica.parameters, group.world / ranks.world
     )
-    own = Channel(group, f"{prefix}/{groups.of_rank(of_all, ranks.rank)}", channel.on_round)
+    own = Channel(group, f"{prefix}/{replicas.group_of(of_all, ranks.rank)}", channel.on_round)
     call, drift = Call.of(rules, group.world, seed), Drift.of(rules)
     return HierarchicalSync(own.reported_once(), replica, call, drift, server, rules.every)

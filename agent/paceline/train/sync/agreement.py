@@ -12,7 +12,7 @@ from paceline.core.errors import PacelineError
 if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
-_LOOK_S = 0.005
+_POLL_S = 0.005
 # Patience in seconds of a rank that raised, while no rank moves; ten steps if these take longer.
 _STILL_S = 30.0
 
@@ -63,7 +63,7 @@ class LoopAgreement:
         rank, world = self._ranks.rank, self._ranks.world
         if self._count(step) == world:
             self._store.compare_set(self._key("all"), "", "ok")
-        for steps in self._looking(step, raised):
+        for steps in self._poll_steps(step, raised):
             if self._store.check([self._key("all")]):
                 break
             for other, reached in enumerate(steps):
@@ -81,7 +81,7 @@ class LoopAgreement:
         """
         self._store.set(self._at(self._ranks.rank), str(step + 1))
         if raised:
-            for steps in self._looking(step, raised):
+            for steps in self._poll_steps(step, raised):
                 if all(reached is not None and reached > step for reached in steps):
                     break
 
@@ -93,8 +93,8 @@ class LoopAgreement:
             return f"ranks were last seen in steps {steps}" + "".join(left)
         return "rank 0 has ended"
 
-    def _looking(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yield the ranks' steps repeatedly; raise if no rank goes on or leaves for too long."""
+    def _poll_steps(self, step: int, raised: bool) -> Iterator[list[int | None]]:
+        """Yield the ranks' steps repeatedly; raise if no rank continues or leaves for too long."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_STILL_S, 10 * self._took_s))
@@ -105,7 +105,7 @@ class LoopAgreement:
             if str((steps, left)) != seen:
                 seen, since = str((steps, left)), time.monotonic()
             yield steps
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         why = f"rank {rank} left its loop in step {step} and waited {patience_s:g} s for the others"
         self._store.compare_set(self._key("all"), "", why)
         raise PacelineError(f"{why}; {self.where()}")

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.core.means import part_due, parted
+from paceline.core.replicas import part_due, parted
 from paceline.train.parts import Step
 from paceline.train.sync.base import Channel, Ranks, Round, no_gradient
-from paceline.train.sync.calls import RoundCalls
 from paceline.train.sync.gradients import Mean, averaged, joined, spread
 from paceline.train.sync.outer import Outer
-from paceline.train.sync.peers import Courier
+from paceline.train.sync.peers import TaskThread
+from paceline.train.sync.rounds import RoundCalls
 from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
@@ -66,7 +66,9 @@ class AveragingSync:
         # A reduction that lacks a rank cannot be ended, not even by a rank that leaves. So it
         # begins only when all ranks have called it ready.
         self._calls = RoundCalls(channel.ranks, f"{channel.prefix}/means")
-        self._mail = Courier(channel.ranks.timeout.total_seconds()) if rules.overlap else None
+        self._task_thread = (
+            TaskThread(channel.ranks.timeout.total_seconds()) if rules.overlap else None
+        )
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
@@ -95,8 +97,8 @@ class AveragingSync:
         """See `Synchroniser.meet`. Afterwards the optimisers' states are equal, too."""
         if self._flight is not None:
             self._land(self._flight)
-        if self._mail is not None:
-            self._mail.close()
+        if self._task_thread is not None:
+            self._task_thread.close()
         self._mean(range(len(self._parts)), None)
         if self._flights and self._ranks.rank == 0:
             self._calls.forget(self._flights - 1)
@@ -104,20 +106,20 @@ class AveragingSync:
 
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
-        if self._mail is not None:
+        if self._task_thread is not None:
             self._calls.abort(self._flights - (self._flight is not None), reason)
-            self._mail.close(timeout_s=1.0)
+            self._task_thread.close(timeout_s=1.0)
         # Makes the others' collectives fail.
         dist.destroy_process_group(self._ranks.group)
 
     def _take_off(self, part: int, step: int) -> None:
         """Begin the mean of a part after a step, in the background."""
         tensors, work = [p.data for p in self._parts[part]], self._work[part]
-        if not tensors or self._mail is None:
+        if not tensors or self._task_thread is None:
             return
         mean = Mean(tensors, work, [float(work > 0)])
         self._flight = _Flight(part, mean, work, step + self._rules.overlap)
-        self._mail.begin(partial(self._carry, mean, self._flights))
+        self._task_thread.begin(partial(self._carry, mean, self._flights))
         self._flights += 1
         self._work[part] = 0.0
 
@@ -133,9 +135,9 @@ class AveragingSync:
 
     def _land(self, flight: _Flight) -> None:
         """Wait for the mean in flight, and apply its result."""
-        assert self._mail is not None
+        assert self._task_thread is not None
         began = time.perf_counter()
-        self._mail.wait()
+        self._task_thread.wait()
         self._flight = None
         mean, (gave,) = flight.mean.value, flight.mean.sums
         waited_s = time.perf_counter() - began
@@ -148,7 +150,7 @@ class AveragingSync:
             spread(merged, tensors)
         self._work[flight.part] += keep * flight.work
         # Only the ranks' wait counts as reduction: the rest overlapped their steps.
-        self._tell(round(gave), waited_s, sum(t.numel() * t.element_size() for t in tensors))
+        self._report(round(gave), waited_s, sum(t.numel() * t.element_size() for t in tensors))
 
     def _mean(self, parts: Sequence[int], rules: OuterRules | None) -> None:
         """Average parts of the parameters, and step the outer optimiser if there are rules."""
@@ -163,9 +165,9 @@ class AveragingSync:
             self._work[part] = 0.0
             givers = max(givers, round(gave))
             size += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self._tell(givers, time.perf_counter() - began, size)
+        self._report(givers, time.perf_counter() - began, size)
 
-    def _tell(self, givers: int, took_s: float, size: int) -> None:
+    def _report(self, givers: int, took_s: float, size: int) -> None:
         number, self._means = self._means, self._means + 1
         if self._on_round is not None:
             self._on_round(Round(number, self._ranks.world, givers, [givers], 0, 0.0, took_s, size))

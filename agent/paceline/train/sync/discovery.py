@@ -69,13 +69,13 @@ def _is_generators(frame: FrameType) -> bool:
 
 
 def _alive(kind: type[_T], fits: Callable[[_T], bool]) -> list[_T]:
-    def look() -> list[_T]:
+    def find() -> list[_T]:
         # Not isinstance, which would ask proxies for their class and may fail.
         return [obj for obj in gc.get_objects() if issubclass(type(obj), kind) and fits(obj)]
 
-    living = look()
+    living = find()
     if len(living) > 1:
         del living
         gc.collect()
-        living = look()
+        living = find()
     return living

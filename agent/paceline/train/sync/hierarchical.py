@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.core.partners.groups import Pushes
+from paceline.core.replicas import Pushes
 from paceline.core.rounds import Call, Drift
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import alike
 from paceline.train.sync.base import Channel, Ranks, Replica
 from paceline.train.sync.gradients import joined, spread
 from paceline.train.sync.partial import PartialSync
-from paceline.train.sync.peers import Courier, Peers
+from paceline.train.sync.peers import Peers, TaskThread
 from paceline.train.sync.rounds import Sum
 
 
@@ -97,7 +97,7 @@ class HierarchicalSync(PartialSync):
         extra, share = len(first), group.world / server.ranks.world
         super().__init__(channel, replica, call, drift, extra, share)
         self._server, self._due = server, Pushes(every)
-        self._courier = Courier(group.timeout.total_seconds())
+        self._tasks = TaskThread(group.timeout.total_seconds())
 
     @property
     def own(self) -> torch.Tensor:
@@ -106,9 +106,9 @@ class HierarchicalSync(PartialSync):
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
-        if self._courier.idle:
+        if self._tasks.idle:
             # Raises the error of the latest push, if there is one.
-            self._courier.wait()
+            self._tasks.wait()
         self._server.check()
         super().stepping(step, optimiser)
 
@@ -116,8 +116,8 @@ class HierarchicalSync(PartialSync):
         """See `Synchroniser.meet`."""
         super().meet(optimiser)
         parameters = self._flat.parameters
-        self._courier.close()
-        self._courier.wait()
+        self._tasks.close()
+        self._tasks.wait()
         if self._pushes:
             self._server.push(self.own - self._pushed)
         spread(self._server.finish(), parameters)
@@ -127,7 +127,7 @@ class HierarchicalSync(PartialSync):
         """See `Synchroniser.abort`."""
         super().abort(reason)
         self._server.abort(reason)
-        self._courier.close(timeout_s=1.0)
+        self._tasks.close(timeout_s=1.0)
 
     def _apply(self, sums: list[Sum], optimiser: torch.optim.Optimizer) -> None:
         for result in sums:
@@ -136,7 +136,7 @@ class HierarchicalSync(PartialSync):
                 spread(joined(self._flat.parameters) + result.extra, self._flat.parameters)
                 self._corrections += result.extra
             # A correction may be applied while the thread that gave it is still busy with it.
-            idle, corrected = self._courier.idle, result.extra is not None
+            idle, corrected = self._tasks.idle, result.extra is not None
             if self._pushes and self._due.applied(correction=corrected, idle=idle):
                 self._push()
 
@@ -148,4 +148,4 @@ class HierarchicalSync(PartialSync):
         def push() -> None:
             self._rounds.give(self._server.push(change) - now)
 
-        self._courier.begin(push)
+        self._tasks.begin(push)

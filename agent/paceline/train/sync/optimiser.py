@@ -160,7 +160,7 @@ class ScriptOptimiser:
 
 
 class Scales:
-    """Keeper of the gradient scalers' states while micro-batches of a step follow.
+    """Store of the gradient scalers' states while micro-batches of a step follow.
 
     A scaler's scale follows the number of its updates, and ranks have different numbers of
     iterations. For one thread.

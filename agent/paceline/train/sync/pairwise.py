@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from paceline.core.partners import pairs
+from paceline.core import replicas
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import AveragingSync
 from paceline.train.sync.base import Channel, Round
 from paceline.train.sync.gradients import joined, spread
 from paceline.train.sync.outer import Outer
-from paceline.train.sync.peers import Courier, Peers
+from paceline.train.sync.peers import Peers, TaskThread
 from paceline.wire.synchronisation import AveragingRules
 
 
@@ -44,21 +44,21 @@ class PairwiseSync(AveragingSync):
         unreported = replace(channel, on_round=None)
         super().__init__(unreported, parameters, AveragingRules(every=None), Outer())
         ranks, self._on_mean = channel.ranks, channel.on_round
-        self._partners = pairs.Partners(ranks.rank, ranks.world, seed)
-        self._asks = ranks.rank in pairs.asking(ranks.world)
+        self._partners = replicas.Partners(ranks.rank, ranks.world, seed)
+        self._asks = ranks.rank in replicas.asking(ranks.world)
         self._swaps = self._steps = 0
         self._lock = threading.Lock()
         # The parameters when the shadow was last copied to them.
         self._loaded = joined(parameters)
         # The shadow, then the number of own steps in it. Under the lock.
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
-        answering = pairs.answering(ranks.world)
-        self._courier = Courier(ranks.timeout.total_seconds())
+        answering = replicas.answering(ranks.world)
+        self._tasks = TaskThread(ranks.timeout.total_seconds())
         self._peers = Peers(ranks, channel.prefix, answering, len(self._shadow), self._answer)
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`. Waits for the exchange of the previous step."""
-        self._courier.wait()
+        self._tasks.wait()
         self._peers.check()
         super().stepping(step, optimiser)
 
@@ -68,12 +68,12 @@ class PairwiseSync(AveragingSync):
         self._steps += 1
         self._take_over()
         if self._asks and self._stepped is step:
-            self._courier.begin(self._swap)
+            self._tasks.begin(self._swap)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""
-        self._courier.close()
-        self._courier.wait()
+        self._tasks.close()
+        self._tasks.wait()
         self._peers.finish()
         self._take_over()
         self._work = [1.0]
@@ -82,7 +82,7 @@ class PairwiseSync(AveragingSync):
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
         self._peers.abort(reason)
-        self._courier.close(timeout_s=1.0)
+        self._tasks.close(timeout_s=1.0)
         super().abort(reason)
 
     def _take_over(self) -> None:
@@ -103,7 +103,7 @@ class PairwiseSync(AveragingSync):
             self._approach(mine, answer.vector)
         number, self._swaps = self._swaps, self._swaps + 1
         if self._on_mean is not None:
-            ages = pairs.staleness(round(float(mine[-1])), round(float(answer.vector[-1])))
+            ages = replicas.staleness(round(float(mine[-1])), round(float(answer.vector[-1])))
             waited_s, reduced_s = answer.waited_s, answer.answered_s
             self._on_mean(Round(number, 2, 2, ages, 0, waited_s, reduced_s, mine.nbytes))
 

@@ -200,7 +200,7 @@ def _raise(error: BaseException | None) -> None:
         raise kind(str(error)) from error
 
 
-class Courier:
+class TaskThread:
     """A thread that does one task at a time, while the training thread continues."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -209,7 +209,7 @@ class Courier:
         self._idle = threading.Event()
         self._idle.set()
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="paceline-courier", daemon=True).start()
+        threading.Thread(target=self._run, name="paceline-tasks", daemon=True).start()
 
     @property
     def idle(self) -> bool:

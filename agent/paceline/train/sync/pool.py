@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 # Maximum cost of reading all shares before each batch, as a fraction of the batch's time.
-_LOOK_COST = 0.01
+_READ_COST = 0.01
 
 
 def _share_key(segment: int, span: int, rank: int) -> str:
@@ -89,7 +89,7 @@ class SharedBatches:
         # The paces that ranks reported last, also in earlier spans.
         self._paces = [0.0] * world
         # The time that the last reading of all shares took.
-        self._look_s = 0.0
+        self._read_s = 0.0
         self._segment, self._span = -1, 0
         # This rank's entry in the store as last seen; None if unknown.
         self._mine: _Entry | None = None
@@ -128,7 +128,7 @@ class SharedBatches:
         None: no batch of the span is left for this rank. To be called again after each batch.
         """
         self._enter(step)
-        entries = self._look()
+        entries = self._read_entries()
         while True:
             shares = self._shares(entries)
             other = pool.slowest(shares, self._rank, partial(self._fits, shares))
@@ -136,7 +136,7 @@ class SharedBatches:
             if other is None or not worth or shares[self._rank].stance is Stance.LEAVES:
                 if self._stops(shares[self._rank]):
                     return None
-                entries = self._look()
+                entries = self._read_entries()
                 continue
             now = self._write(other, entries[other], entries[other].share.give())
             if now is None:
@@ -176,15 +176,15 @@ class SharedBatches:
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
             self._pace = Pace()
             return False
-        if self._look_s > _LOOK_COST * self._pace.batch_s:
+        if self._read_s > _READ_COST * self._pace.batch_s:
             return False
-        shares = self._shares(self._look())
+        shares = self._shares(self._read_entries())
         if pool.is_worth_it(shares, self._rank, self._pace.batch_s):
             return False
         if not self._fits_all(shares[self._rank]):
             return False
         self._change(Share.leave)
-        if pool.is_looked_after(self._shares(self._look()), self._rank):
+        if pool.has_working_peer(self._shares(self._read_entries()), self._rank):
             return True
         self._change(Share.resume)
         return False
@@ -194,8 +194,8 @@ class SharedBatches:
         if mine.stance is Stance.LEAVES:
             return True
         self._change(Share.stop)
-        shares = self._shares(self._look())
-        if not pool.is_left(shares, self._rank) or pool.is_looked_after(shares, self._rank):
+        shares = self._shares(self._read_entries())
+        if not pool.is_left(shares, self._rank) or pool.has_working_peer(shares, self._rank):
             return True
         self._change(Share.resume)
         return False
@@ -221,13 +221,13 @@ class SharedBatches:
             self._mine = after
         return None
 
-    def _look(self) -> list[_Entry]:
+    def _read_entries(self) -> list[_Entry]:
         began = time.perf_counter()
         keys = [self._key(rank) for rank in range(self._world)]
         entries = [_Entry.of(text) for text in self._store.multi_get(keys)]
-        look_s = time.perf_counter() - began
+        read_s = time.perf_counter() - began
         # Bounded, so that a single slow read does not count in full.
-        self._look_s = min(look_s, 2 * self._look_s) if self._look_s else look_s
+        self._read_s = min(read_s, 2 * self._read_s) if self._read_s else read_s
         self._mine = entries[self._rank]
         return entries
 

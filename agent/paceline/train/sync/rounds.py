@@ -4,7 +4,9 @@ The protocol is `paceline.core.rounds`. This module adds threads, the store and 
 
 Each rank has a communication thread. The thread waits for a round to be called, contributes the
 rank's pending gradients, and keeps the sum until the rank takes it, while the rank computes on. All
-ranks get the same sums in the same order.
+ranks get the same sums in the same order. `RoundCalls` are the calls of rounds, by one key for each
+round in the ranks' store. `RoundVector` is what a round reduces: gradients and facts, so that all
+ranks learn the same from the same sum.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,12 +23,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
-from paceline.core.member import Member, RoundCounts, Says, WaitReason
+from paceline.core.member import Member, RoundAction, RoundCounts, WaitReason
 from paceline.core.rounds import Call, Drift, RoundProgress
-from paceline.train.sync.base import Channel, Round
-from paceline.train.sync.calls import RoundCalls
+from paceline.train.sync.base import Channel, Ranks, Round
 from paceline.train.sync.gradients import Gradient
-from paceline.train.sync.roundvector import RoundFacts, RoundVector
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 _PULSE_S = 4.0
 # A wait that lasts longer is logged.
 _LOG_S = 1.0
+_GO, _ABORT = "go", "abort "
+# Contributors, dropped samples, and ranks that give a further vector.
+_COUNTS = 3
 
 
 @dataclass(frozen=True)
@@ -221,10 +224,10 @@ class Rounds:
         progress = self._progress
         if progress.reducing or not progress.working:
             return
-        says, number = self._member.announce(), progress.rounds_done
-        if says is Says.READY:
+        action, number = self._member.announce(), progress.rounds_done
+        if action is RoundAction.READY:
             calls |= progress.enough(self._calls.count_ready(number))
-        if calls or says is Says.CALL:
+        if calls or action is RoundAction.CALL:
             self._calls.call(number)
 
     def _run(self) -> None:
@@ -290,3 +293,107 @@ class Rounds:
             self._progress.end(facts.clocks, facts.through)
             self._announce()
             self._changed.notify_all()
+
+
+class RoundCalls:
+    """The calls of a segment's rounds. For two threads: only one may call `wait` and `forget`."""
+
+    def __init__(self, ranks: Ranks, prefix: str) -> None:
+        self._ranks, self._prefix = ranks, prefix
+
+    def key(self, number: int) -> str:
+        """Return the key that calls a round."""
+        return f"{self._prefix}/{number}"
+
+    def call(self, number: int) -> None:
+        """Call a round, unless it has been called."""
+        self._ranks.store.compare_set(self.key(number), "", _GO)
+
+    def count_ready(self, number: int) -> int:
+        """Count this rank as ready for a round; return how many ranks are ready now."""
+        return int(self._ranks.store.add(f"{self.key(number)}/ready", 1))
+
+    def abort(self, number: int, reason: str) -> None:
+        """End all ranks' rounds, because this rank leaves.
+
+        If round `number`, the next or current one, has been called, it completes, and the one after
+        it ends with the reason.
+        """
+        word = f"{_ABORT}rank {self._ranks.of_run(self._ranks.rank)} {reason}"
+        while self._ranks.store.compare_set(self.key(number), "", word) != word.encode():
+            number += 1
+
+    def wait(self, number: int) -> None:
+        """Wait until a round is called; raise a PacelineError if a rank has left instead."""
+        word = self._ranks.blocking_store.get(self.key(number)).decode()
+        if word.startswith(_ABORT):
+            raise PacelineError(word.removeprefix(_ABORT))
+
+    def forget(self, number: int) -> None:
+        """Delete the keys of a round that no rank waits for any longer."""
+        for part in ("", "/ready"):
+            self._ranks.blocking_store.delete_key(f"{self.key(number)}{part}")
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """Facts that all ranks learn from a round.
+
+    `dropped` counts samples whose gradients were too old. `extra`: rank 0 broadcasts a vector after
+    the round. `ages`: see `RoundCounts.ages`. `clocks`: steps that each rank has done, [W].
+    `through`: ranks that have no further steps.
+    """
+
+    contributors: int
+    dropped: int
+    extra: bool
+    ages: list[int]
+    clocks: list[int]
+    through: list[int]
+
+
+class RoundVector:
+    """Layout of the vector: gradients, counts, ages, then two numbers of each rank.
+
+    `length` is that of a gradient's vector, `bins` the number of ages that a round distinguishes.
+    """
+
+    def __init__(self, length: int, bins: int, world: int) -> None:
+        self._length, self._world = length, world
+        self._size = length + _COUNTS + bins + 2 * world
+
+    def pack(
+        self,
+        gradients: Sequence[tuple[torch.Tensor, float]],
+        tally: RoundCounts,
+        *,
+        extra: bool,
+        rank: int,
+        clock: int,
+        through: bool,
+    ) -> torch.Tensor:
+        """Build one rank's vector from its weighted gradients and facts; see `RoundFacts`."""
+        world, vector = self._world, torch.empty(self._size)
+        own, facts = vector[: self._length], vector[self._length :].zero_()
+        if not gradients:
+            own.zero_()
+        for at, (gradient, weight) in enumerate(gradients):
+            if at == 0:
+                torch.mul(gradient, weight, out=own)
+            else:
+                own.add_(gradient, alpha=weight)
+        facts[0], facts[1], facts[2] = tally.contributors, tally.dropped, extra
+        facts[_COUNTS : -2 * world] = torch.tensor(tally.ages)
+        facts[-2 * world + rank] = clock
+        facts[-world + rank] = through
+        return vector
+
+    def unpack(self, vector: torch.Tensor) -> tuple[torch.Tensor, RoundFacts]:
+        """Split the sum of all ranks' vectors into the sum of the gradients and the facts."""
+        world = self._world
+        facts = [round(value) for value in vector[self._length :].tolist()]
+        contributors, dropped, extra = facts[:_COUNTS]
+        ages, clocks = facts[_COUNTS : -2 * world], facts[-2 * world : -world]
+        through = [rank for rank, done in enumerate(facts[-world:]) if done]
+        facts_of_all = RoundFacts(contributors, dropped, bool(extra), ages, clocks, through)
+        return vector[: self._length], facts_of_all

@@ -8,9 +8,9 @@ from enum import Enum, auto
 
 import torch.distributed as dist
 
+from paceline.train.batchnorm import shares_statistics
 from paceline.train.ddp import trained
 from paceline.train.fsdp.model import WeightedFSDP, Wrapped
-from paceline.train.norms.layers import shares_statistics
 from paceline.train.parts import Step
 from paceline.train.sync.base import Ranks
 from paceline.train.sync.optimiser import ScriptOptimiser

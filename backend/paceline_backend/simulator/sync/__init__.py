@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.core.partners import groups
+from paceline.core import replicas
 from paceline.core.rounds import Call, Drift
 from paceline.wire import ALLREDUCE, synchronisation
 from paceline_backend.policies.base import Floats, Ints
@@ -64,7 +64,7 @@ def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Simula
             drift = Drift.of(rules)
             return SimulatedHierarchical(
                 (group, SimulatedPartial(Call.of(rules, len(group), seed), drift))
-                for group in groups.ordered(rules.groups)
+                for group in replicas.ordered_groups(rules.groups)
             )
 
 

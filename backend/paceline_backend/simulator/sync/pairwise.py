@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 
 import numpy as np
 
-from paceline.core.partners import pairs
+from paceline.core import replicas
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
@@ -27,9 +27,9 @@ class SimulatedPairwise:
     def __init__(self, world: int, seed: int) -> None:
         # False as soon as an epoch ends.
         self.goes_on = True
-        asking = pairs.asking(world)
-        self._partners = {rank: pairs.Partners(rank, world, seed) for rank in asking}
-        self._answering = {rank: _Answering() for rank in pairs.answering(world)}
+        asking = replicas.asking(world)
+        self._partners = {rank: replicas.Partners(rank, world, seed) for rank in asking}
+        self._answering = {rank: _Answering() for rank in replicas.answering(world)}
         # Times are on a clock of this object, which continues from segment to segment.
         # The end of each rank's newest step, [W].
         self._ended_at: Floats | None = None
@@ -106,7 +106,7 @@ class SimulatedPairwise:
             number=steps,
             step=min(k + 1, len(work.work_s) - 1),
             contributors=2,
-            staleness=pairs.staleness(steps + 1, other.clock(asked_at)),
+            staleness=replicas.staleness(steps + 1, other.clock(asked_at)),
             dropped=0,
             waited_s=asked_at - at,
             reduced_s=takes_s / 2,

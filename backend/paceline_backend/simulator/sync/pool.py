@@ -315,8 +315,8 @@ class Board:
             else:
                 self._unknown += times
 
-    def is_looked_after(self, rank: int) -> bool:
-        """Return the result of `core.pool.is_looked_after`."""
+    def has_working_peer(self, rank: int) -> bool:
+        """Return the result of `core.pool.has_working_peer`."""
         return self._working > (self.shares[rank].stance is Stance.WORKS)
 
     def is_worth_it(self, rank: int, batch_s: float) -> bool:
@@ -413,7 +413,7 @@ class Events:
         board, share = self._board, self._board.shares[rank]
         worth = board.is_worth_it(rank, self._pace_s[rank])
         if share.left:
-            if not worth and self._may_leave and board.is_looked_after(rank):
+            if not worth and self._may_leave and board.has_working_peer(rank):
                 board.put(rank, share.leave())
                 return None
             board.put(rank, share.begin(self._pace_s[rank]))

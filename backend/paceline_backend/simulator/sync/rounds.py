@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.member import Member, RoundCounts, Says
+from paceline.core.member import Member, RoundAction, RoundCounts
 from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
@@ -149,7 +149,7 @@ class SegmentRounds:
         if self._progress.reducing:
             self._late.append(member)
         elif not self._called:
-            self._hear(member.announce())
+            self._act(member.announce())
         if waits is not None:
             self._blocked.add(rank)
             if member.overfull:
@@ -157,11 +157,11 @@ class SegmentRounds:
         else:
             self._go_on(rank, now)
 
-    def _hear(self, says: Says) -> None:
-        if says is Says.READY:
+    def _act(self, action: RoundAction) -> None:
+        if action is RoundAction.READY:
             self._ready += 1
             self._called |= self._progress.enough(self._ready)
-        elif says is Says.CALL:
+        elif action is RoundAction.CALL:
             self._called = True
 
     def _go_on(self, rank: int, now: float) -> None:
@@ -181,7 +181,7 @@ class SegmentRounds:
         if self._progress.reducing:
             self._late.append(member)
         elif not self._called:
-            self._hear(member.announce())
+            self._act(member.announce())
 
     def _begin(self, now: float) -> None:
         self._tally = RoundCounts(self._drift)
@@ -218,7 +218,7 @@ class SegmentRounds:
         for member in late:
             if self._called:
                 break
-            self._hear(member.announce())
+            self._act(member.announce())
         for rank in [rank for rank in may_go if rank in self._blocked]:
             member = self._members[rank]
             if member.wait_reason() is None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from paceline.core.ledger import Ledger
+from paceline.core.ledger import BatchRules, Ledger
 from paceline_backend import policies
 from paceline_backend.policies.solve.order import epoch_order
 from support.cluster import Cluster, plaid_like
@@ -48,7 +48,7 @@ def test_limits_are_kept_as_in_coasting() -> None:
     problem = replace(training.problem(9, shuffle=True), limits=limits)
     made = policies.plan(policies.make("bsp"), problem, training.feedback(), shuffle=True)
     assert made.batches.counts.tolist() == [[2, 5, 5, 4]] * 6 + [[2, 2, 2, 2]]
-    ledger = Ledger(0, epoch_order(104, 7, 0), BATCH, False, limits=limits)
+    ledger = Ledger(0, epoch_order(104, 7, 0), BatchRules(BATCH, limits=limits))
     coasted = ledger.coast(9, WORLD, problem.sizes, [])
     assert [[p.tolist() for p in s] for s in made.assignments] == [
         [p.tolist() for p in s] for s in coasted

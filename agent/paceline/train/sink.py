@@ -1,6 +1,6 @@
 """Sink of a rank's telemetry: the bus, else the spool on disk, else a queue in memory.
 
-`report.Emitter`'s thread calls the `Outlet`. It never raises because of a failed delivery: it
+`report.Emitter`'s thread calls the `Sink`. It never raises because of a failed delivery: it
 retries, and counts records as lost only when bus, spool and memory are full or at the end.
 """
 
@@ -29,7 +29,7 @@ _BATCHES = (StepBatch, MetricBatch, RoundBatch)
 _Fields = dict[bytes, bytes]
 
 
-class Outlet:
+class Sink:
     """Sink that delivers each message at least once, or counts its records as lost. For one thread.
 
     Messages that neither bus nor spool accepts are kept in memory, at most `HELD_BYTES` and a

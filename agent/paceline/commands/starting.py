@@ -1,16 +1,23 @@
-"""`paceline run`: trains on this machine, or on nodes that a control plane chooses."""
+"""Commands that start a training script: `run`, `observe` and `doctor`.
+
+`paceline run` trains on this machine, or on nodes that a control plane chooses. `paceline observe`
+shows a training whose script does not use Paceline. `paceline doctor` checks a script by running
+its first steps; it reports to no server. Options come before the script or command.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.commands.options import (
     Env,
+    Json,
+    Name,
     NodeConnection,
     PolicyChoice,
     Restarts,
@@ -19,7 +26,18 @@ from paceline.commands.options import (
     node_name,
     parameters_of,
 )
+from paceline.commands.printing import plain, print_json
 from paceline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from paceline.node.starting.examining import Finding
+
+_ObservedCommand = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="-- COMMAND …", help="Command that starts the ranks: torchrun, accelerate, …"
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,3 +249,97 @@ def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
             "--slowdown and --emulate"
         )
     return OBSERVED
+
+
+@grouped
+def observe(*, command: _ObservedCommand, name: Name = None, connection: NodeConnection) -> None:
+    """Run a command and show how its ranks train, which ranks are slow, and why.
+
+    The script and its training are not changed, and nothing is planned. It may use
+    DistributedDataParallel, FSDP2, Accelerate, Hugging Face's Trainer or Lightning::
+
+        paceline observe -- torchrun --nproc-per-node 2 train.py
+    """
+    from paceline.node.starting import observing
+
+    with connection.client() as client:
+        code = observing.observe(
+            command,
+            client,
+            name=name,
+            node=node_name(connection.node),
+            data=data_directory(connection.data),
+            required=connection.required,
+        )
+    raise typer.Exit(code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorTrial:
+    """Size and time limit of the training that is checked."""
+
+    nproc: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 2
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to run.")] = 2
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Time limit of the check.")
+    ] = 600.0
+
+
+@grouped
+def doctor(
+    *,
+    script: Annotated[str, typer.Argument(help="Python script to check.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    trial: DoctorTrial,
+    env: Env = None,
+    as_json: Json = False,
+) -> None:
+    """Check a script by running its first steps. Options come before the script.
+
+    Nothing is reported to a server, and session.checkpoint saves to a folder that is deleted. Files
+    that the script saves itself are not deleted: give it another folder. Exit code 1: the check
+    found problems.
+    """
+    from paceline.node.starting.examining import Level, examine
+    from paceline.node.starting.foreground import say
+    from paceline.node.starting.resume import variables
+    from paceline.wire import Launch
+
+    steps, nproc = trial.steps, trial.nproc
+    launch = Launch(script, args or [], nproc, variables(env or []), str(Path.cwd()))
+    say(f"{script}: {_count(steps, 'step')} on {_count(nproc, 'rank')}")
+    findings = examine(launch, steps, trial.timeout)
+    problems = sum(finding.level is Level.PROBLEM for finding in findings)
+    if as_json:
+        listed = [_document(finding) for finding in findings]
+        print_json({"script": script, "ranks": nproc, "problems": problems, "findings": listed})
+    else:
+        for finding in findings:
+            typer.echo(_lines(finding))
+        typer.echo(f"{_count(problems, 'problem')} found")
+    raise typer.Exit(1 if problems else 0)
+
+
+def _document(finding: Finding) -> dict[str, object]:
+    return {
+        "check": finding.check,
+        "level": finding.level.value,
+        "says": finding.says,
+        "do": finding.do,
+        "figures": finding.figures,
+    }
+
+
+def _lines(finding: Finding) -> str:
+    first, *more = finding.says.split("\n")
+    lines = [
+        f"{finding.level.value:8} {finding.check}: {first}",
+        *(f"{'':9}{line}" for line in more),
+    ]
+    if finding.do:
+        lines.append(f"{'':9}→ {finding.do}")
+    return "\n".join(map(plain, lines))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"

@@ -1,7 +1,7 @@
 """Environment variables that a driver passes to the ranks that it starts; see `core.driver`.
 
 The driver calls `of_driver` and, with the `whereabouts` of each rank, `variables_of`. Each rank
-then calls `tell` with its variables.
+then calls `set_variables` with its variables.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def whereabouts(driver_place: str) -> Whereabouts:
     return Whereabouts(default_name(), place() == driver_place)
 
 
-def tell(variables: Mapping[str, str]) -> None:
+def set_variables(variables: Mapping[str, str]) -> None:
     """Set this rank's variables, and unset any of another run that its node was started in."""
     for name in _OF_RUN:
         os.environ.pop(name, None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.train.liveness import LONG_S, Liveness
 from paceline.train.parts import Step
 from paceline.train.timing import CpuClock, RunningStep
-from paceline.train.watch import LONG_S, Liveness
 from paceline.wire import Phase
 
 STEP = Step(0, 7, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)

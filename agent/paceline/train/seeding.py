@@ -1,4 +1,13 @@
-"""Random numbers of a sample, seeded by the session's seed, the epoch and the sample's index."""
+"""Random numbers that belong to a sample, whichever rank and process loads it.
+
+`session.loader()` sets the current epoch in each process that loads samples: its own process, and
+the DataLoader's workers. Data sets call these functions, since they have neither session nor
+epoch::
+
+    def __getitem__(self, index):
+        noise = torch.randn(WIDTH, generator=paceline.generator(index))
+        return self.inputs[index] + noise, self.labels[index]
+"""
 
 from __future__ import annotations
 

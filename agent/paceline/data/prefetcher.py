@@ -1,7 +1,7 @@
 """Prefetcher of the samples that a node will need: one on each node, in its first rank.
 
 The node's first rank makes a `Prefetcher` and passes it the plan of each segment as a `NodePart`.
-Training never waits for the keeper: a step reads missing samples itself.
+Training never waits for the prefetcher: a step reads missing samples itself.
 """
 
 from __future__ import annotations

@@ -1,0 +1,136 @@
+"""The shards of a stream's source that a rank reads, and the order in which they yield samples.
+
+Ranks share one number, which they change by compare-and-set: how many parts of shards are claimed.
+A rank claims the next data (`ShardClaims`) when it has room. At first it claims whole shards.
+Towards the end it claims fewer parts at once, by its share of the samples, so that no slow rank
+begins a shard that keeps it busy when the others have finished. Several ranks then read the same
+shard, and each keeps its own parts.
+
+Ranks that share a shard select its samples by number. If a source shuffles within a shard, each
+reading has other numbers: some samples are lost, and others are trained twice. A rank that reads a
+part of a shard sees all its samples (`SeenSamples`), so two readings can be compared
+(`difference`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# Number of parts of a shard: sample i is in part i % PARTS.
+PARTS = 8
+# Fraction of a rank's share of the unclaimed parts that it may claim at once.
+_FAIR = 0.5
+# Bits of a digest.
+_BITS = 64
+
+
+class Claim(NamedTuple):
+    """The next data that a rank reads: parts [first, end) of a shard."""
+
+    shard: int
+    first: int
+    end: int
+
+    def has(self, sample: int) -> bool:
+        """Return True if the shard's sample of this number is in these parts."""
+        return self.first <= sample % PARTS < self.end
+
+
+def next_claim(claimed: int, shards: int, share: float) -> Claim | None:
+    """Return a rank's next claim; None if nothing is left.
+
+    `claimed` parts of the shards are claimed already. The rank trains `share` of the samples.
+    """
+    left = shards * PARTS - claimed
+    if left <= 0:
+        return None
+    shard, first = divmod(claimed, PARTS)
+    most = PARTS - first
+    return Claim(shard, first, first + max(1, min(most, int(left * share * _FAIR))))
+
+
+class ShardClaims:
+    """The claims of one rank in an epoch.
+
+    Args:
+        read: reads the shared text; empty: nothing is claimed.
+        change: replaces an expected text by another one; returns the text that is stored then.
+        rank: this rank. It is part of the rank's texts, so that they differ from those of others.
+    """
+
+    def __init__(
+        self, read: Callable[[], str], change: Callable[[str, str], str], rank: int
+    ) -> None:
+        self._read, self._change, self._rank = read, change, rank
+        self._tries = 0
+
+    def take(self, shards: int, share: float) -> Claim | None:
+        """Claim the data that this rank reads next; None if nothing is left. See `next_claim`."""
+        word = self._read()
+        while True:
+            claimed = int(word.split()[0]) if word else 0
+            claim = next_claim(claimed, shards, share)
+            if claim is None:
+                return None
+            self._tries += 1
+            wanted = f"{claimed + claim.end - claim.first} {self._rank} {self._tries}"
+            word = self._change(word, wanted)
+            if word == wanted:
+                return claim
+
+
+class ShardOrder(NamedTuple):
+    """The result of one reading of a shard. Equal words mean that two readings are alike."""
+
+    # Position of the shard in the epoch's order.
+    shard: int
+    name: str
+    # Number of samples, and two digests: one that depends on the order, and one that does not.
+    word: str
+
+
+class SeenSamples:
+    """The samples that a reading has seen so far.
+
+    Samples are compared by their pickles. If pickles differ from reading to reading, as after
+    random augmentation, or if samples cannot be pickled, the order remains unknown.
+    """
+
+    def __init__(self) -> None:
+        self._samples, self._together = 0, 0
+        self._in_order = hashlib.blake2b(digest_size=_BITS // 8)
+
+    def add(self, sample: Any) -> None:
+        """Add the next sample."""
+        try:
+            pickled = pickle.dumps(sample)
+        # A sample's own __reduce__ may raise any error.
+        except Exception:
+            pickled = b""
+        digest = hashlib.blake2b(pickled, digest_size=_BITS // 8).digest()
+        self._samples += 1
+        self._together = (self._together + int.from_bytes(digest)) % 2**_BITS
+        self._in_order.update(digest)
+
+    def order(self, shard: int, name: str) -> ShardOrder:
+        """Return the result of the reading."""
+        return ShardOrder(
+            shard, name, f"{self._samples} {self._together:x} {self._in_order.hexdigest()}"
+        )
+
+
+def difference(word: str, other: str) -> str:
+    """Describe how two readings of a shard differ; empty if no samples are known to be lost.
+
+    The arguments are the words of two `ShardOrder`.
+    """
+    samples, together, in_order = word.split()
+    other_samples, other_together, other_in_order = other.split()
+    if samples != other_samples:
+        return f"yields {samples} samples when opened, and {other_samples} when opened again"
+    if together == other_together and in_order != other_in_order:
+        return "yields its samples in another order when opened again"
+    return ""

@@ -1,0 +1,428 @@
+"""BatchNorm for wrapped models, whose local batches are uneven and sometimes empty.
+
+`adapt` changes a model's layers in place: a layer stays the same object, with its parameters,
+buffers and hooks, and only its class changes. Copies and pickles of the layer have its original
+class. `Synchronised` layers normalise by the whole global batch, `LocalBatchNorm` layers by each
+rank's own batch. `RunningStatistics` averages the running statistics of local layers over the
+ranks. `Session.wrap` calls `adapt`, and the training loop calls `agree`::
+
+    adapt(model, "sync", current)  # before DistributedDataParallel sees the model
+    statistics = RunningStatistics(current, models)
+    statistics.agree()  # on all ranks, after the same step
+
+**Normalising by the global batch.** Each rank's loss L_j is the mean over its own batch, and
+`paceline.train.ddp` multiplies its gradients by w_j where they arrive at the parameters. So the
+gradient that reaches a layer is that of L_j, and the gradient of L = Σ w_j L_j is w_j times that.
+The sums over all ranks need the latter::
+
+    Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
+
+The gradient that the layer passes on is divided by w_j, because it is multiplied by w_j later.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.train.ddp import CurrentStep
+from paceline.train.fsdp.model import Wrapped
+from paceline.train.parts import Step
+from paceline.train.timing import RunningStep
+
+_REFUSED_CLASS = (
+    "is a {kind}, a BatchNorm with its own forward pass, which Paceline cannot synchronise: use "
+    "nn.BatchNorm1d, 2d or 3d followed by a separate layer, or accept each rank's own statistics "
+    "with wrap(model, batchnorm='local')"
+)
+_REFUSED_GROUP = (
+    "is a SyncBatchNorm with its own process group, but Paceline synchronises over all ranks: "
+    "leave process_group out"
+)
+
+
+class Adapted(_BatchNorm):
+    """A BatchNorm layer of a wrapped model."""
+
+    # See `paceline.train.fillers`.
+    leaves_fillers_out: ClassVar[bool] = True
+
+    _original: ClassVar[type[_BatchNorm]]
+    _current: CurrentStep
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {name: value for name, value in vars(self).items() if name != "_current"}
+        # The process that reads the pickle need not have this package.
+        return copyreg._reconstructor, (self._original, object, None), state  # type: ignore[attr-defined]
+
+
+class Synchronised(Adapted):
+    """A layer that normalises by the global batch, as a single process with that batch would.
+
+    All ranks call it equally often in a step. Outside of the loop over the loader, and with a
+    single rank, it is a plain BatchNorm.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """See `torch.nn.BatchNorm1d`."""
+        if not self.training or self._current.world == 1 or self._current.running is None:
+            return _BatchNorm.forward(self, input)
+        out: Tensor = self._synchronised(input)
+        return out
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _synchronised(self, values: Tensor) -> Tensor:
+        self._check_input_dim(values)  # type: ignore[no-untyped-call]
+        running = self._current.running
+        assert running is not None
+        exchange = Exchange(self._current, running)
+        with torch.no_grad():
+            by = shared(values.detach(), exchange)
+            # On a GPU the comparison would wait for the device.
+            if values.device.type == "cpu" and by.count == 1:
+                raise ValueError(
+                    "Expected more than 1 value per channel when training, got a global batch of "
+                    f"one sample, of shape {tuple(values.shape)}"
+                )
+            self._keep(by.mean, by.var * (by.count / (by.count - 1).clamp_min(1)))
+        out: Tensor = Normalised.apply(values, self.weight, self.bias, by, self.eps, exchange)  # type: ignore[no-untyped-call]
+        return out
+
+    def _keep(self, mean: Tensor, var: Tensor) -> None:
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return
+        momentum = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        for kept, new in ((self.running_mean, mean), (self.running_var, var)):
+            kept.lerp_(new.to(kept.dtype), momentum or 0.0)
+
+
+class LocalBatchNorm(Adapted):
+    """A layer that normalises by this rank's own batch, as under DistributedDataParallel.
+
+    A filler, or a batch with one value per channel, has no statistics. The layer normalises it by
+    the running statistics and does not update them.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """See `torch.nn.BatchNorm1d`."""
+        if not self.training or not (self._current.filler or input.numel() == input.size(1)):
+            return super().forward(input)
+        if self.running_mean is None:
+            return self._without_statistics(input)
+        self.training = False
+        try:
+            return super().forward(input)
+        finally:
+            self.training = True
+
+    def _without_statistics(self, values: Tensor) -> Tensor:
+        if not self._current.filler:
+            # torch raises its own error here.
+            return super().forward(values)
+        mean = torch.zeros(values.size(1), device=values.device)
+        return functional.batch_norm(
+            values, mean, torch.ones_like(mean), self.weight, self.bias, eps=self.eps
+        )
+
+
+def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
+    """Change in place the BatchNorm layers of a model that `refuse_model` has accepted.
+
+    `how` is "sync" or "local". SyncBatchNorm layers are synchronised in any case.
+    """
+    for layer in model.modules():
+        if not isinstance(layer, _BatchNorm):
+            continue
+        original = _original(layer)
+        whole = how == "sync" or issubclass(original, nn.SyncBatchNorm)
+        kind = _adapted(original, Synchronised if whole else LocalBatchNorm)
+        layer.__class__ = kind
+        vars(layer)["_current"] = current
+
+
+def _original(layer: _BatchNorm) -> type[_BatchNorm]:
+    """Return a layer's class from before this or another session adapted the layer."""
+    return layer._original if isinstance(layer, Adapted) else type(layer)
+
+
+_kinds: dict[tuple[type, type], type[Adapted]] = {}
+
+
+def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
+    """Return a subclass of `original` with the forward pass of `how`, one class per pair."""
+    if (original, how) not in _kinds:
+        # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU.
+        base = _AnyDimension if issubclass(original, nn.SyncBatchNorm) else original
+        name = f"{how.__name__}{original.__name__}"
+        _kinds[original, how] = type(name, (how, base), {"_original": original})
+    return _kinds[original, how]
+
+
+class _AnyDimension(_BatchNorm):
+    """Replacement for SyncBatchNorm as a base class, without its communication."""
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+
+def shares_statistics(model: nn.Module, batchnorm: str | None = None) -> bool:
+    """Return whether ranks wait for each other in this model's forward pass.
+
+    The model may still have to be adapted, with `batchnorm`: "sync" makes every layer wait.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    return any(batchnorm == "sync" or is_shared(layer) for layer in layers)
+
+
+def is_shared(layer: _BatchNorm) -> bool:
+    """Return whether a layer uses the statistics of all ranks."""
+    return isinstance(layer, Synchronised | nn.SyncBatchNorm)
+
+
+def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
+    """Return why a layer cannot be synchronised, in words that follow its name; None if it can."""
+    if not isinstance(layer, _BatchNorm):
+        return None
+    original = _original(layer)
+    if issubclass(original, nn.SyncBatchNorm):
+        group: Any = layer.process_group
+        if group is not None and dist.get_world_size(group) != dist.get_world_size():
+            return _REFUSED_GROUP
+    elif batchnorm != "sync":
+        return None
+    plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return None if original.forward in plain else _REFUSED_CLASS.format(kind=original.__name__)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Statistics of a global batch, by channel, [C].
+
+    `var` is the biased variance, by which values are normalised. `count` is the number of values
+    per channel, one number.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """All-reduces over the ranks, within the step whose forward pass created it."""
+
+    current: CurrentStep
+    running: RunningStep
+
+    @property
+    def weight(self) -> float:
+        """Return w_j, the weight of this rank's mean gradient in the update; 0 for a filler."""
+        return self.running.step.weight if self.running.step.samples else 0.0
+
+    def add_up(self, values: Tensor) -> None:
+        """Replace values by their sums over all ranks. The wait does not count as computing."""
+        with self.running.meeting(), self.current.own_collective():
+            dist.all_reduce(values, group=self.current.group)
+
+
+def shared(values: Tensor, exchange: Exchange) -> Shared:
+    """Return the statistics of all ranks' values, [n, C, …], without those of fillers.
+
+    Sums are taken in float64: a variance is the small difference of two large ones.
+    """
+    channels = values.size(1)
+    sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=values.device)
+    if exchange.weight:
+        mean, var = (part.double() for part in _own(values))
+        own = values.numel() // channels
+        sums[:channels] = own * mean
+        sums[channels:-1] = own * (var + mean.square())
+        sums[-1] = own
+    exchange.add_up(sums)
+    count = sums[-1]
+    mean, square = (sums[:-1] / count).view(2, channels)
+    var = (square - mean.square()).clamp_min_(0)
+    kept = torch.promote_types(values.dtype, torch.float32)
+    return Shared(mean.to(kept), var.to(kept), count)
+
+
+def _own(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of one rank's values, [C] each, in float32 at least."""
+    kept = torch.promote_types(values.dtype, torch.float32)
+    # Its dtype sets the precision of the results.
+    unused = torch.zeros(values.size(1), dtype=kept, device=values.device)
+    # Three to ten times as fast on the CPU as torch.var_mean.
+    mean, var = torch.batch_norm_update_stats(values, unused, unused.clone(), 0.0)
+    return mean, var
+
+
+class Normalised(torch.autograd.Function):
+    """Values normalised by shared statistics: ``γ · x̂ + β``, [n, C, …]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        by: Shared,
+        eps: float,
+        exchange: Exchange,
+    ) -> Tensor:
+        """Normalise by statistics that are already reduced, without communication."""
+        ctx.save_for_backward(values, weight, by.mean, by.var, by.count)
+        ctx.eps, ctx.exchange = eps, exchange
+        out, _, _ = torch.native_batch_norm(
+            values, weight, bias, by.mean, by.var, training=False, momentum=0.0, eps=eps
+        )
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return gradients that include the sums over all ranks."""
+        values, weight, mean, var, count = ctx.saved_tensors
+        goes_back = ctx.needs_input_grad[0]
+        scale = torch.rsqrt(var + ctx.eps)
+        wanted = [goes_back, True, True]
+        # As if the statistics were constants: γ g / σ, Σ g x̂ and Σ g of this rank.
+        back, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient,
+            values,
+            weight,
+            mean,
+            var,
+            mean,
+            scale,
+            False,
+            ctx.eps,
+            wanted,
+        )
+        # The answer is the same on all ranks, so none waits in an all-reduce.
+        if not goes_back:
+            return None, *_given(weight, of_weight, of_bias), None, None, None
+        share = ctx.exchange.weight
+        sums = torch.stack([of_bias, of_weight]).to(mean.dtype)
+        # A filler contributes zeros, not a product: 0 · NaN is NaN.
+        sums = sums * share if share else torch.zeros_like(sums)
+        ctx.exchange.add_up(sums)
+        # A filler's gradients are part of no sum.
+        if not share:
+            return torch.zeros_like(back), *_given(weight, of_weight, of_bias), None, None, None
+        plain, by_value = sums / (share * count).to(sums.dtype)
+        factor = scale if weight is None else scale * weight
+        slope = -factor * scale * by_value
+        offset = -factor * plain - slope * mean
+        shape = (1, -1) + (1,) * (values.dim() - 2)
+        # In place, because a new tensor of this size takes as long as the arithmetic.
+        if back.dtype == slope.dtype:
+            whole = back.addcmul_(values, slope.view(shape)).add_(offset.view(shape))
+        else:
+            whole = torch.addcmul(offset.view(shape), values, slope.view(shape)).add_(back)
+        return whole.to(values.dtype), *_given(weight, of_weight, of_bias), None, None, None
+
+
+def _given(weight: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    """Cast gradients of the affine parameters to the parameters' precision."""
+    if weight is None:
+        return tuple(None for _ in gradients)
+    return tuple(gradient.to(weight.dtype) for gradient in gradients)
+
+
+class RunningStatistics:
+    """Running statistics of local BatchNorm layers, which become their mean over the ranks.
+
+    The mean weighs each rank by the samples that it has trained since the previous mean. The
+    session appends to `models` after construction.
+    """
+
+    def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
+        self._current, self._models = current, models
+        # Samples that this rank has trained since the last mean.
+        self._samples = 0
+
+    def trained(self, step: Step) -> None:
+        """Count the samples of a step that this rank has trained."""
+        self._samples += step.samples
+
+    @property
+    def differ(self) -> bool:
+        """Return whether ranks can have different running statistics."""
+        return self._current.world > 1 and bool(self._local())
+
+    def _local(self) -> list[LocalBatchNorm]:
+        return [layer for layer in self._layers() if isinstance(layer, LocalBatchNorm)]
+
+    def agree(self) -> None:
+        """Average the statistics. Collective: all ranks call it after the same step."""
+        samples, self._samples = self._samples, 0
+        if not self.differ:
+            return
+        layers = self._local()
+        group = self._current.group
+        counts = [n for layer in layers if (n := layer.num_batches_tracked) is not None]
+        _count_alike(counts, group)
+        _average(list(_tracked(layers)), samples, group)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Restore the running statistics on exit, so that a trial pass leaves them unchanged."""
+        buffers = [buffer for layer in self._layers() for buffer in layer.buffers(recurse=False)]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+    def _layers(self) -> list[_BatchNorm]:
+        modules: list[nn.Module] = [m for model in self._models for m in model.module.modules()]
+        return [module for module in modules if isinstance(module, _BatchNorm)]
+
+
+def _tracked(layers: Sequence[LocalBatchNorm]) -> Iterator[Tensor]:
+    for layer in layers:
+        if layer.running_mean is not None and layer.running_var is not None:
+            yield from (layer.running_mean, layer.running_var)
+
+
+def _count_alike(counts: list[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Set each number of batches to the largest of all ranks."""
+    if not counts:
+        return
+    most = torch.stack([count.to(counts[0].device) for count in counts])
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
+    for count, value in zip(counts, most, strict=True):
+        count.copy_(value)
+
+
+def _average(tensors: list[Tensor], samples: int, group: dist.ProcessGroup | None) -> None:
+    """Replace tensors by their means over the ranks, weighted by each rank's samples."""
+    if not tensors:
+        return
+    device = tensors[0].device
+    vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
+    # A rank without samples contributes zeros, not a product: 0 · NaN is NaN.
+    vector = vector * samples if samples else torch.zeros_like(vector)
+    vector = torch.cat([vector, vector.new_tensor([samples])])
+    dist.all_reduce(vector, group=group)
+    if vector[-1] == 0:
+        return
+    means = torch.split(vector[:-1] / vector[-1], [tensor.numel() for tensor in tensors])
+    for tensor, mean in zip(tensors, means, strict=True):
+        tensor.copy_(mean.view_as(tensor))

@@ -1,0 +1,240 @@
+"""Data-parallel groups in a larger mesh: the ranks of a group share each batch (TP × DP).
+
+A *group* is one worker of the plan: its ranks get the same samples and split the model, as under
+tensor parallelism. A *lane* has one rank of each group, those at the same place in it. Gradients
+are reduced within a lane. Within a session, rank and world are a group's number and the number of
+groups. Lane 0 reports for the groups, and its first rank is the leader::
+
+    meeting = laned(meet(…), mesh)  # by `Session`; `mesh` is the data-parallel part
+    meeting.lanes.members           # of this rank's group, by their numbers in the process group
+
+A group's step time is that of its slowest rank: `GroupTimes` exchanges the times of its ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from paceline.core.errors import PacelineError
+from paceline.data import Sharded, Stream
+from paceline.train.meeting import TIMEOUT, Lanes, Meeting, gathered, one_of, rank_and_world
+from paceline.train.timing import RunningStep
+from paceline.wire import Evaluation, StepRecord
+
+_BESIDE = {
+    "uneven_steps": "ranks of a group run each step together: leave uneven_steps out",
+    "micro_batches": "each pass needs the other groups' ranks: leave micro_batches out",
+}
+logger = logging.getLogger(__name__)
+# Maximum wait for a rank of the group, which may have ended.
+_PATIENCE = timedelta(seconds=5)
+
+
+def described(mesh: Any) -> list[Any] | None:
+    """Return a mesh's shape and dimension names, which must be equal on all ranks.
+
+    Raise a TypeError for other values.
+    """
+    if mesh is None:
+        return None
+    if not hasattr(mesh, "mesh_dim_names") or not hasattr(mesh, "get_coordinate"):
+        raise TypeError(
+            f"mesh={mesh!r}: give the data-parallel part of a torch.distributed.DeviceMesh, such "
+            'as mesh["dp"]'
+        )
+    return [list(mesh.mesh.shape), list(mesh.mesh_dim_names or ())]
+
+
+def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None:
+    """Refuse arguments of `Session` that groups of several ranks do not support.
+
+    The ValueError names the argument.
+    """
+    if mesh is None or mesh.mesh.numel() == rank_and_world()[1]:
+        return
+    for name, why in _BESIDE.items():
+        if switches[name]:
+            raise ValueError(f"mesh and {name} cannot be combined: {why}")
+    for kind in (Stream, Sharded):
+        if isinstance(dataset, kind):
+            raise ValueError(
+                f"mesh and paceline.data.{kind.__name__} cannot be combined: each rank of a group "
+                "would read separately; give data that each rank can read by index"
+            )
+
+
+def refuse_profile(lanes: Lanes | None) -> None:
+    """Raise a PacelineError for `Session.profile` with groups of several ranks."""
+    if lanes is not None:
+        raise PacelineError(
+            "profile: ranks of a group compute each batch together, so no rank can run trial "
+            "batches alone: do not call it; give Session(limits=…) if memory is short"
+        )
+
+
+def laned(meeting: Meeting, mesh: Any) -> Meeting:
+    """Narrow a rendezvous of all ranks to this rank's lane. Collective.
+
+    If the mesh, the data-parallel part, is None or has all ranks, each rank is a group.
+
+    Raises:
+        ValueError: the mesh does not split the ranks into groups of equal size, or its ranks do
+            not ascend.
+    """
+    if mesh is None:
+        return meeting
+    mine = [int(rank) for rank in mesh.mesh.flatten()]
+    if len(mine) == meeting.world:
+        lanes_of([mine] * meeting.world)
+        return meeting
+    ranks = lanes_of(gathered(meeting.world, mine))
+    place, number = ranks.index(mine), mine.index(meeting.rank)
+    # Models reduce their statistics in this group, on their device, so it has the default backend.
+    lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
+    stores = [
+        PrefixStore(f"lane/{other}", meeting.store) if other else meeting.store
+        for other in range(len(ranks))
+    ]
+    return replace(
+        meeting, rank=number, world=len(mine), store=stores[place], lanes=lanes, stores=stores
+    )
+
+
+def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
+    """Return the lanes in order, from each rank's part of the mesh; raise as `laned` does."""
+    lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
+    every = sorted(rank for lane in lanes for rank in lane)
+    own = all(rank in word for rank, word in enumerate(words))
+    if every != list(range(len(words))) or not own or len({len(lane) for lane in lanes}) > 1:
+        raise ValueError(
+            f"mesh: its data-parallel parts {lanes} do not split the {len(words)} ranks into "
+            'groups of equal size: make one mesh of all ranks, and give Session mesh["dp"] of it'
+        )
+    for lane in lanes:
+        if lane != sorted(lane):
+            raise ValueError(
+                f"mesh: ranks {lane} of its data-parallel part are not in ascending order: create "
+                "the mesh with ranks in order, as init_device_mesh does"
+            )
+    return lanes
+
+
+@dataclass
+class PendingTimes:
+    """Times of a group's ranks in one step, whose all-gather may still be running."""
+
+    # Of each member: [data_s, compute_s].
+    times: list[Tensor]
+    work: Any
+    # The tensor that was sent, which must not be freed before `work` is done.
+    own: Tensor
+
+    def read(self) -> list[tuple[float, float]]:
+        """Return data_s and compute_s of each member; empty if a member has ended."""
+        with suppress(RuntimeError):
+            self.work.wait(_PATIENCE)
+            return [(float(each[0]), float(each[1])) for each in self.times]
+        return []
+
+
+class GroupTimes:
+    """Exchange of step times among the ranks of a group. For one thread.
+
+    The ranks of a group wait for each other within their forward and backward passes, and that
+    counts as computing. So their times are nearly equal, and the last rank to have its gradients is
+    the slowest.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._group, self._lanes = lanes.of_members(), lanes
+        # By member: the number of steps in which it was the slowest.
+        self._slowest: Counter[int] = Counter()
+
+    def send(self, data_s: float, compute_s: float) -> PendingTimes:
+        """Send this rank's times of a step. Collective: the group's ranks call it for each step."""
+        own = torch.tensor([data_s, compute_s], dtype=torch.float64)
+        times = [torch.zeros_like(own) for _ in self._lanes.members]
+        return PendingTimes(times, dist.all_gather(times, own, self._group, async_op=True), own)
+
+    def slowest(self, record: StepRecord, sent: PendingTimes) -> StepRecord:
+        """Return a step's record with the times of the slowest rank of the group."""
+        times = sent.read()
+        if not times:
+            return record
+        busy = [sum(each) for each in times]
+        self._slowest[self._lanes.members[busy.index(max(busy))]] += 1
+        return joint(record, times)
+
+    def close(self) -> None:
+        """Log which rank was the slowest most often, and end the process group."""
+        total = self._slowest.total()
+        for rank, steps in self._slowest.most_common(1):
+            logger.info(
+                "data-parallel group %d: rank %d was the slowest of ranks %s in %d of %d steps",
+                *(self._lanes.number, rank, self._lanes.members, steps, total),
+            )
+        self._slowest.clear()
+        # The script may have destroyed all process groups.
+        with suppress(ValueError):
+            dist.destroy_process_group(self._group)
+
+
+def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
+    """Return the reporting rank's record with the times (data_s, compute_s) of a group's ranks.
+
+    Loading takes as long as on the rank that loads longest. Ranks that load faster wait for it
+    within their passes, and that wait is not computing. Computing ends when the last rank ends it.
+    """
+    data_s = max(data for data, _ in times)
+    compute_s = max(data + compute for data, compute in times) - data_s
+    longer_s = data_s + compute_s - record.data_s - record.compute_s
+    # The reporting rank spent the additional time waiting.
+    sync_s = max(0.0, record.sync_s - longer_s)
+    return msgspec.structs.replace(record, data_s=data_s, compute_s=compute_s, sync_s=sync_s)
+
+
+class SilentReporter:
+    """Sender of a rank's step times to its group, on ranks that do not report for the group."""
+
+    def __init__(self, times: GroupTimes) -> None:
+        self._times = times
+        self._over: list[RunningStep] = []
+        self._sent: list[PendingTimes] = []
+
+    def over(self, running: RunningStep) -> None:
+        """Take a finished step, and read its times when the device is done or one step later."""
+        self._over.append(running)
+        while self._over and (len(self._over) > 1 or self._over[0].readable):
+            self._send(self._over.pop(0))
+        del self._sent[:-2]
+
+    def _send(self, running: RunningStep) -> None:
+        compute_s, _, _ = running.read()
+        self._sent.append(self._times.send(running.data_s, compute_s))
+
+    def flush(self) -> None:
+        """Send the times of all finished steps now."""
+        while self._over:
+            self._send(self._over.pop(0))
+        for sent in self._sent:
+            sent.read()
+        self._sent.clear()
+
+    def reported(self) -> None:
+        """Send the times of all finished steps; the reporting rank reports them."""
+        self.flush()
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Do nothing: the reporting rank reports its own evaluation."""

@@ -1,0 +1,225 @@
+"""A rank's part in data that is stored on nodes.
+
+At a session's start, `settle` finds out which ranks share a node's directory, and which samples
+each node has. Its result is None unless the data set is a `paceline.data.Sharded`. Else the result
+is the rank's `NodeData`: it passes the plan's parts to the node's prefetcher, counts the samples
+that batches missed (`Counting` is the loader's collate function), and records each epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from paceline.core.errors import PacelineError
+from paceline.data import Sharded
+from paceline.data.prefetcher import NodePart, Prefetcher
+from paceline.data.sharded import Misses
+from paceline.train.environment import Environment
+from paceline.train.meeting import Meeting, gathered, kernel
+from paceline.wire import NOWHERE, DataEpoch, Message, Shards
+
+# A step that waits for a read from the source for less than this has not waited for it.
+_WAIT_S = 1e-3
+# Characters of a node's name, if no launcher gives one.
+_LONGEST_NAME = 200
+
+
+class Loaded(NamedTuple):
+    """A batch, with the fields of a `Misses`: the samples that were not on the node."""
+
+    batch: Any
+    misses: tuple[int, int, float]
+
+
+class Counting:
+    """A collate function that also counts the batch's samples that were not on the node.
+
+    The loading of a batch's samples and its collate function run in the same process, one batch
+    after the other.
+    """
+
+    def __init__(self, data: Sharded, collate: Callable[[Any], Any] | None) -> None:
+        self._data = data
+        self._collate = collate or default_collate
+
+    def __call__(self, samples: Any) -> Loaded:
+        """Collate the samples."""
+        missed = self._data.take_misses()
+        batch = self._collate(samples)
+        return Loaded(batch, (missed.samples, missed.bytes, missed.waited_s))
+
+
+class NodeData:
+    """A rank's data on its node. The prefetcher runs in the first rank of each node."""
+
+    def __init__(
+        self,
+        data: Sharded,
+        rank: int,
+        node: str,
+        shards: Shards,
+        prefetcher: Prefetcher | None,
+        attempt: int,
+    ) -> None:
+        self.shards = shards
+        # Sends a record to the control plane, if there is one.
+        self.send: Callable[[Message], None] | None = None
+        self._data, self._rank, self._node, self._attempt = data, rank, node, attempt
+        self._prefetcher = prefetcher
+        # Of the current epoch.
+        self._misses = Misses()
+        self._waits = 0
+        self._waited_s = 0.0
+
+    def take(self, part: NodePart) -> None:
+        """Pass a segment's part for this node to the prefetcher. Thread-safe."""
+        if self._prefetcher is not None:
+            self._prefetcher.take(part)
+
+    def loading(self) -> None:
+        """Discard misses from before the loading of batches.
+
+        Call it before the DataLoader starts its processes, because they inherit the counts.
+        """
+        self._data.take_misses()
+
+    def unpacked(self, loaded: Loaded, data_s: float) -> Any:
+        """Count a batch's misses and return it; the script waited `data_s` seconds for it."""
+        misses = Misses(*loaded.misses)
+        self._misses += misses
+        waited_s = min(data_s, misses.waited_s)
+        if misses.samples and waited_s >= _WAIT_S:
+            self._waits += 1
+            self._waited_s += waited_s
+        return loaded.batch
+
+    def epoch_over(self, epoch: int) -> DataEpoch:
+        """Record the epoch, and send the record to the control plane, if there is one."""
+        prefetcher, misses = self._prefetcher, self._misses
+        moved = prefetcher.moved(epoch) if prefetcher is not None else None
+        record = DataEpoch(
+            attempt=self._attempt,
+            rank=self._rank,
+            epoch=epoch,
+            node=self._node,
+            planned_bytes=moved.planned_bytes if moved else 0,
+            moved_bytes=moved.bytes if moved else 0,
+            moved=moved.samples if moved else 0,
+            moved_s=moved.seconds if moved else 0.0,
+            read_bytes=misses.bytes,
+            read=misses.samples,
+            waits=self._waits,
+            waited_s=self._waited_s,
+            held_bytes=self._data.directory.used_bytes if moved else 0,
+            at=time.time(),
+        )
+        self._misses, self._waits, self._waited_s = Misses(), 0, 0.0
+        if self.send is not None:
+            self.send(record)
+        return record
+
+    def close(self) -> None:
+        """End the prefetcher."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+
+def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
+    """Find out which ranks share a node, and which samples each node has. Collective.
+
+    The result is None unless the data set is `Sharded`, on all ranks.
+
+    Raises:
+        PacelineError, OSError: a node's directory cannot be used; raised on each rank.
+        ValueError: limits or sizes are not those of the other ranks.
+    """
+    if not isinstance(dataset, Sharded):
+        return None
+    words = gathered(meeting.world, _place(dataset))
+    _raise(words)
+    places = [word["place"] for word in words]
+    order = list(dict.fromkeys(places))
+    nodes = [order.index(place) for place in places]
+    first = places.index(places[meeting.rank]) == meeting.rank
+    word: dict[str, Any] = {"limit": dataset.directory.limit_bytes}
+    held: list[int] = []
+    try:
+        lengths = dataset.lengths
+        if first:
+            held = dataset.directory.claim(lengths)
+            word["held"] = np.array(held, "<u4").tobytes()
+        word["samples"] = len(lengths)
+        word["lengths"] = hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
+    except Exception as error:
+        word["error"] = f"{type(error).__name__}: {error}"
+    words = gathered(meeting.world, word)
+    try:
+        _raise(words)
+        _check(nodes, words)
+        shards = _shards(dataset, nodes, words)
+    except Exception:
+        dataset.directory.release()
+        raise
+    dataset.keeps = True
+    prefetcher = Prefetcher(dataset, held, meeting.filler) if first else None
+    names = environment.placed(meeting.world)
+    node = names[meeting.rank] if names else f"{socket.gethostname()}:{dataset.directory.path}"
+    node = node[:_LONGEST_NAME]
+    return NodeData(dataset, meeting.rank, node, shards, prefetcher, environment.attempt)
+
+
+def _place(data: Sharded) -> dict[str, Any]:
+    """Identify this rank's directory: ranks with the same one share it."""
+    path = data.directory.path
+    try:
+        status = path.stat()
+    except OSError as error:
+        return {"error": f"directory {path}: {error.strerror}"}
+    return {"place": f"{kernel()} {status.st_dev} {status.st_ino}"}
+
+
+def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
+    """Raise the same error on each rank unless all have the same data, and a node one limit."""
+    for rank, word in enumerate(words):
+        first = nodes.index(nodes[rank])
+        if word["samples"] != words[0]["samples"]:
+            raise ValueError(
+                f"source: {word['samples']} samples on rank {rank} but {words[0]['samples']} on "
+                "rank 0: give Sharded the same source on every rank"
+            )
+        if word["lengths"] != words[0]["lengths"]:
+            raise ValueError(
+                f"source: the sizes of samples on rank {rank} differ from those on rank 0: give "
+                "Sharded the same source on every rank"
+            )
+        if word["limit"] != words[first]["limit"]:
+            raise ValueError(
+                f"limit_bytes={word['limit']} on rank {rank} but {words[first]['limit']} on rank "
+                f"{first}, and both keep samples in the same directory: give them the same limit "
+                "or separate directories"
+            )
+
+
+def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
+    held = np.full(len(data), NOWHERE, "<u2")
+    limits = [0] * (max(nodes) + 1)
+    # Reversed, so that the lowest of the nodes that have a sample counts.
+    for rank in reversed(range(len(nodes))):
+        word = words[rank]
+        limits[nodes[rank]] = word["limit"]
+        if "held" in word:
+            held[np.frombuffer(word["held"], "<u4")] = nodes[rank]
+    return Shards(nodes, limits, data.lengths.astype("<u4").tobytes(), held.tobytes())
+
+
+def _raise(words: list[dict[str, Any]]) -> None:
+    for rank, word in enumerate(words):
+        if "error" in word:
+            raise PacelineError(f"on rank {rank}: {word['error']}")
