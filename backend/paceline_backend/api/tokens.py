@@ -23,8 +23,7 @@ from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.identity import Scope, identity_of
 from paceline_backend.api.rules import ADMIN, OPERATOR
 from paceline_backend.api.runs import settings_of, store_of
-from paceline_backend.store import Connection, audit, nodes
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Connection, audit, nodes, tokens
 from paceline_backend.store.audit import RESERVED, Requester
 
 router = APIRouter()

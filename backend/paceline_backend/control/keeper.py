@@ -18,8 +18,7 @@ from paceline.wire.bus import connect, without_password
 from paceline_backend.server import bus_limits, floods, users
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.users import User
-from paceline_backend.store import Store, meta, nodes
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, meta, nodes, tokens
 from paceline_backend.store.telemetry import writers
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from paceline.wire import State
 from paceline_backend.store import jobs
-from paceline_backend.store.nodes import engine_runs, run_nodes
+from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.runs import UnknownRunError, last_attempt
 from paceline_backend.store.schema import runs, scenarios, switches
 
@@ -187,7 +187,7 @@ def create(connection: sa.Connection, new: NewRun, by: str, run: str | None = No
         .returning(runs.c.key)
     ).scalar_one()
     if new.has_jobs:
-        engine_runs.add(connection, run, new.backend)
+        jobs.mark(connection, run, new.backend)
     connection.execute(
         sa.insert(switches).values(
             run=key,

@@ -6,6 +6,8 @@ Times are Unix times in seconds. Columns with the suffix `_s` are durations in s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -707,4 +709,281 @@ engine_leases = Table(
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("owner", Text, nullable=False),
     Column("expires_at", Double, nullable=False),
+)
+
+# One row per metric, step and rank. Only scripts that log more than a loss have rows.
+worker_metrics = Table(
+    "worker_metrics",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("attempt", SmallInteger, nullable=False),
+    # The rank's samples or load, as for the loss.
+    Column("weight", Double, nullable=False),
+    # NULL: not a finite number.
+    Column("value", Double),
+    sqlite_with_rowid=False,
+)
+
+# The same for the global batch: means over ranks by their weights.
+step_metrics = Table(
+    "step_metrics",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("value", Double),
+    sqlite_with_rowid=False,
+)
+
+# One row per metric of an evaluation and rank that counts.
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The last step before the evaluation; -1: none.
+    Column("step", BigInteger, primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("epoch", Integer, nullable=False),
+    # Samples that the run had trained on by then, over all ranks.
+    Column("trained", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    # Samples that the rank evaluated. NULL: only rank 0's value counts.
+    Column("samples", BigInteger),
+    # NULL: not a finite number.
+    Column("value", Double),
+    sqlite_with_rowid=False,
+)
+
+# Metrics of one step; `metrics.METRICS` derives each from the row of the step.
+METRIC_NAMES = (
+    *("step_s", "compute_max", "compute_min", "compute_mean", "se", "sp"),
+    *("dif", "waste", "ett_error", "comm_s", "loss"),
+)
+
+
+def _of_metrics() -> Iterator[Column[float] | Column[int]]:
+    for name in METRIC_NAMES:
+        # Number of steps that have a value.
+        yield Column(f"{name}_count", Integer, nullable=False)
+        for kind in ("sum", "min", "max"):
+            yield Column(f"{name}_{kind}", Double)
+
+
+# One row per block whose steps are all complete.
+step_rollups = Table(
+    "step_rollups",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The first step of the block.
+    Column("step", BigInteger, primary_key=True),
+    # The epoch of the first step.
+    Column("epoch", Integer, nullable=False),
+    # The end of the last step.
+    Column("ended_at", Double, nullable=False),
+    *_of_metrics(),
+    sqlite_with_rowid=False,
+)
+
+# One row per block and rank, for the same blocks.
+rank_rollups = Table(
+    "rank_rollups",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The first step of the block.
+    Column("step", BigInteger, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    # The latest attempt.
+    Column("attempt", SmallInteger, nullable=False),
+    # Number of records.
+    Column("count", Integer, nullable=False),
+    Column("compute_s_sum", Double, nullable=False),
+    Column("compute_s_min", Double, nullable=False),
+    Column("compute_s_max", Double, nullable=False),
+    Column("ett_s_sum", Double),
+    Column("ett_s_count", Integer, nullable=False),
+    Column("wait_s_sum", Double, nullable=False),
+    Column("samples_sum", BigInteger, nullable=False),
+    Column("load_sum", Double, nullable=False),
+    Column("share_sum", Double),
+    Column("share_count", Integer, nullable=False),
+    # Sums over records with samples, to fit the line "time = a · load + b".
+    Column("fit_count", Integer, nullable=False),
+    Column("fit_load", Double, nullable=False),
+    Column("fit_time", Double, nullable=False),
+    Column("fit_load_sq", Double, nullable=False),
+    Column("fit_load_time", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# From this step on, blocks of the run may lack roll-ups, which `fill` adds.
+rollups_due = Table(
+    "rollups_due",
+    metadata,
+    Column(
+        "run",
+        BigInteger,
+        ForeignKey("runs.key", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    Column("step", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Verdicts over a run's newest steps: one row for as long as the causes stay the same. Rows outlive
+# the runs that they are about, so `run` is a public id and not a foreign key.
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("run", Text, primary_key=True),
+    # Time of the first and of the last verdict with these causes.
+    Column("at", Double, primary_key=True),
+    Column("until", Double, nullable=False),
+    # The newest step of the first and of the last verdict.
+    Column("first_step", BigInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("workers", Integer, nullable=False),
+    Column("waste", Double, nullable=False),
+    # Fraction of the run time that active causes add.
+    Column("share", Double, nullable=False),
+    # The greatest factor of the active causes. NULL: none has one.
+    Column("factor", Double),
+    # Node → {"ranks", "kinds", "share", "factor"}.
+    Column("nodes", JSON, nullable=False),
+    # As GET /runs/{run}/verdict returns it.
+    Column("body", JSON, nullable=False),
+    Index("ix_verdicts_until", "until"),
+    sqlite_with_rowid=False,
+)
+
+# Progress of a run when the worker process last saw it.
+run_progress = Table(
+    "run_progress",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The latest attempt. -1: none yet.
+    Column("attempt", Integer, nullable=False),
+    # The newest complete step. -1: none yet.
+    Column("step", BigInteger, nullable=False),
+    # When this step was first seen, by the database's clock.
+    Column("step_at", Double, nullable=False),
+    # Number of records that were lost because a spool was full.
+    Column("lost", BigInteger, nullable=False),
+    # When this number last increased.
+    Column("lost_at", Double),
+    # Number of epochs with samples that were used twice or skipped. NULL: unknown.
+    Column("inexact", Integer),
+    sqlite_with_rowid=False,
+)
+
+# Changes that an admin made to a rule. A rule without a row has its defaults.
+alert_rules = Table(
+    "alert_rules",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("enabled", Boolean, nullable=False),
+    Column("threshold", Double, nullable=False),
+    Column("raise_after_s", Double, nullable=False),
+    Column("resolve_after_s", Double, nullable=False),
+    # One of critical, warning, info.
+    Column("severity", Text, nullable=False),
+    Column("changed_at", Double, nullable=False),
+    Column("changed_by", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Rows outlive the runs that they are about, so `run` is a public id and not a foreign key.
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("rule", Text, nullable=False),
+    # An empty string means that the alert is about the control plane.
+    Column("run", Text, nullable=False),
+    Column("severity", Text, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("threshold", Double, nullable=False),
+    Column("words", Text, nullable=False),
+    # Times are by the database's clock. NULL: not yet. `since` is the first evaluation that found
+    # the condition true, `gone_at` the first one that no longer did.
+    Column("since", Double, nullable=False),
+    Column("raised_at", Double),
+    Column("gone_at", Double),
+    Column("resolved_at", Double),
+    Column("acknowledged_at", Double),
+    Column("acknowledged_by", Text),
+    Column("acknowledged_why", Text),
+    Index("ix_alerts_raised_at", "raised_at"),
+    Index("ix_alerts_run", "run"),
+    # Of two concurrent workers, only one can raise the alert.
+    Index(
+        "uq_alerts_open",
+        "rule",
+        "run",
+        unique=True,
+        sqlite_where=text("resolved_at IS NULL"),
+        postgresql_where=text("resolved_at IS NULL"),
+    ),
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    # The id is public. The webhook's secret is derived from it.
+    Column("id", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    # The lowest severity that the webhook receives.
+    Column("severity", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("created_by", Text, nullable=False),
+)
+
+# Notifications, one per webhook and event of an alert.
+alert_deliveries = Table(
+    "alert_deliveries",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("webhook", BigInteger, ForeignKey("webhooks.key", ondelete="CASCADE"), nullable=False),
+    Column("alert", BigInteger, ForeignKey("alerts.key", ondelete="CASCADE"), nullable=False),
+    # `raised` or `resolved`.
+    Column("event", Text, nullable=False),
+    # Exactly the bytes that are sent and signed.
+    Column("body", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False),
+    # Time of the next attempt. NULL: it was sent or given up.
+    Column("due_at", Double),
+    # Until then the worker that is sending this row has claimed it.
+    Column("claimed_until", Double, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("tried_at", Double),
+    Column("sent_at", Double),
+    # HTTP status of the last attempt. NULL: there was no response.
+    Column("status", Integer),
+    # Error of the last attempt. NULL: it succeeded.
+    Column("error", Text),
+    Index("uq_alert_deliveries_event", "alert", "webhook", "event", unique=True),
+    Index(
+        "ix_alert_deliveries_due",
+        "due_at",
+        sqlite_where=text("due_at IS NOT NULL"),
+        postgresql_where=text("due_at IS NOT NULL"),
+    ),
+    Index("ix_alert_deliveries_webhook_key", "webhook", "key"),
+)
+
+# Owners of work that only one worker process may do, such as evaluating alerts.
+duties = Table(
+    "duties",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    sqlite_with_rowid=False,
 )

@@ -16,7 +16,7 @@ from paceline_backend.insight import fleet
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, nodes, schema, telemetry
 from paceline_backend.store.fleet import progress, verdicts
-from paceline_backend.store.fleet.tables import verdicts as kept_verdicts
+from paceline_backend.store.schema import verdicts as kept_verdicts
 from support.command_line import in_process
 from support.records import add_run, adopted, hello, record, run_day
 from support.web import serving

@@ -27,7 +27,7 @@ from paceline_backend.server.origins import Origins
 from paceline_backend.store import Store, meta, schema, telemetry
 from paceline_backend.store.alerts import duties, rows, webhooks
 from paceline_backend.store.alerts import rules as changed_rules
-from paceline_backend.store.alerts.tables import alert_deliveries
+from paceline_backend.store.schema import alert_deliveries
 from support.receiver import Receiver, receiving
 from support.records import add_run, hello, record
 

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from paceline.wire import TELEMETRY, StepBatch
 from paceline.wire.bus import publish
 from paceline_backend.store import Store, schema
-from paceline_backend.store.rollups import fill
-from paceline_backend.store.rollups.tables import rollups_due, step_rollups
+from paceline_backend.store.rollups.writing import fill
+from paceline_backend.store.schema import rollups_due, step_rollups
 from support.ingesting import ingest_all
 from support.records import add_run, hello, record
 
@@ -35,6 +35,6 @@ def test_a_backlog_is_rolled_up_later(
     ingest_all(store, bus_url)
     # The first batch, of 500 messages, held the Hello and 499 steps; the second held the others.
     assert state(store) == (700, [400, 500, 600], 0)
-    while fill.fill(store) is not None:
+    while fill(store) is not None:
         pass
     assert state(store) == (700, [*range(0, 700, 100)], None)

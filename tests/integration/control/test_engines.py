@@ -33,9 +33,8 @@ from paceline_backend.requests import (
     stop,
 )
 from paceline_backend.requests.replacing import NodeReplacement, replace
-from paceline_backend.store import Store, nodes, runs, schema, telemetry
+from paceline_backend.store import Store, nodes, runs, schema, telemetry, tokens
 from paceline_backend.store import leases as stored_leases
-from paceline_backend.store.access import tokens
 from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.jobs import EngineRun
 from paceline_backend.store.new_runs import NewRun

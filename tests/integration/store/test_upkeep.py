@@ -18,8 +18,7 @@ from paceline.wire import StepBatch
 from paceline_backend.control import upkeep
 from paceline_backend.store import Store, new_runs, runs, schema, telemetry
 from paceline_backend.store.audit import RequestedChange, Requester, record_change
-from paceline_backend.store.fleet.tables import verdicts
-from paceline_backend.store.rollups.tables import step_rollups
+from paceline_backend.store.schema import step_rollups, verdicts
 from paceline_backend.store.upkeep import prune as pruning
 from paceline_backend.store.upkeep.prune import Keep, prune
 from support.command_line import Main, in_process

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from paceline_backend.api.limits import network_of
 from paceline_backend.store import Store, StoreError, audit
-from paceline_backend.store.access.tokens import Holder
 from paceline_backend.store.audit import UNKNOWN, Requester
+from paceline_backend.store.tokens import Holder
 
 log = logging.getLogger(__name__)
 

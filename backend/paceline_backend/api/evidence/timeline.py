@@ -12,8 +12,7 @@ from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.api.telemetry import Steps
 from paceline_backend.requests import InvalidRequestError
-from paceline_backend.store import runs
-from paceline_backend.store.telemetry.timeline import newest_steps, timeline
+from paceline_backend.store import reads, runs
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
@@ -66,10 +65,10 @@ def get_timeline(
         raise InvalidRequestError("ranks", f"name at most {_MOST_RANKS} ranks")
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
-        span = newest_steps(connection, key, _STEPS) or (0, 0)
+        span = reads.newest_steps(connection, key, _STEPS) or (0, 0)
         first, to = steps.span
         span = (span[0] if first is None else first, span[1] if to is None else to)
         if not 0 <= span[1] - span[0] < _MOST_STEPS:
             words = f"give a range of 1 to {_MOST_STEPS} steps, such as from=100&to=102"
             raise InvalidRequestError("to", words)
-        return timeline(connection, key, *span, chosen)
+        return reads.timeline(connection, key, *span, chosen)

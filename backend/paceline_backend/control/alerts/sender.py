@@ -9,8 +9,7 @@ from paceline_backend.requests import webhooks
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.origins import Origins
 from paceline_backend.store import Store, meta
-from paceline_backend.store.alerts import deliveries
-from paceline_backend.store.alerts.deliveries import DueDelivery
+from paceline_backend.store.alerts.webhooks import DueDelivery, claim, note
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class Sender:
         tried = 0
         while not stop.is_set():
             with self._store.write() as connection:
-                due = deliveries.claim(connection, CLAIM_S, 1)
+                due = claim(connection, CLAIM_S, 1)
             if not due:
                 break
             for delivery in due:
@@ -55,7 +54,7 @@ class Sender:
         name = webhooks.delivery_id(delivery.key)
         try:
             sent = webhooks.post(delivery.url, delivery.body, name, key, self._allowed)
-        # One failure must not block the other deliveries.
+        # One failure must not block the other webhooks.
         except Exception as error:
             log.exception("webhook %s: delivery %s failed", delivery.webhook, name)
             sent = webhooks.Sent(None, f"the request failed: {type(error).__name__}")
@@ -64,7 +63,7 @@ class Sender:
             end = "no more retries" if again_s is None else f"next retry in {again_s:.0f} s"
             log.warning("webhook %s: delivery failed: %s; %s", delivery.webhook, sent.error, end)
         with self._store.write() as connection:
-            deliveries.note(connection, delivery.key, sent.status, sent.error, again_s)
+            note(connection, delivery.key, sent.status, sent.error, again_s)
 
 
 def back_off(tries: int) -> float | None:

@@ -13,8 +13,9 @@ from typing import Any
 from paceline_backend.insight.alerts import Condition, Lookout, Rule, Timing, debounce, rules_with
 from paceline_backend.requests import webhooks
 from paceline_backend.store import Connection, Store
-from paceline_backend.store.alerts import deliveries, duties, rows
+from paceline_backend.store.alerts import duties, rows
 from paceline_backend.store.alerts import rules as changed_rules
+from paceline_backend.store.alerts.webhooks import queue
 from paceline_backend.store.database import now
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ def _tell(connection: Connection, key: int, event: str, at: float) -> None:
     alert = rows.get(connection, key)
     log.warning("alert %d %s: %s%s", key, event, alert["rule"], _about(alert))
     body = webhooks.body_of(event, alert, at)
-    deliveries.queue(connection, key, event, alert["severity"], body, at)
+    queue(connection, key, event, alert["severity"], body, at)
 
 
 def _about(alert: Mapping[str, Any]) -> str:

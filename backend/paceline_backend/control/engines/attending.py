@@ -19,9 +19,8 @@ from paceline_backend.control.engines.engine_jobs import age, end, seen_to_begin
 from paceline_backend.control.listening import ListeningClock
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, jobs, meta, runs
-from paceline_backend.store.jobs import EngineRun
+from paceline_backend.store.jobs import EngineRun, Leftover
 from paceline_backend.store.new_runs import NewRun
-from paceline_backend.store.nodes.engine_runs import Leftover
 
 log = logging.getLogger(__name__)
 

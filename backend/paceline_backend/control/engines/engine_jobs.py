@@ -7,10 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from paceline.wire import State
 from paceline_backend.backends import Engine, Job
-from paceline_backend.store import Store
-from paceline_backend.store.jobs import WAITING, EngineRun
-from paceline_backend.store.nodes import engine_runs
-from paceline_backend.store.nodes.engine_runs import Leftover
+from paceline_backend.store import Store, jobs
+from paceline_backend.store.jobs import WAITING, EngineRun, Leftover
 
 log = logging.getLogger(__name__)
 
@@ -96,4 +94,4 @@ def stop_left(
         engine.stop(refs)
     elif alone:
         with store.write() as connection:
-            engine_runs.clear(connection, left)
+            jobs.clear_leftover(connection, left)

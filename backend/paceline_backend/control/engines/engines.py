@@ -8,7 +8,7 @@ worker compares the two every few seconds, so it can be killed at any time:
 * If all jobs of a run have ended and no more messages arrive, the run fails with the engine's
   reason, or is stopped if the jobs were cancelled.
 * It stops the jobs of an ended run, after its nodes had time to deliver their telemetry. Jobs of a
-  run that moved elsewhere or was deleted are stopped at once (`store.nodes.engine_runs`).
+  run that moved elsewhere or was deleted are stopped at once (`store.jobs.leftovers`).
 * It passes cordons of machines, and their ends, to the engine.
 
 A worker acts for a run only while it holds a claim on it (`claims`). It submits a job, or concludes
@@ -35,10 +35,9 @@ from paceline_backend.control.engines.claims import EngineClaims
 from paceline_backend.control.engines.engine_jobs import stop_left
 from paceline_backend.control.nodes import cordons
 from paceline_backend.store import Store, StoreError, jobs
-from paceline_backend.store.jobs import EngineRun
-from paceline_backend.store.nodes import engine_cordons, engine_runs
-from paceline_backend.store.nodes.engine_cordons import Word
-from paceline_backend.store.nodes.engine_runs import Leftover
+from paceline_backend.store.jobs import EngineRun, Leftover
+from paceline_backend.store.nodes import cordons as stored_cordons
+from paceline_backend.store.nodes.cordons import Word
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +77,8 @@ class Engines:
         engines = backends.engines()
         with self._store.read() as connection:
             known = jobs.open_runs(connection, list(engines))
-            left = engine_runs.leftovers(connection, list(engines))
-            words = engine_cordons.waiting(connection, list(engines))
+            left = jobs.leftovers(connection, list(engines))
+            words = stored_cordons.untold(connection, list(engines))
         ids = {run.id for run in known}
         self._attendant.forget_others(ids)
         self._claims.forget_others(ids | {each.run for each in left})
@@ -201,7 +200,7 @@ class Engines:
             return
         try:
             with self._store.read() as connection:
-                still = engine_runs.leftovers(connection, [engine.name])
+                still = jobs.leftovers(connection, [engine.name])
             for each in (each for each in left if each in still):
                 alone = each.key is None or self._claims.alone(each.run)
                 stop_left(self._store, engine, each, of_run.get(each.run, ()), alone=alone)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from paceline_backend.backends import Engine, EngineRefusedError
 from paceline_backend.store import Store
-from paceline_backend.store.nodes import engine_cordons
-from paceline_backend.store.nodes.engine_cordons import Word
+from paceline_backend.store.nodes import cordons
+from paceline_backend.store.nodes.cordons import Word
 
 log = logging.getLogger(__name__)
 
@@ -31,4 +31,4 @@ def tell(store: Store, engine: Engine, plane: str, words: Iterable[Word]) -> Non
             what = "the end of a cordon" if word.reason is None else "a cordon"
             log.warning("%s refuses %s of %s: %s", engine.title, what, word.host, error)
         with store.write() as connection:
-            engine_cordons.note(connection, word, refusal)
+            cordons.note_told(connection, word, refusal)

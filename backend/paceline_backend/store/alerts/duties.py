@@ -10,8 +10,8 @@ import logging
 
 import sqlalchemy as sa
 
-from paceline_backend.store.alerts.tables import duties
 from paceline_backend.store.database import Store, StoreError, insert, now
+from paceline_backend.store.schema import duties
 
 log = logging.getLogger(__name__)
 

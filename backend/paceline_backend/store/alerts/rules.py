@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.alerts.tables import alert_rules
 from paceline_backend.store.database import insert, now
+from paceline_backend.store.schema import alert_rules
 
 
 def changed(connection: sa.Connection) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.fleet.tables import verdicts
+from paceline_backend.store.schema import verdicts
 
 
 @dataclass(frozen=True)

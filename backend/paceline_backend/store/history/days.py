@@ -18,8 +18,7 @@ from paceline_backend.store.database import Store
 from paceline_backend.store.reads import Range, bounds, within
 from paceline_backend.store.rollups import reading as rollups
 from paceline_backend.store.rollups.metrics import METRICS, named
-from paceline_backend.store.rollups.tables import step_rollups
-from paceline_backend.store.schema import run_days, runs, steps, switches
+from paceline_backend.store.schema import run_days, runs, step_rollups, steps, switches
 
 DAY_S = 86_400.0
 _SETTLE_S = 30.0

@@ -1,7 +1,7 @@
 """Nodes: machines whose agents have registered with the control plane.
 
-`admission` decides which nodes are admitted, `cordons` and `engine_cordons` which are excluded from
-new runs, and `run_nodes` which belong to a run on several nodes.
+`admission` decides which nodes are admitted, `cordons` which are excluded from new runs, and
+`run_nodes` which belong to a run on several nodes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ __all__ = [
     "registered",
     "seeds",
     "states_of_gpus",
-    "types",
 ]
 
 # Three heartbeats. A node that misses them is shown as dead and gets no new runs.

@@ -1,4 +1,4 @@
-"""Record which nodes of runs verdicts named slow, from when until when."""
+"""Record which nodes of runs verdicts named slow, and read the history of a node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from paceline.wire import State
 from paceline_backend.store.database import now
-from paceline_backend.store.schema import leases, runs, slow_nodes
+from paceline_backend.store.nodes import cordons
+from paceline_backend.store.schema import leases, run_nodes, runs, slow_nodes
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,45 @@ def clear(connection: sa.Connection, run: int) -> None:
     connection.execute(sa.update(slow_nodes).where(*mine).values(ended_at=time.time()))
 
 
-def of_node(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
+def history(connection: sa.Connection, node: str, limit: int) -> dict[str, Any]:
+    """Return a node's history, at most `limit` items of each kind, newest first.
+
+    Raises:
+        UnknownNodeError: no such node.
+    """
+    cordons.check(connection, node)
+    return {
+        "node": node,
+        "runs": _runs(connection, node, limit),
+        "slow": _slow_periods(connection, node, limit),
+        "cordons": cordons.of_node(connection, node)[:limit],
+    }
+
+
+def _runs(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
+    c, own = runs.c, run_nodes.c
+    here = sa.and_(own.run == c.key, own.node == node)
+    query = (
+        sa.select(
+            c.id.label("run"),
+            c.name,
+            sa.func.coalesce(own.state, c.state).label("state"),
+            sa.func.coalesce(own.launched_at, c.created_at).label("launched_at"),
+            sa.func.coalesce(own.message, sa.case((own.node.is_(None), c.message))).label(
+                "message"
+            ),
+            sa.func.coalesce(own.leaving, False).label("asked_to_leave"),
+            own.replaces,
+        )
+        .outerjoin(run_nodes, here)
+        .where(sa.or_(own.node.is_not(None), c.node == node), c.pruned_at.is_(None))
+        .order_by(c.key.desc())
+        .limit(limit)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _slow_periods(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
     """Return the newest verdicts about a node; `ended_at` defaults to the end of the run."""
     c = slow_nodes.c
     ended = sa.func.coalesce(c.ended_at, runs.c.ended_at).label("ended_at")

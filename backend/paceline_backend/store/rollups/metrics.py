@@ -8,6 +8,9 @@ import sqlalchemy as sa
 
 from paceline_backend.store.schema import steps, worker_steps
 
+# Number of steps of a roll-up.
+BLOCK = 100
+
 
 def over(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """Divide, with NULL for a divisor of 0; one of the operands must be a double.

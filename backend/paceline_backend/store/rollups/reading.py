@@ -8,9 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.rollups.metrics import CELLS, METRICS, named, of_same_step, over
-from paceline_backend.store.rollups.tables import BLOCK, rank_rollups, step_rollups
-from paceline_backend.store.schema import steps, worker_steps
+from paceline_backend.store.rollups.metrics import BLOCK, CELLS, METRICS, named, of_same_step, over
+from paceline_backend.store.schema import rank_rollups, step_rollups, steps, worker_steps
 
 # In a range with more gaps than this, every step is read: the SQL grows with the gaps.
 _MOST_GAPS = 50

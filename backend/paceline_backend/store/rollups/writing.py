@@ -1,4 +1,8 @@
-"""Write roll-ups, in the transaction that changes the steps."""
+"""Write roll-ups: in the transaction that changes the steps, or later, a few at a time.
+
+Ingest calls `renew` for the steps that it wrote. While more telemetry is waiting, it calls
+`put_off` instead, and the worker process calls `fill` until nothing is due.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,24 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from paceline_backend.store.database import in_chunks, insert
-from paceline_backend.store.rollups.metrics import CELLS, METRICS, named
-from paceline_backend.store.rollups.tables import BLOCK, rank_rollups, rollups_due, step_rollups
-from paceline_backend.store.schema import steps, worker_steps
+from paceline_backend.store.database import Store, in_chunks, insert
+from paceline_backend.store.rollups.metrics import BLOCK, CELLS, METRICS, named
+from paceline_backend.store.schema import (
+    rank_rollups,
+    rollups_due,
+    runs,
+    step_rollups,
+    steps,
+    worker_steps,
+)
 
 log = logging.getLogger(__name__)
 
 # Numbers of blocks that one query asks for. There are few, because databases cache prepared
 # statements by their text.
 _CHUNKS = (64, 8, 1)
+# Blocks per transaction, which then takes some milliseconds.
+_FILLED = 5
 
 _RUN, _FIRST, _END = (sa.bindparam(name, type_=sa.BigInteger) for name in ("r", "first", "end"))
 
@@ -186,6 +198,41 @@ def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
         index_elements=["run"], set_={"step": note.excluded.step}, where=earlier
     )
     connection.execute(note, [{"run": run, "step": step} for run, step in starts.items()])
+
+
+def fill(store: Store, after: int = 0) -> int | None:
+    """Write the roll-ups of a few blocks of one run; return its key, or None if nothing is due.
+
+    `after` is the key of the run whose turn was before, so that runs take turns.
+    """
+    c = rollups_due.c
+    turns = sa.select(c.run).order_by(c.run <= after, c.run).limit(1)
+    with store.read() as connection:
+        run = connection.execute(turns).scalar()
+    if run is None:
+        return None
+    with store.write() as connection:
+        # Lock the run like ingest does, so that neither transaction sees only a part of a block.
+        connection.execute(
+            sa.select(runs.c.key).where(runs.c.key == run).with_for_update(key_share=True)
+        )
+        due = connection.execute(sa.select(c.step).where(c.run == run)).scalar()
+        if due is not None:
+            _fill(connection, run, due)
+    return int(run)
+
+
+def _fill(connection: sa.Connection, run: int, due: int) -> None:
+    c = rollups_due.c
+    newer = sa.select(steps.c.step).where(steps.c.run == run, steps.c.step >= due - due % BLOCK)
+    first = connection.execute(newer.order_by(steps.c.step).limit(1)).scalar()
+    if first is None:
+        connection.execute(sa.delete(rollups_due).where(c.run == run))
+        return
+    block = first - first % BLOCK
+    end = block + _FILLED * BLOCK
+    add(connection, run, range(block, end))
+    connection.execute(sa.update(rollups_due).where(c.run == run).values(step=end))
 
 
 def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:

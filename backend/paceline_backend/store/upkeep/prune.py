@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store.access import tokens
+from paceline_backend.store import tokens
 from paceline_backend.store.database import Store
 from paceline_backend.store.schema import metadata, runs
 
