@@ -23,12 +23,12 @@ from paceline.core import driver, runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
-from paceline_backend.store import attempts, hellos, refusals, segments
+from paceline_backend.store import attempts, hellos, leases, refusals, segments
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.history import RunFilter, RunOrder, days, labels
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.quality import evaluations, target
-from paceline_backend.store.schema import leases, runs, scenarios, steps
+from paceline_backend.store.schema import runs, scenarios, steps
 
 _PRIVATE = (
     *("hello", "seen_at", "lost", "attempts", "pruned_at", "signed", "rendezvous"),
@@ -392,8 +392,8 @@ def _select(
     keys = [run["key"] for run in rows]
     at = now(connection)
     owners = {
-        row.run: {"owner": row.owner, "alive": row.expires_at > at}
-        for row in connection.execute(sa.select(leases).where(leases.c.run.in_(keys)))
+        key: {"owner": owner, "alive": expires_at > at}
+        for key, (owner, expires_at) in leases.planners(connection, keys).items()
     }
     tags, figures = labels.tags(connection, keys), days.figures(connection, keys)
     for run in rows:

@@ -693,22 +693,17 @@ audit = Table(
     Index("ix_audit_run_key", "run", "key"),
 )
 
-# Which control plane plans a run. Only the owner of an unexpired lease proposes segments.
+# Exclusive rights of workers, see `store.leases`. Only the owner of an unexpired lease may act.
 leases = Table(
     "leases",
     metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # One of plan, jobs, alerts, fleet.
+    Column("purpose", Text, primary_key=True),
+    # Key of the run; 0: the lease is on all runs, so this is not a foreign key.
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
     Column("owner", Text, nullable=False),
     Column("expires_at", Double, nullable=False),
-)
-
-# Which worker manages a run's jobs on its engine, independently of who plans the run.
-engine_leases = Table(
-    "engine_leases",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 # One row per metric, step and rank. Only scripts that log more than a loss have rows.
@@ -976,14 +971,4 @@ alert_deliveries = Table(
         postgresql_where=text("due_at IS NOT NULL"),
     ),
     Index("ix_alert_deliveries_webhook_key", "webhook", "key"),
-)
-
-# Owners of work that only one worker process may do, such as evaluating alerts.
-duties = Table(
-    "duties",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    sqlite_with_rowid=False,
 )

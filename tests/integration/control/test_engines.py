@@ -232,7 +232,8 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
 
     def owned() -> list[tuple[str, float]]:
         with store.read() as connection:
-            query = sa.select(schema.engine_leases.c.owner, schema.engine_leases.c.expires_at)
+            c = schema.leases.c
+            query = sa.select(c.owner, c.expires_at).where(c.purpose == "jobs")
             return [(row.owner, row.expires_at) for row in connection.execute(query)]
 
     def slowly(self: TableEngine, order: Order) -> str:

@@ -342,7 +342,8 @@ def test_another_workers_runs_are_left_alone(store: Store) -> None:
     begin(store, key, state="running")
     switch(store, key, 1, 60, "paceline")
     with store.write() as connection:
-        row = {"run": key, "owner": "another", "expires_at": time.time() + 600}
+        row = {"purpose": "plan", "run": key, "owner": "another"}
+        row["expires_at"] = time.time() + 600
         connection.execute(sa.insert(leases).values(row))
     look(store)
     assert rows(store) == []

@@ -1,6 +1,7 @@
 """Raising and resolving of alerts by rules.
 
-Each worker calls `AlertWatch.look` every few seconds, but only the worker that holds the duty acts.
+Each worker calls `AlertWatch.look` every few seconds, but only the worker that holds the lease
+acts.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ from typing import Any
 
 from paceline_backend.insight.alerts import Condition, Lookout, Rule, Timing, debounce, rules_with
 from paceline_backend.requests import webhooks
-from paceline_backend.store import Connection, Store
-from paceline_backend.store.alerts import duties, rows
+from paceline_backend.store import Connection, Store, leases
+from paceline_backend.store.alerts import rows
 from paceline_backend.store.alerts import rules as changed_rules
 from paceline_backend.store.alerts.webhooks import queue
 from paceline_backend.store.database import now
 
 log = logging.getLogger(__name__)
 
-DUTY = "alerts"
-# A worker that has not acted for this long loses the duty.
+# A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
 # Retention of resolved alerts.
 KEEP_S = 90 * 86_400.0
@@ -33,7 +33,7 @@ class AlertWatch:
     """Evaluator of the alert rules, which updates the alerts. Not thread-safe.
 
     An alert and its webhook deliveries are written in one transaction, in which this worker holds
-    the duty. So no alert is raised or sent twice.
+    the lease. So no alert is raised or sent twice.
     """
 
     def __init__(self, store: Store, owner: str) -> None:
@@ -43,27 +43,31 @@ class AlertWatch:
         self._forget_at = time.monotonic()
 
     def end(self) -> None:
-        """Give the duty back, so that another worker need not wait."""
-        duties.give_back(self._store, DUTY, self._owner)
+        """Give the lease back, so that another worker need not wait."""
+        leases.give_back(self._store, self._owner, "alerts")
 
     def look(self, at: float | None = None) -> bool:
-        """Evaluate all rules once; return False if another worker holds the duty.
+        """Evaluate all rules once; return False if another worker holds the lease.
 
         Args:
             at: Unix time of the evaluation. None means now, by the database's clock.
         """
         with self._store.write() as connection:
-            if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+            if not self._holds(connection):
                 return False
             at = now(connection) if at is None else at
             rules = rules_with(changed_rules.changed(connection))
         conditions, running = self._lookout.look(rules, at)
         with self._store.write() as connection:
-            if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+            if not self._holds(connection):
                 return False
             _apply(connection, rules, conditions, running, at)
         self._forget(at)
         return True
+
+    def _holds(self, connection: Connection) -> bool:
+        """Take or renew the lease in a transaction; return False if another worker holds it."""
+        return leases.take(connection, leases.ALL_RUNS, self._owner, HOLD_S, "alerts")
 
     def _forget(self, at: float) -> None:
         if time.monotonic() < self._forget_at:

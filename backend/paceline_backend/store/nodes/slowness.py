@@ -9,9 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import State
+from paceline_backend.store import leases
 from paceline_backend.store.database import now
 from paceline_backend.store.nodes import cordons
-from paceline_backend.store.schema import leases, run_nodes, runs, slow_nodes
+from paceline_backend.store.schema import run_nodes, runs, slow_nodes
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,14 @@ class Slow:
 
 def watched(connection: sa.Connection, owner: str) -> list[RunOnNodes]:
     """Return the multi-node runs that train, except those that another worker plans."""
-    c, at = runs.c, now(connection)
-    mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
+    c = runs.c
     query = (
         sa.select(c.key, c.id, c.attempt, c.replace_slow_nodes)
-        .outerjoin(leases, leases.c.run == c.key)
-        .where(c.state == State.RUNNING, c.nodes_max > 1, c.attempt.is_not(None), mine)
+        .where(c.state == State.RUNNING, c.nodes_max > 1, c.attempt.is_not(None))
         .order_by(c.key)
     )
-    return [RunOnNodes(*row) for row in connection.execute(query)]
+    own = leases.unless_planned(query, owner, now(connection))
+    return [RunOnNodes(*row) for row in connection.execute(own)]
 
 
 def present(connection: sa.Connection, run: int) -> Slow | None:

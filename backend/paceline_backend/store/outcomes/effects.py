@@ -10,9 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED, State
+from paceline_backend.store import leases
 from paceline_backend.store.database import now
 from paceline_backend.store.runs import cursor_at, key_at
-from paceline_backend.store.schema import effects, leases, runs, switches
+from paceline_backend.store.schema import effects, runs, switches
 
 # After a run's end, its last telemetry arrives within this time.
 SETTLE_S = 60.0
@@ -52,8 +53,7 @@ def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
 
     `owner` is the id of this worker. `limit` applies only to ended runs.
     """
-    c, at = runs.c, now(connection)
-    mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
+    c = runs.c
     kept = sa.and_(effects.c.run == c.id, effects.c.version == switches.c.version)
     settled = c.ended_at + SETTLE_S
     again = sa.and_(effects.c.noted_at < settled, settled <= time.time())
@@ -63,15 +63,15 @@ def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
         sa.select(c.key, c.id, c.state)
         .join(switches, switches.c.run == c.key)
         .outerjoin(effects, kept)
-        .outerjoin(leases, leases.c.run == c.key)
-        .where(switches.c.version > 0, switches.c.effective_step.is_not(None), mine)
+        .where(switches.c.version > 0, switches.c.effective_step.is_not(None))
         .where(c.pruned_at.is_(None))
         .distinct()
         .order_by(c.key)
     )
+    own = leases.unless_planned(joined, owner, now(connection))
     rows = [
-        *connection.execute(joined.where(c.state == State.RUNNING, active)),
-        *connection.execute(joined.where(c.state.in_(ENDED), ended).limit(limit)),
+        *connection.execute(own.where(c.state == State.RUNNING, active)),
+        *connection.execute(own.where(c.state.in_(ENDED), ended).limit(limit)),
     ]
     return [Due(row.key, row.id, row.state in ENDED) for row in rows]
 

@@ -9,9 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store import attempts, runs
+from paceline_backend.store import attempts, leases, runs
 from paceline_backend.store.database import now
-from paceline_backend.store.schema import autos, forecasts, leases
+from paceline_backend.store.schema import autos, forecasts
 from paceline_backend.store.schema import runs as runs_table
 
 # Number of forecasts that are kept per run, besides those that led to a switch.
@@ -116,22 +116,17 @@ def set_auto(
 
 def watched(connection: sa.Connection, owner: str) -> list[AdvisedRun]:
     """Return the active runs that `auto` evaluates, except those that another worker plans."""
-    at = now(connection)
     query = (
         sa.select(
             *(runs_table.c.key, runs_table.c.id, autos.c.mode, autos.c.relaxed),
             runs_table.c.attempt,
         )
         .join(autos, autos.c.run == runs_table.c.key)
-        .outerjoin(leases, leases.c.run == runs_table.c.key)
-        .where(
-            runs_table.c.state == "running",
-            autos.c.mode != "off",
-            sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at),
-        )
+        .where(runs_table.c.state == "running", autos.c.mode != "off")
         .order_by(runs_table.c.key)
     )
-    return [AdvisedRun(*row) for row in connection.execute(query)]
+    own = leases.unless_planned(query, owner, now(connection))
+    return [AdvisedRun(*row) for row in connection.execute(own)]
 
 
 def newest_step(connection: sa.Connection, run: int) -> int:
