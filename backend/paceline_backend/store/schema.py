@@ -52,7 +52,7 @@ class Text(TypeDecorator[str]):
 # SQLite autoincrements only INTEGER.
 BigKey = BigInteger().with_variant(Integer, "sqlite")
 
-# Facts about the database as a whole, such as the control plane's "id".
+# Facts and settings of the control plane as a whole, such as its "id" and changed alert rules.
 meta = Table(
     "meta",
     metadata,
@@ -873,22 +873,6 @@ run_progress = Table(
     Column("lost_at", Double),
     # Number of epochs with samples that were used twice or skipped. NULL: unknown.
     Column("inexact", Integer),
-    sqlite_with_rowid=False,
-)
-
-# Changes that an admin made to a rule. A rule without a row has its defaults.
-alert_rules = Table(
-    "alert_rules",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("enabled", Boolean, nullable=False),
-    Column("threshold", Double, nullable=False),
-    Column("raise_after_s", Double, nullable=False),
-    Column("resolve_after_s", Double, nullable=False),
-    # One of critical, warning, info.
-    Column("severity", Text, nullable=False),
-    Column("changed_at", Double, nullable=False),
-    Column("changed_by", Text, nullable=False),
     sqlite_with_rowid=False,
 )
 
