@@ -28,11 +28,11 @@ from paceline_backend.store.database import Store, now
 from paceline_backend.store.history import RunFilter, RunOrder, days, labels
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.quality import evaluations, target
-from paceline_backend.store.schema import runs, scenarios, steps
+from paceline_backend.store.schema import runs, steps
 
 _PRIVATE = (
     *("hello", "seen_at", "lost", "attempts", "pruned_at", "signed", "rendezvous"),
-    *("hang_ended", "summed_at"),
+    *("hang_ended", "summed_at", "spare_nodes", "auto", "rollups_due", "scenario"),
 )
 _PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
 # Maximum number of scale events of a multi-node launch: each node that joins or leaves adds one.
@@ -363,7 +363,7 @@ def latest_attempt(connection: sa.Connection, key: int) -> int | None:
 
 def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
     """Return the description of a simulated run; None for other runs."""
-    query = sa.select(scenarios.c.body).where(scenarios.c.run == key_of(connection, run))
+    query = sa.select(runs.c.scenario).where(runs.c.key == key_of(connection, run))
     return connection.execute(query).scalar()
 
 

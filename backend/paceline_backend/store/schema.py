@@ -223,7 +223,22 @@ runs = Table(
     Column("summed_at", Double),
     # The operator's target for the model: {"metric", "value", "direction"}. NULL: none.
     Column("target", JSON(none_as_null=True)),
+    # The nodes that are held back for the run, until it uses them or has ended. NULL: none.
+    Column("spare_nodes", JSON(none_as_null=True)),
+    # What an operator allows `auto` to do: {"mode", "relaxed", "requested_at", "requested_by"}.
+    # NULL: nothing.
+    Column("auto", JSON(none_as_null=True)),
+    # From this step on, blocks may lack roll-ups, see `rollups.writing.fill`. NULL: none lacks any.
+    Column("rollups_due", BigInteger),
+    # For a simulated run: its description.
+    Column("scenario", JSON(none_as_null=True)),
     Index("ix_runs_state", "state"),
+    Index(
+        "ix_runs_rollups_due",
+        "key",
+        sqlite_where=text("rollups_due IS NOT NULL"),
+        postgresql_where=text("rollups_due IS NOT NULL"),
+    ),
 )
 
 # Tags: short words that users give to runs to find them again.
@@ -290,15 +305,6 @@ run_nodes = Table(
     Column("replaces", Text),
     # Whether its launcher has reached the rendezvous, so that the node that it replaces may leave.
     Column("arrived", Boolean, nullable=False, server_default=false()),
-    sqlite_with_rowid=False,
-)
-
-# Nodes that are reserved for a run. They count while the run has not ended.
-spares = Table(
-    "spares",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("node", Text, primary_key=True),
     sqlite_with_rowid=False,
 )
 
@@ -599,19 +605,6 @@ rounds = Table(
     sqlite_with_rowid=False,
 )
 
-# What an operator allows `auto` to do with a run. Without a row: nothing.
-autos = Table(
-    "autos",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    # One of off, recommend, switch.
-    Column("mode", Text, nullable=False),
-    Column("requested_at", Double, nullable=False),
-    Column("requested_by", Text, nullable=False),
-    # Whether it may choose a relaxed synchroniser.
-    Column("relaxed", Boolean, nullable=False, server_default=false()),
-)
-
 # Forecasts of each preset's time, from a run's telemetry up to a step.
 forecasts = Table(
     "forecasts",
@@ -657,14 +650,6 @@ effects = Table(
     Column("unchanged", Boolean, nullable=False, server_default=false()),
     Index("uq_effects_run", "run", "version", unique=True),
     Index("ix_effects_at", "at"),
-)
-
-# Descriptions of simulated runs.
-scenarios = Table(
-    "scenarios",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("body", JSON, nullable=False),
 )
 
 # The audit log of changes. Rows outlive the runs that they are about, so `run` is a public id and
@@ -812,21 +797,6 @@ rank_rollups = Table(
     Column("fit_time", Double, nullable=False),
     Column("fit_load_sq", Double, nullable=False),
     Column("fit_load_time", Double, nullable=False),
-    sqlite_with_rowid=False,
-)
-
-# From this step on, blocks of the run may lack roll-ups, which `fill` adds.
-rollups_due = Table(
-    "rollups_due",
-    metadata,
-    Column(
-        "run",
-        BigInteger,
-        ForeignKey("runs.key", ondelete="CASCADE"),
-        primary_key=True,
-        autoincrement=False,
-    ),
-    Column("step", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
 

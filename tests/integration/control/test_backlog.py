@@ -10,7 +10,7 @@ from paceline.wire import TELEMETRY, StepBatch
 from paceline.wire.bus import publish
 from paceline_backend.store import Store, schema
 from paceline_backend.store.rollups.writing import fill
-from paceline_backend.store.schema import rollups_due, step_rollups
+from paceline_backend.store.schema import step_rollups
 from support.ingesting import ingest_all
 from support.records import add_run, hello, record
 
@@ -20,7 +20,7 @@ def state(store: Store) -> tuple[int, list[int], int | None]:
     with store.read() as connection:
         steps = connection.execute(sa.select(sa.func.count()).select_from(schema.steps))
         blocks = connection.execute(sa.select(step_rollups.c.step).order_by(step_rollups.c.step))
-        due = connection.execute(sa.select(rollups_due.c.step))
+        due = connection.execute(sa.select(schema.runs.c.rollups_due))
         return steps.scalar_one(), [*blocks.scalars()], due.scalar()
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from paceline_backend.store.database import Store, in_chunks, insert
+from paceline_backend.store.database import Store, in_chunks
 from paceline_backend.store.rollups.metrics import BLOCK, CELLS, METRICS, named
 from paceline_backend.store.schema import (
     rank_rollups,
-    rollups_due,
     runs,
     step_rollups,
     steps,
@@ -192,12 +191,13 @@ def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
     """
     if not starts:
         return
-    note = insert(connection, rollups_due)
-    earlier = note.excluded.step < rollups_due.c.step
-    note = note.on_conflict_do_update(
-        index_elements=["run"], set_={"step": note.excluded.step}, where=earlier
+    c = runs.c
+    earlier = sa.or_(c.rollups_due.is_(None), c.rollups_due > sa.bindparam("due"))
+    note = sa.update(runs).where(c.key == sa.bindparam("of_run"), earlier)
+    connection.execute(
+        note.values(rollups_due=sa.bindparam("due")),
+        [{"of_run": run, "due": step} for run, step in starts.items()],
     )
-    connection.execute(note, [{"run": run, "step": step} for run, step in starts.items()])
 
 
 def fill(store: Store, after: int = 0) -> int | None:
@@ -205,34 +205,30 @@ def fill(store: Store, after: int = 0) -> int | None:
 
     `after` is the key of the run whose turn was before, so that runs take turns.
     """
-    c = rollups_due.c
-    turns = sa.select(c.run).order_by(c.run <= after, c.run).limit(1)
+    c = runs.c
+    turns = sa.select(c.key).where(c.rollups_due.is_not(None))
     with store.read() as connection:
-        run = connection.execute(turns).scalar()
+        run = connection.execute(turns.order_by(c.key <= after, c.key).limit(1)).scalar()
     if run is None:
         return None
     with store.write() as connection:
         # Lock the run like ingest does, so that neither transaction sees only a part of a block.
-        connection.execute(
-            sa.select(runs.c.key).where(runs.c.key == run).with_for_update(key_share=True)
-        )
-        due = connection.execute(sa.select(c.step).where(c.run == run)).scalar()
+        query = sa.select(c.rollups_due).where(c.key == run).with_for_update(key_share=True)
+        due = connection.execute(query).scalar()
         if due is not None:
             _fill(connection, run, due)
     return int(run)
 
 
 def _fill(connection: sa.Connection, run: int, due: int) -> None:
-    c = rollups_due.c
     newer = sa.select(steps.c.step).where(steps.c.run == run, steps.c.step >= due - due % BLOCK)
     first = connection.execute(newer.order_by(steps.c.step).limit(1)).scalar()
-    if first is None:
-        connection.execute(sa.delete(rollups_due).where(c.run == run))
-        return
-    block = first - first % BLOCK
-    end = block + _FILLED * BLOCK
-    add(connection, run, range(block, end))
-    connection.execute(sa.update(rollups_due).where(c.run == run).values(step=end))
+    end = None
+    if first is not None:
+        block = first - first % BLOCK
+        end = block + _FILLED * BLOCK
+        add(connection, run, range(block, end))
+    connection.execute(sa.update(runs).where(runs.c.key == run).values(rollups_due=end))
 
 
 def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:
