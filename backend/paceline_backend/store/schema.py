@@ -632,22 +632,12 @@ effects = Table(
     # Time of the switch.
     Column("at", Double, nullable=False),
     Column("noted_at", Double, nullable=False),
-    Column("first_step", BigInteger, nullable=False),
-    Column("before_steps", Integer, nullable=False),
-    Column("after_steps", Integer, nullable=False),
     # Whether the effect is final: no later step counts.
     Column("complete", Boolean, nullable=False),
-    Column("known", Boolean, nullable=False),
-    Column("saving", Double),
-    Column("low", Double),
-    Column("high", Double),
-    Column("forecast_saving", Double),
-    Column("forecast_low", Double),
-    Column("forecast_high", Double),
-    Column("replaced", Boolean, nullable=False),
-    # Whether policy and parameters are the same as before the switch, so that there is no effect to
-    # measure.
-    Column("unchanged", Boolean, nullable=False, server_default=false()),
+    # Whether both the effect and a forecast of it are known.
+    Column("scored", Boolean, nullable=False),
+    # The effect, as GET /runs/{run}/effects returns it, without words and metrics.
+    Column("body", JSON, nullable=False),
     Index("uq_effects_run", "run", "version", unique=True),
     Index("ix_effects_at", "at"),
 )
