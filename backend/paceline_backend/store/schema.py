@@ -799,18 +799,10 @@ verdicts = Table(
     # Time of the first and of the last verdict with these causes.
     Column("at", Double, primary_key=True),
     Column("until", Double, nullable=False),
-    # The newest step of the first and of the last verdict.
-    Column("first_step", BigInteger, nullable=False),
-    Column("step", BigInteger, nullable=False),
     Column("workers", Integer, nullable=False),
-    Column("waste", Double, nullable=False),
-    # Fraction of the run time that active causes add.
-    Column("share", Double, nullable=False),
-    # The greatest factor of the active causes. NULL: none has one.
-    Column("factor", Double),
     # Node → {"ranks", "kinds", "share", "factor"}.
     Column("nodes", JSON, nullable=False),
-    # As GET /runs/{run}/verdict returns it.
+    # The last verdict, as GET /runs/{run}/verdict returns it.
     Column("body", JSON, nullable=False),
     Index("ix_verdicts_until", "until"),
     sqlite_with_rowid=False,

@@ -75,10 +75,9 @@ def rows_of(store: Store, key: int) -> int:
 
 def judge_all(store: Store) -> None:
     """A verdict of each run; such rows name runs by their public ids and outlast them."""
-    values = {"until": 1.0, "first_step": 0, "step": 1, "workers": 2, "waste": 0.0, "share": 0.0}
     with store.write() as connection:
         for run in ids(store):
-            row = {"run": run, "at": 0.0, **values, "nodes": {}, "body": {}}
+            row = {"run": run, "at": 0.0, "until": 1.0, "workers": 2, "nodes": {}, "body": {}}
             connection.execute(sa.insert(verdicts).values(row))
 
 
