@@ -108,15 +108,14 @@ nodes = Table(
     "nodes",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("hostname", Text, nullable=False),
-    Column("cores", Integer, nullable=False),
-    Column("memory_bytes", BigInteger, nullable=False),
-    Column("gpus", JSON, nullable=False),
-    Column("paceline", Text, nullable=False),
     Column("registered_at", Double, nullable=False),
     Column("heartbeat_at", Double, nullable=False),
     Column("left", Boolean, nullable=False),
-    Column("runs", JSON, nullable=False),
+    # The machine and its runs, from the last heartbeat: {"hostname", "cores", "memory_bytes",
+    # "gpus", "paceline", "runs", "gpu_states"}.
+    Column("report", JSON, nullable=False),
+    # The node's speed, as its agent measured it `at` a time by the node's clock. NULL: unknown.
+    Column("check", JSON(none_as_null=True)),
     # Whether its agent has a session, and so requires MACs and opens sealed launches.
     Column("signed", Boolean, nullable=False, server_default=false()),
     # The only run that its agent serves, because its session comes from the run's token. NULL: any.
@@ -124,12 +123,6 @@ nodes = Table(
     # The engine and its name of the machine. NULL: none, or unknown.
     Column("backend", Text),
     Column("host", Text),
-    # The node's speed, as its agent measured it.
-    Column("check", JSON(none_as_null=True)),
-    # By the node's clock.
-    Column("checked_at", Double),
-    # Clocks, temperatures and so on from the last heartbeat.
-    Column("gpu_states", JSON(none_as_null=True)),
     # The token that its session was created with. The session ends with the token. NULL: a proxy's
     # user.
     Column("token", Text),

@@ -42,8 +42,6 @@ from paceline_backend.store.telemetry.validation import ROUNDS, check_staleness
 
 logger = logging.getLogger(__name__)
 
-# An agent that was just started does not have these, so keep the stored values.
-_REMEMBERED_OF_NODES = ("check", "checked_at")
 # Columns that heartbeats do not change.
 _KEPT_OF_NODES = ("id", "registered_at", "signed", "only_run", "token", "seed", "backend", "host")
 
@@ -292,35 +290,34 @@ def write_nodes(connection: sa.Connection, states: Sequence[NodeState]) -> None:
     rows = insert(connection, schema.nodes)
     mutable = [c.name for c in schema.nodes.c if c.name not in _KEPT_OF_NODES]
     changes: dict[str, sa.ColumnElement[Any]] = {name: rows.excluded[name] for name in mutable}
-    for name in _REMEMBERED_OF_NODES:
-        changes[name] = sa.func.coalesce(rows.excluded[name], schema.nodes.c[name])
+    # An agent that was just started has made no check, so keep the stored one.
+    changes["check"] = sa.func.coalesce(rows.excluded["check"], schema.nodes.c["check"])
     upsert = rows.on_conflict_do_update(index_elements=["id"], set_=changes)
     connection.execute(
         upsert,
         [
             {
                 "id": state.node,
-                "hostname": state.hostname,
-                "cores": state.cores,
-                "memory_bytes": state.memory_bytes,
-                "gpus": state.gpus,
-                "paceline": state.paceline,
                 "registered_at": at,
                 "heartbeat_at": at,
                 "left": state.left,
-                "runs": state.runs,
                 "signed": False,
-                "gpu_states": [msgspec.structs.asdict(gpu) for gpu in state.gpu_states] or None,
+                "report": _report(state),
                 "check": None if state.check is None else _speeds(state.check),
-                "checked_at": None if state.check is None else state.check.at,
             }
             for state in latest.values()
         ],
     )
 
 
+def _report(state: NodeState) -> dict[str, Any]:
+    names = ("hostname", "cores", "memory_bytes", "gpus", "paceline", "runs")
+    report = {name: getattr(state, name) for name in names}
+    return report | {"gpu_states": [msgspec.structs.asdict(gpu) for gpu in state.gpu_states]}
+
+
 def _speeds(check: NodeCheck) -> dict[str, float | None]:
-    names = ("compute_gflops", "memory_gbps", "disk_mbps")
+    names = ("compute_gflops", "memory_gbps", "disk_mbps", "at")
     return {name: getattr(check, name) for name in names}
 
 
