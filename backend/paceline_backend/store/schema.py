@@ -604,8 +604,7 @@ forecasts = Table(
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("made_at", Double, primary_key=True),
-    # The last step that the forecast uses.
-    Column("step", BigInteger, nullable=False),
+    # A `whatif.answer.Forecast`.
     Column("body", JSON, nullable=False),
 )
 
@@ -880,14 +879,11 @@ alert_deliveries = Table(
     Column("event", Text, nullable=False),
     # Exactly the bytes that are sent and signed.
     Column("body", LargeBinary, nullable=False),
-    Column("created_at", Double, nullable=False),
-    # Time of the next attempt. NULL: it was sent or given up.
+    # Time of the next attempt. While a worker makes an attempt, the time at which the row is due
+    # again if the worker dies. NULL: it was sent or given up.
     Column("due_at", Double),
-    # Until then the worker that is sending this row has claimed it.
-    Column("claimed_until", Double, nullable=False),
     Column("tries", Integer, nullable=False),
     Column("tried_at", Double),
-    Column("sent_at", Double),
     # HTTP status of the last attempt. NULL: there was no response.
     Column("status", Integer),
     # Error of the last attempt. NULL: it succeeded.

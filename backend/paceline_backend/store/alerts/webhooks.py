@@ -29,7 +29,8 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     d = alert_deliveries.c
     others = alert_deliveries.alias()
     newest = sa.select(sa.func.max(others.c.key)).where(others.c.webhook == webhooks.c.key)
-    last = (d.tries, d.tried_at, d.sent_at, d.due_at, d.status, d.error)
+    sent_at = sa.case((d.error.is_(None), d.tried_at)).label("sent_at")
+    last = (d.tries, d.tried_at, sent_at, d.due_at, d.status, d.error)
     joined = webhooks.outerjoin(alert_deliveries, d.key == newest.scalar_subquery())
     query = sa.select(webhooks, *last).select_from(joined)
     rows = connection.execute(query.order_by(webhooks.c.key)).mappings()
@@ -84,8 +85,8 @@ def queue(
     webhooks.
     """
     keys = _of_severity(connection, severity)
-    values = {"alert": alert, "event": event, "body": body, "created_at": at, "due_at": at}
-    rows = [{**values, "webhook": key, "claimed_until": 0.0, "tries": 0} for key in keys]
+    values = {"alert": alert, "event": event, "body": body, "due_at": at, "tries": 0}
+    rows = [{**values, "webhook": key} for key in keys]
     if rows:
         connection.execute(sa.insert(alert_deliveries), rows)
     return len(rows)
@@ -95,13 +96,12 @@ def claim(connection: sa.Connection, for_s: float, limit: int) -> list[DueDelive
     """Claim due deliveries; no other worker gets them for `for_s` seconds."""
     d, w = alert_deliveries.c, webhooks.c
     at = now(connection)
-    free = (d.due_at <= at, d.claimed_until <= at)
-    keys = sa.select(d.key).where(*free).order_by(d.due_at, d.key).limit(limit)
+    keys = sa.select(d.key).where(d.due_at <= at).order_by(d.due_at, d.key).limit(limit)
     due = list(connection.execute(keys.with_for_update(skip_locked=True)).scalars())
     if not due:
         return []
-    mine = sa.update(alert_deliveries).where(d.key.in_(due), *free)
-    connection.execute(mine.values(claimed_until=at + for_s))
+    mine = sa.update(alert_deliveries).where(d.key.in_(due), d.due_at <= at)
+    connection.execute(mine.values(due_at=at + for_s))
     query = sa.select(d.key, w.id, w.url, d.body, d.tries)
     query = query.join(webhooks, w.key == d.webhook).where(d.key.in_(due))
     return [DueDelivery(*row) for row in connection.execute(query.order_by(d.key))]
@@ -127,9 +127,7 @@ def note(
         "tried_at": at,
         "status": status,
         "error": error,
-        "sent_at": at if error is None else None,
         "due_at": None if again_s is None else at + again_s,
-        "claimed_until": 0.0,
     }
     connection.execute(sa.update(alert_deliveries).where(d.key == key).values(values))
 

@@ -39,7 +39,7 @@ def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
     `body` is that of a `whatif.answer.Forecast` with steps.
     """
     c = forecasts.c
-    row = {"run": run, "made_at": body["made_at"], "step": body["step"], "body": body}
+    row = {"run": run, "made_at": body["made_at"], "body": body}
     connection.execute(sa.insert(forecasts).values(row))
     old = sa.select(c.made_at, c.body).where(c.run == run).order_by(c.made_at.desc()).offset(KEPT)
     gone = [made_at for made_at, kept in connection.execute(old) if not _acted(kept)]
