@@ -726,12 +726,15 @@ METRIC_NAMES = (
     *("step_s", "compute_max", "compute_min", "compute_mean", "se", "sp"),
     *("dif", "waste", "ett_error", "comm_s", "loss"),
 )
+# Metrics that steps may lack.
+OPTIONAL_METRICS = ("se", "dif", "waste", "ett_error", "loss")
 
 
 def _of_metrics() -> Iterator[Column[float] | Column[int]]:
     for name in METRIC_NAMES:
-        # Number of steps that have a value.
-        yield Column(f"{name}_count", Integer, nullable=False)
+        if name in OPTIONAL_METRICS:
+            # Number of steps that have a value.
+            yield Column(f"{name}_count", Integer, nullable=False)
         for kind in ("sum", "min", "max"):
             yield Column(f"{name}_{kind}", Double)
 

@@ -17,6 +17,7 @@ from sqlalchemy import exc
 from paceline_backend.store.database import Store, in_chunks
 from paceline_backend.store.rollups.metrics import BLOCK, CELLS, METRICS, named
 from paceline_backend.store.schema import (
+    OPTIONAL_METRICS,
     rank_rollups,
     runs,
     step_rollups,
@@ -56,7 +57,8 @@ def _insert_steps() -> sa.Insert:
     }
     for name in METRICS:
         value = row[name]
-        values[f"{name}_count"] = sa.func.count(value)
+        if name in OPTIONAL_METRICS:
+            values[f"{name}_count"] = sa.func.count(value)
         values[f"{name}_sum"] = sa.func.sum(value)
         values[f"{name}_min"] = sa.func.min(value)
         values[f"{name}_max"] = sa.func.max(value)
