@@ -1,5 +1,9 @@
 """Tables, declared once for SQLite and Postgres. migrations/ must reproduce them exactly.
 
+In this order: tables of the control plane itself, of nodes, of runs and their launches, of the
+telemetry of ranks, sums of it, findings about runs, and alerts. Rows of a run are deleted with it,
+except where `run` is a public id: these rows outlive the run.
+
 A column without a comment has the meaning of the message field or REST field of the same name.
 Times are Unix times in seconds. Columns with the suffix `_s` are durations in seconds.
 """
@@ -104,6 +108,45 @@ repeats = Table(
     Index("ix_repeats_at", "at"),
 )
 
+# The audit log of changes. Rows outlive the runs that they are about, so `run` is a public id and
+# not a foreign key.
+audit = Table(
+    "audit",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", Text, nullable=False),
+    # What the requester may do. Empty for the control plane itself.
+    Column("scope", Text, nullable=False),
+    # Network address of the client.
+    Column("address", Text, nullable=False),
+    # Name of the client program, as it reports itself.
+    Column("via", Text, nullable=False),
+    # Such as run.policy or token.create.
+    Column("action", Text, nullable=False),
+    Column("run", Text),
+    # The run's revision after the change.
+    Column("revision", BigInteger),
+    # Another changed object, such as a token.
+    Column("target", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("details", JSON, nullable=False),
+    Index("ix_audit_run_key", "run", "key"),
+)
+
+# Exclusive rights of workers, see `store.leases`. Only the owner of an unexpired lease may act.
+leases = Table(
+    "leases",
+    metadata,
+    # One of plan, jobs, alerts, fleet.
+    Column("purpose", Text, primary_key=True),
+    # Key of the run; 0: the lease is on all runs, so this is not a foreign key.
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("owner", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 nodes = Table(
     "nodes",
     metadata,
@@ -128,6 +171,46 @@ nodes = Table(
     Column("token", Text),
     # Random. The node's key and its password on the bus are derived from it. NULL: no session.
     Column("seed", Text),
+)
+
+# Cordons of nodes. While `lifted_at` is NULL, the node is cordoned.
+cordons = Table(
+    "cordons",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("lifted_at", Double),
+    Column("lifted_by", Text),
+    Column("lifted_why", Text),
+    # For an engine's node: the engine and its name of the machine, and when the engine was told of
+    # the cordon (or, once it is lifted, of its end) or why it refused. If both are NULL, the engine
+    # still has to be told.
+    Column("backend", Text),
+    Column("host", Text),
+    Column("told_at", Double),
+    Column("refusal", Text),
+    Index("ix_cordons_node_key", "node", "key"),
+    # Of two concurrent operators, only one can cordon the node.
+    Index(
+        "uq_cordons_present",
+        "node",
+        unique=True,
+        sqlite_where=text("lifted_at IS NULL"),
+        postgresql_where=text("lifted_at IS NULL"),
+    ),
+)
+
+# Engines that may have jobs of a run, from the launch until the engine has none. Rows outlive the
+# run, so `run` is a public id and not a foreign key.
+engine_runs = Table(
+    "engine_runs",
+    metadata,
+    Column("backend", Text, primary_key=True),
+    Column("run", Text, primary_key=True),
+    sqlite_with_rowid=False,
 )
 
 runs = Table(
@@ -244,31 +327,6 @@ run_tags = Table(
     sqlite_with_rowid=False,
 )
 
-# Sums over the complete steps of a run, one row per day in which steps ended. The worker process
-# writes them, so that lists of runs and history need not read millions of steps.
-run_days = Table(
-    "run_days",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    # Days since 1970-01-01, UTC.
-    Column("day", Integer, primary_key=True, autoincrement=False),
-    # The version of the policy in force.
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("steps", BigInteger, nullable=False),
-    Column("step_s_sum", Double, nullable=False),
-    # The time of all ranks in these steps, and the part that they waited for slower ranks.
-    Column("worker_s", Double, nullable=False),
-    Column("waited_s", Double, nullable=False),
-    Column("se_sum", Double, nullable=False),
-    # Number of steps that have an SE.
-    Column("se_count", BigInteger, nullable=False),
-    Column("waste_sum", Double, nullable=False),
-    # Number of steps that have a waste.
-    Column("waste_count", BigInteger, nullable=False),
-    Index("ix_run_days_day", "day"),
-    sqlite_with_rowid=False,
-)
-
 # One row per node on which the control plane launched a multi-node run.
 run_nodes = Table(
     "run_nodes",
@@ -301,76 +359,6 @@ run_nodes = Table(
     sqlite_with_rowid=False,
 )
 
-# Cordons of nodes. While `lifted_at` is NULL, the node is cordoned.
-cordons = Table(
-    "cordons",
-    metadata,
-    Column("key", BigKey, primary_key=True),
-    Column("node", Text, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("by", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("lifted_at", Double),
-    Column("lifted_by", Text),
-    Column("lifted_why", Text),
-    # For an engine's node: the engine and its name of the machine, and when the engine was told of
-    # the cordon (or, once it is lifted, of its end) or why it refused. If both are NULL, the engine
-    # still has to be told.
-    Column("backend", Text),
-    Column("host", Text),
-    Column("told_at", Double),
-    Column("refusal", Text),
-    Index("ix_cordons_node_key", "node", "key"),
-    # Of two concurrent operators, only one can cordon the node.
-    Index(
-        "uq_cordons_present",
-        "node",
-        unique=True,
-        sqlite_where=text("lifted_at IS NULL"),
-        postgresql_where=text("lifted_at IS NULL"),
-    ),
-)
-
-# Engines that may have jobs of a run, from the launch until the engine has none. Rows outlive the
-# run, so `run` is a public id and not a foreign key.
-engine_runs = Table(
-    "engine_runs",
-    metadata,
-    Column("backend", Text, primary_key=True),
-    Column("run", Text, primary_key=True),
-    sqlite_with_rowid=False,
-)
-
-# Periods in which verdicts named a node of a run slow. At most one row per run has no end.
-slow_nodes = Table(
-    "slow_nodes",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("at", Double, primary_key=True),
-    Column("node", Text, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    # The newest step that the first verdict used.
-    Column("step", BigInteger, nullable=False),
-    # Its time ÷ the other nodes' time, from the newest verdict.
-    Column("factor", Double),
-    Column("words", Text, nullable=False),
-    Column("ended_at", Double),
-    Index("ix_slow_nodes_node", "node"),
-    sqlite_with_rowid=False,
-)
-
-# The latest Hello of each run as MessagePack, and parts of Hellos that are still arriving.
-hello_parts = Table(
-    "hello_parts",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("attempt", SmallInteger, primary_key=True),
-    # Digest of the whole Hello.
-    Column("hello", LargeBinary, primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("data", LargeBinary, nullable=False),
-)
-
 # One row per Hello: first step of an attempt, and how far earlier attempts had come by then.
 attempts = Table(
     "attempts",
@@ -389,48 +377,16 @@ attempts = Table(
     sqlite_with_rowid=False,
 )
 
-# The newest report of each rank that it has been in the same phase for long.
-long_phases = Table(
-    "long_phases",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("rank", Integer, primary_key=True),
-    Column("attempt", SmallInteger, nullable=False),
-    Column("step", BigInteger, nullable=False),
-    Column("phase", Text, nullable=False),
-    # Duration of the phase at the time of the report.
-    Column("since_s", Double, nullable=False),
-    # By the node's clock.
-    Column("at", Double, nullable=False),
-    # By the clock of the process that stored it.
-    Column("heard_at", Double, nullable=False),
-    sqlite_with_rowid=False,
-)
-
-# For data that lives on nodes: one row per epoch and rank. Only one rank of each node reports what
-# moved.
-data_epochs = Table(
-    "data_epochs",
+# The latest Hello of each run as MessagePack, and parts of Hellos that are still arriving.
+hello_parts = Table(
+    "hello_parts",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("attempt", SmallInteger, primary_key=True),
-    Column("epoch", Integer, primary_key=True),
-    Column("rank", Integer, primary_key=True),
-    Column("node", Text, nullable=False),
-    Column("planned_bytes", BigInteger, nullable=False),
-    Column("moved_bytes", BigInteger, nullable=False),
-    # Number of samples.
-    Column("moved", BigInteger, nullable=False),
-    Column("moved_s", Double, nullable=False),
-    # Bytes and samples that steps read from the source.
-    Column("read_bytes", BigInteger, nullable=False),
-    Column("read", BigInteger, nullable=False),
-    # Number of steps that waited.
-    Column("waits", BigInteger, nullable=False),
-    Column("waited_s", Double, nullable=False),
-    Column("held_bytes", BigInteger, nullable=False),
-    Column("at", Double, nullable=False),
-    sqlite_with_rowid=False,
+    # Digest of the whole Hello.
+    Column("hello", LargeBinary, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
 )
 
 switches = Table(
@@ -598,78 +554,47 @@ rounds = Table(
     sqlite_with_rowid=False,
 )
 
-# Forecasts of each preset's time, from a run's telemetry up to a step.
-forecasts = Table(
-    "forecasts",
+# The newest report of each rank that it has been in the same phase for long.
+long_phases = Table(
+    "long_phases",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("made_at", Double, primary_key=True),
-    # A `whatif.answer.Forecast`.
-    Column("body", JSON, nullable=False),
-)
-
-# Measured effects of policy switches. Rows outlive the runs that they are about, so that forecasts
-# can be scored over all runs: `run` is a public id and not a foreign key.
-effects = Table(
-    "effects",
-    metadata,
-    Column("key", BigKey, primary_key=True),
-    Column("run", Text, nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("policy", Text, nullable=False),
-    Column("backend", Text, nullable=False),
-    # Number of nodes of the ranks. NULL: unknown.
-    Column("nodes", Integer),
-    Column("ranks", Integer),
-    # Time of the switch.
+    Column("rank", Integer, primary_key=True),
+    Column("attempt", SmallInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("phase", Text, nullable=False),
+    # Duration of the phase at the time of the report.
+    Column("since_s", Double, nullable=False),
+    # By the node's clock.
     Column("at", Double, nullable=False),
-    Column("noted_at", Double, nullable=False),
-    # Whether the effect is final: no later step counts.
-    Column("complete", Boolean, nullable=False),
-    # Whether both the effect and a forecast of it are known.
-    Column("scored", Boolean, nullable=False),
-    # The effect, as GET /runs/{run}/effects returns it, without words and metrics.
-    Column("body", JSON, nullable=False),
-    Index("uq_effects_run", "run", "version", unique=True),
-    Index("ix_effects_at", "at"),
+    # By the clock of the process that stored it.
+    Column("heard_at", Double, nullable=False),
+    sqlite_with_rowid=False,
 )
 
-# The audit log of changes. Rows outlive the runs that they are about, so `run` is a public id and
-# not a foreign key.
-audit = Table(
-    "audit",
+# For data that lives on nodes: one row per epoch and rank. Only one rank of each node reports what
+# moved.
+data_epochs = Table(
+    "data_epochs",
     metadata,
-    Column("key", BigKey, primary_key=True),
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("epoch", Integer, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("planned_bytes", BigInteger, nullable=False),
+    Column("moved_bytes", BigInteger, nullable=False),
+    # Number of samples.
+    Column("moved", BigInteger, nullable=False),
+    Column("moved_s", Double, nullable=False),
+    # Bytes and samples that steps read from the source.
+    Column("read_bytes", BigInteger, nullable=False),
+    Column("read", BigInteger, nullable=False),
+    # Number of steps that waited.
+    Column("waits", BigInteger, nullable=False),
+    Column("waited_s", Double, nullable=False),
+    Column("held_bytes", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    Column("who", Text, nullable=False),
-    # What the requester may do. Empty for the control plane itself.
-    Column("scope", Text, nullable=False),
-    # Network address of the client.
-    Column("address", Text, nullable=False),
-    # Name of the client program, as it reports itself.
-    Column("via", Text, nullable=False),
-    # Such as run.policy or token.create.
-    Column("action", Text, nullable=False),
-    Column("run", Text),
-    # The run's revision after the change.
-    Column("revision", BigInteger),
-    # Another changed object, such as a token.
-    Column("target", Text, nullable=False),
-    Column("why", Text, nullable=False),
-    Column("details", JSON, nullable=False),
-    Index("ix_audit_run_key", "run", "key"),
-)
-
-# Exclusive rights of workers, see `store.leases`. Only the owner of an unexpired lease may act.
-leases = Table(
-    "leases",
-    metadata,
-    # One of plan, jobs, alerts, fleet.
-    Column("purpose", Text, primary_key=True),
-    # Key of the run; 0: the lease is on all runs, so this is not a foreign key.
-    Column("run", BigInteger, primary_key=True, autoincrement=False),
-    Column("owner", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -785,21 +710,28 @@ rank_rollups = Table(
     sqlite_with_rowid=False,
 )
 
-# Verdicts over a run's newest steps: one row for as long as the causes stay the same. Rows outlive
-# the runs that they are about, so `run` is a public id and not a foreign key.
-verdicts = Table(
-    "verdicts",
+# Sums over the complete steps of a run, one row per day in which steps ended. The worker process
+# writes them, so that lists of runs and history need not read millions of steps.
+run_days = Table(
+    "run_days",
     metadata,
-    Column("run", Text, primary_key=True),
-    # Time of the first and of the last verdict with these causes.
-    Column("at", Double, primary_key=True),
-    Column("until", Double, nullable=False),
-    Column("workers", Integer, nullable=False),
-    # Node → {"ranks", "kinds", "share", "factor"}.
-    Column("nodes", JSON, nullable=False),
-    # The last verdict, as GET /runs/{run}/verdict returns it.
-    Column("body", JSON, nullable=False),
-    Index("ix_verdicts_until", "until"),
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # Days since 1970-01-01, UTC.
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    # The version of the policy in force.
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("step_s_sum", Double, nullable=False),
+    # The time of all ranks in these steps, and the part that they waited for slower ranks.
+    Column("worker_s", Double, nullable=False),
+    Column("waited_s", Double, nullable=False),
+    Column("se_sum", Double, nullable=False),
+    # Number of steps that have an SE.
+    Column("se_count", BigInteger, nullable=False),
+    Column("waste_sum", Double, nullable=False),
+    # Number of steps that have a waste.
+    Column("waste_count", BigInteger, nullable=False),
+    Index("ix_run_days_day", "day"),
     sqlite_with_rowid=False,
 )
 
@@ -821,6 +753,78 @@ run_progress = Table(
     # Number of epochs with samples that were used twice or skipped. NULL: unknown.
     Column("inexact", Integer),
     sqlite_with_rowid=False,
+)
+
+# Verdicts over a run's newest steps: one row for as long as the causes stay the same. Rows outlive
+# the runs that they are about, so `run` is a public id and not a foreign key.
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("run", Text, primary_key=True),
+    # Time of the first and of the last verdict with these causes.
+    Column("at", Double, primary_key=True),
+    Column("until", Double, nullable=False),
+    Column("workers", Integer, nullable=False),
+    # Node → {"ranks", "kinds", "share", "factor"}.
+    Column("nodes", JSON, nullable=False),
+    # The last verdict, as GET /runs/{run}/verdict returns it.
+    Column("body", JSON, nullable=False),
+    Index("ix_verdicts_until", "until"),
+    sqlite_with_rowid=False,
+)
+
+# Periods in which verdicts named a node of a run slow. At most one row per run has no end.
+slow_nodes = Table(
+    "slow_nodes",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("at", Double, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    # The newest step that the first verdict used.
+    Column("step", BigInteger, nullable=False),
+    # Its time ÷ the other nodes' time, from the newest verdict.
+    Column("factor", Double),
+    Column("words", Text, nullable=False),
+    Column("ended_at", Double),
+    Index("ix_slow_nodes_node", "node"),
+    sqlite_with_rowid=False,
+)
+
+# Forecasts of each preset's time, from a run's telemetry up to a step.
+forecasts = Table(
+    "forecasts",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("made_at", Double, primary_key=True),
+    # A `whatif.answer.Forecast`.
+    Column("body", JSON, nullable=False),
+)
+
+# Measured effects of policy switches. Rows outlive the runs that they are about, so that forecasts
+# can be scored over all runs: `run` is a public id and not a foreign key.
+effects = Table(
+    "effects",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("backend", Text, nullable=False),
+    # Number of nodes of the ranks. NULL: unknown.
+    Column("nodes", Integer),
+    Column("ranks", Integer),
+    # Time of the switch.
+    Column("at", Double, nullable=False),
+    Column("noted_at", Double, nullable=False),
+    # Whether the effect is final: no later step counts.
+    Column("complete", Boolean, nullable=False),
+    # Whether both the effect and a forecast of it are known.
+    Column("scored", Boolean, nullable=False),
+    # The effect, as GET /runs/{run}/effects returns it, without words and metrics.
+    Column("body", JSON, nullable=False),
+    Index("uq_effects_run", "run", "version", unique=True),
+    Index("ix_effects_at", "at"),
 )
 
 # Rows outlive the runs that they are about, so `run` is a public id and not a foreign key.
