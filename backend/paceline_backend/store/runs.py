@@ -71,6 +71,8 @@ class HelloFacts:
     and others may differ by a few; it is None for a stream.
     """
 
+    global_batch: int
+    seed: int
     epochs: int | None
     emulated: dict[str, Any] | None
     dif: float | None
@@ -427,14 +429,15 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         message = hello(connection, key)
     if message is None:
         return None
+    common = (message.global_batch, message.seed, message.epochs, message.emulated)
     if message.samples is None:
-        return HelloFacts(message.epochs, message.emulated, None, None, None)
+        return HelloFacts(*common, None, None, None)
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     per_epoch = None if message.token_budget is None else message.steps_per_epoch
     if per_epoch is None:
         per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
-    return HelloFacts(message.epochs, message.emulated, dif, message.token_budget, per_epoch)
+    return HelloFacts(*common, dif, message.token_budget, per_epoch)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

@@ -254,8 +254,6 @@ runs = Table(
     Column("attempt", Integer),
     Column("world", Integer),
     Column("samples", BigInteger),
-    Column("global_batch", Integer),
-    Column("seed", BigInteger),
     # "samples", "size" or "ranks".
     Column("loss_mean", Text),
     # Digest of the latest attempt's Hello, see `hello_parts`.

@@ -312,8 +312,10 @@ def test_hello_fills_the_run(store: Store) -> None:
     first = hello(world=4, seed=9)
     send(store, first)
     run = the_run(store)
-    expected = {"state": "running", "attempt": 0, "world": 4, "samples": 32, "global_batch": 8}
-    assert run | expected | {"seed": 9, "started_at": 100.0} == run
+    expected = {"state": "running", "attempt": 0, "world": 4, "samples": 32, "started_at": 100.0}
+    assert run | expected == run
+    shown = runs.get(store, "r")
+    assert (shown["global_batch"], shown["seed"]) == (8, 9)
     assert the_hello(store) == first
 
 
