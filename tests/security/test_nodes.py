@@ -20,8 +20,7 @@ from paceline_backend.control.writers import Writers
 from paceline_backend.requests import ConflictError, sessions
 from paceline_backend.server import users
 from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta, nodes, schema
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, meta, nodes, schema, tokens
 from support.command_line import in_process
 from support.groups import answer, orders, report
 from support.web import ANY, serving

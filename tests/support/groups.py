@@ -9,8 +9,7 @@ import redis
 
 from paceline.wire import Message, NodeState, RunState, State, commands, decode
 from paceline_backend import requests
-from paceline_backend.store import Store, nodes, runs, telemetry
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, nodes, runs, telemetry, tokens
 from paceline_backend.store.audit import Requester
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes

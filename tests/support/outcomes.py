@@ -31,18 +31,25 @@ def keep_outcome(
         "ranks": 4,
         "at": 1000.0,
         "noted_at": 2000.0,
+        "complete": True,
+        "scored": saving is not None and forecast is not None,
+        **values,
+    }
+    expected = None
+    if forecast is not None:
+        expected = {"saving": forecast, "low": forecast - 0.03, "high": forecast + 0.03}
+    body = {
+        **{name: row[name] for name in ("version", "policy", "complete")},
         "first_step": 60,
         "before_steps": 40,
         "after_steps": 200,
-        "complete": True,
         "known": saving is not None and abs(saving) > 0.01,
-        "replaced": False,
         "saving": saving,
         "low": None if saving is None else saving - 0.01,
         "high": None if saving is None else saving + 0.01,
-        "forecast_saving": forecast,
-        "forecast_low": None if forecast is None else forecast - 0.03,
-        "forecast_high": None if forecast is None else forecast + 0.03,
+        "forecast": expected,
+        "replaced": False,
+        "unchanged": False,
     }
     with store.write() as connection:
-        connection.execute(sa.insert(effects).values({**row, **values}))
+        connection.execute(sa.insert(effects).values({**row, "body": body}))

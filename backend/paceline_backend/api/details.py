@@ -26,7 +26,7 @@ from paceline_backend.insight.whatif.answer import (
 )
 from paceline_backend.store import Connection, attempts, reads
 from paceline_backend.store import runs as runs_store
-from paceline_backend.store.details import epoch_workers, epochs, samples
+from paceline_backend.store.details import epochs, samples
 from paceline_backend.store.outcomes import forecasts
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -184,7 +184,7 @@ def list_epoch_workers(
 ) -> Any:
     """List the workers of an epoch, by rank; empty: none of its steps is complete."""
     with store_of(request).read() as connection:
-        return epoch_workers.workers(connection, runs_store.key_of(connection, run), epoch)
+        return epochs.workers(connection, runs_store.key_of(connection, run), epoch)
 
 
 @router.get("/samples", response_model=Assignments)

@@ -35,10 +35,9 @@ from paceline_backend.insight.whatif.answer import Saving
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.requests import ConflictError, InvalidRequestError
 from paceline_backend.requests.asking import Asker
-from paceline_backend.store import Store, attempts, runs
+from paceline_backend.store import Store, attempts, reads, runs
 from paceline_backend.store.nodes import states_of_gpus
 from paceline_backend.store.reads import Range, bucket_of
-from paceline_backend.store.telemetry.timeline import newest_steps, timeline
 
 # A router for each route, because `create_app` gives the order of paths in the OpenAPI document.
 verdict_router = APIRouter(
@@ -433,13 +432,13 @@ def get_timeline(
         raise InvalidRequestError("ranks", f"name at most {_MOST_RANKS} ranks")
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
-        span = newest_steps(connection, key, _STEPS) or (0, 0)
+        span = reads.newest_steps(connection, key, _STEPS) or (0, 0)
         first, to = steps.span
         span = (span[0] if first is None else first, span[1] if to is None else to)
         if not 0 <= span[1] - span[0] < _MOST_STEPS:
             words = f"give a range of 1 to {_MOST_STEPS} steps, such as from=100&to=102"
             raise InvalidRequestError("to", words)
-        return timeline(connection, key, *span, chosen)
+        return reads.timeline(connection, key, *span, chosen)
 
 
 @hang_router.get("/hang")

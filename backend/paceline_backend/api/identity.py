@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
-from paceline_backend.store.access.tokens import Scope
 from paceline_backend.store.audit import RESERVED
+from paceline_backend.store.tokens import Scope
 
 __all__ = ["Identity", "Scope", "identity_of"]
 

@@ -21,7 +21,7 @@ from paceline_backend.api.preconditions import QueryRequester, requester_of
 from paceline_backend.api.rules import ADMIN, OPERATOR, VIEWER, allow
 from paceline_backend.api.state import bus_url, settings_of, store_of
 from paceline_backend.store import nodes
-from paceline_backend.store.nodes import history
+from paceline_backend.store.nodes import slowness
 
 _REFUSALS = documented(
     HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE
@@ -286,7 +286,7 @@ def get_history(
 ) -> Any:
     """Return a node's runs, the verdicts that named it slow, and its cordons; newest first."""
     with store_of(request).read() as connection:
-        return history.of_node(connection, node, limit)
+        return slowness.history(connection, node, limit)
 
 
 def _node(request: Request, node: str) -> dict[str, Any]:

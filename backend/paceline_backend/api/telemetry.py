@@ -23,9 +23,9 @@ from paceline_backend.insight import workers
 from paceline_backend.insight.report import round_words
 from paceline_backend.policies import Predictor
 from paceline_backend.requests import InvalidRequestError
-from paceline_backend.store import choices, coverage, data_epochs, reads, rounds, switches
+from paceline_backend.store import choices, coverage, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
-from paceline_backend.store.details.moments import steps_between
+from paceline_backend.store.details import epochs
 from paceline_backend.store.rollups.metrics import METRICS
 from paceline_backend.store.rollups.reading import RankChoice
 
@@ -470,7 +470,7 @@ def list_steps(
     """Return complete steps as columns."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        span = steps_between(connection, key, since, until, steps.span)
+        span = reads.steps_between(connection, key, since, until, steps.span)
         return reads.step_columns(connection, key, span, points)
 
 
@@ -489,7 +489,7 @@ def list_worker_steps(
     more = tuple(dict.fromkeys(steps.columns))
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
-        span = steps_between(connection, key, steps.since, steps.until, steps.span)
+        span = reads.steps_between(connection, key, steps.since, steps.until, steps.span)
         if more:
             _refuse_long(reads.reported_bounds(connection, key, span), world)
         every = reads.shown_every(world)
@@ -560,7 +560,7 @@ def list_data(
     """List the data that each node fetched per epoch, and how long steps waited for data."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        return data_epochs.rows(connection, key, limit)
+        return epochs.data_moved(connection, key, limit)
 
 
 @router.get("/synchronisation", response_model=Synchronisation)

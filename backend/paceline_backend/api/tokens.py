@@ -23,8 +23,7 @@ from paceline_backend.api.identity import Scope, identity_of
 from paceline_backend.api.preconditions import requester_of
 from paceline_backend.api.rules import ADMIN, OPERATOR
 from paceline_backend.api.state import settings_of, store_of
-from paceline_backend.store import Connection, audit, nodes
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Connection, audit, nodes, tokens
 from paceline_backend.store.audit import RESERVED, Requester
 
 router = APIRouter()

@@ -153,8 +153,7 @@ def _made_in(database: str, body: dict[str, Any]) -> dict[str, Any]:
     from pydantic import ValidationError
 
     from paceline_backend.api.tokens import TokenCreate, issue
-    from paceline_backend.store import Store
-    from paceline_backend.store.access import tokens
+    from paceline_backend.store import Store, tokens
     from paceline_backend.store.audit import Requester
 
     try:

@@ -17,10 +17,8 @@ from paceline.core.errors import PacelineError
 from paceline_backend.commands.options import DATA, Data, Database
 from paceline_backend.store import Store
 from paceline_backend.store.audit import Requester
-from paceline_backend.store.upkeep import backup as copies
-from paceline_backend.store.upkeep import check as checks
+from paceline_backend.store.upkeep import administration
 from paceline_backend.store.upkeep import prune as pruning
-from paceline_backend.store.upkeep import secret as rotation
 
 # Exit codes; see docs/internals.md.
 _FAILED, _ENVIRONMENT = 1, 3
@@ -57,7 +55,7 @@ def upgrade(database: Database = None, data: Data = DATA) -> None:
 def check(database: Database = None, data: Data = DATA, as_json: Json = False) -> None:
     """Check that the file is intact, the tables are migrated, and the roll-ups are correct."""
     with _opened(database, data) as store:
-        faults = list(checks.faults(store))
+        faults = list(administration.faults(store))
     if as_json:
         print_json({"faults": faults})
     else:
@@ -122,7 +120,7 @@ def rotate_secret(
     """
     with _opened(database, data) as store:
         with store.read() as connection:
-            active = rotation.active(connection)
+            active = administration.active_runs(connection)
         if active and not yes:
             raise PacelineError(
                 f"{len(active)} runs are active and would lose their connection to the server "
@@ -130,7 +128,7 @@ def rotate_secret(
                 "--yes"
             )
         user = f"database, by {getpass.getuser()}"
-        rotation.rotate(store, Requester(user, "admin", via="paceline db"))
+        administration.rotate_secret(store, Requester(user, "admin", via="paceline db"))
         typer.echo(f"{store.name} has a new secret: restart the servers")
 
 
@@ -142,7 +140,7 @@ def backup(
 ) -> None:
     """Copy the database to a file; servers may run meanwhile. Postgres is copied by pg_dump."""
     with _opened(database, data) as store:
-        copies.backup(store, file)
+        administration.backup(store, file)
         typer.echo(f"{file} is a copy of {store.name}: it holds the server's secret, keep it safe")
 
 
@@ -157,5 +155,5 @@ def restore(
 ) -> None:
     """Restore the database from a copy: stop all servers first. Postgres uses pg_restore."""
     with _opened(database, data, new=True) as store:
-        copies.restore(store, file, replace=replace)
+        administration.restore(store, file, replace=replace)
         typer.echo(f"{store.name} was restored from {file}")

@@ -293,8 +293,7 @@ def _start(settings: Settings, data: Path, part: ServerPart) -> int:
 def start_everything(settings: Settings, data: Path, name: str | None) -> int:
     """Start all parts. Embed a database or bus that is not given. Return the exit code."""
     from paceline_backend.server.supervisor import DataDirectory, ServerSupervisor, listen
-    from paceline_backend.store import Store
-    from paceline_backend.store.access import tokens
+    from paceline_backend.store import Store, tokens
 
     with contextlib.ExitStack() as held:
         database, bus, embedded = settings.database, settings.bus, None

@@ -1,7 +1,7 @@
 """Alerts: raised and resolved by rules, and delivered to webhooks.
 
-Each worker calls `AlertWatch.look` every few seconds, but only the worker that holds the duty acts.
-Any worker may deliver (`Sender.send`), because it claims a delivery first.
+Each worker calls `AlertWatch.look` every few seconds, but only the worker that holds the lease
+acts. Any worker may deliver (`Sender.send`), because it claims a delivery first.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from paceline_backend.insight.alerts import Condition, Lookout, Rule, Timing, de
 from paceline_backend.requests import webhooks
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.origins import Origins
-from paceline_backend.store import Connection, Store, meta
-from paceline_backend.store.alerts import deliveries, duties, rows
+from paceline_backend.store import Connection, Store, leases, meta
+from paceline_backend.store.alerts import rows
 from paceline_backend.store.alerts import rules as changed_rules
-from paceline_backend.store.alerts.deliveries import DueDelivery
+from paceline_backend.store.alerts.webhooks import DueDelivery, claim, note, queue
 from paceline_backend.store.database import now
 
 log = logging.getLogger(__name__)
 
-DUTY = "alerts"
-# A worker that has not acted for this long loses the duty.
+# A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
 # Retention of resolved alerts.
 KEEP_S = 90 * 86_400.0
@@ -45,7 +44,7 @@ class AlertWatch:
     """Evaluator of the alert rules, which updates the alerts. Not thread-safe.
 
     An alert and its webhook deliveries are written in one transaction, in which this worker holds
-    the duty. So no alert is raised or sent twice.
+    the lease. So no alert is raised or sent twice.
     """
 
     def __init__(self, store: Store, owner: str) -> None:
@@ -55,27 +54,31 @@ class AlertWatch:
         self._forget_at = time.monotonic()
 
     def end(self) -> None:
-        """Give the duty back, so that another worker need not wait."""
-        duties.give_back(self._store, DUTY, self._owner)
+        """Give the lease back, so that another worker need not wait."""
+        leases.give_back(self._store, self._owner, "alerts")
 
     def look(self, at: float | None = None) -> bool:
-        """Evaluate all rules once; return False if another worker holds the duty.
+        """Evaluate all rules once; return False if another worker holds the lease.
 
         Args:
             at: Unix time of the evaluation. None means now, by the database's clock.
         """
         with self._store.write() as connection:
-            if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+            if not self._holds(connection):
                 return False
             at = now(connection) if at is None else at
             rules = rules_with(changed_rules.changed(connection))
         conditions, running = self._lookout.look(rules, at)
         with self._store.write() as connection:
-            if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+            if not self._holds(connection):
                 return False
             _apply(connection, rules, conditions, running, at)
         self._forget(at)
         return True
+
+    def _holds(self, connection: Connection) -> bool:
+        """Take or renew the lease in a transaction; return False if another worker holds it."""
+        return leases.take(connection, leases.ALL_RUNS, self._owner, HOLD_S, "alerts")
 
     def _forget(self, at: float) -> None:
         if time.monotonic() < self._forget_at:
@@ -150,7 +153,7 @@ def _tell(connection: Connection, key: int, event: str, at: float) -> None:
     alert = rows.get(connection, key)
     log.warning("alert %d %s: %s%s", key, event, alert["rule"], _about(alert))
     body = webhooks.body_of(event, alert, at)
-    deliveries.queue(connection, key, event, alert["severity"], body, at)
+    queue(connection, key, event, alert["severity"], body, at)
 
 
 def _about(alert: Mapping[str, Any]) -> str:
@@ -180,7 +183,7 @@ class Sender:
         tried = 0
         while not stop.is_set():
             with self._store.write() as connection:
-                due = deliveries.claim(connection, CLAIM_S, 1)
+                due = claim(connection, CLAIM_S, 1)
             if not due:
                 break
             for delivery in due:
@@ -202,7 +205,7 @@ class Sender:
             end = "no more retries" if again_s is None else f"next retry in {again_s:.0f} s"
             log.warning("webhook %s: delivery failed: %s; %s", delivery.webhook, sent.error, end)
         with self._store.write() as connection:
-            deliveries.note(connection, delivery.key, sent.status, sent.error, again_s)
+            note(connection, delivery.key, sent.status, sent.error, again_s)
 
 
 def back_off(tries: int) -> float | None:

@@ -20,8 +20,7 @@ from paceline_backend.server import bus_limits, users
 from paceline_backend.server.floods import Bounds, Flood, Guard, user_of
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.users import User
-from paceline_backend.store import Store, StoreError, meta, nodes, runs
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, StoreError, meta, nodes, runs, tokens
 from paceline_backend.store.telemetry import writers
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ worker compares the two every few seconds, so it can be killed at any time:
 * If all jobs of a run have ended and no more messages arrive, the run fails with the engine's
   reason, or is stopped if the jobs were cancelled.
 * It stops the jobs of an ended run, after its nodes had time to deliver their telemetry. Jobs of a
-  run that moved elsewhere or was deleted are stopped at once (`store.nodes.engine_runs`).
+  run that moved elsewhere or was deleted are stopped at once (`store.jobs.leftovers`).
 * It passes cordons of machines, and their ends, to the engine.
 
 `Engines` decides which engines are due, and keeps errors of one engine or run from the others.
@@ -43,11 +43,10 @@ from paceline_backend.control.leases import Lease
 from paceline_backend.control.listening import ListeningClock
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, StoreError, jobs, meta, runs
-from paceline_backend.store.jobs import EngineRun
+from paceline_backend.store.jobs import EngineRun, Leftover
 from paceline_backend.store.new_runs import NewRun
-from paceline_backend.store.nodes import engine_cordons, engine_runs
-from paceline_backend.store.nodes.engine_cordons import Word
-from paceline_backend.store.nodes.engine_runs import Leftover
+from paceline_backend.store.nodes import cordons
+from paceline_backend.store.nodes.cordons import Word
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +92,8 @@ class Engines:
         engines = backends.engines()
         with self._store.read() as connection:
             known = jobs.open_runs(connection, list(engines))
-            left = engine_runs.leftovers(connection, list(engines))
-            words = engine_cordons.waiting(connection, list(engines))
+            left = jobs.leftovers(connection, list(engines))
+            words = cordons.untold(connection, list(engines))
         ids = {run.id for run in known}
         self._attendant.forget_others(ids)
         self._claims.forget_others(ids | {each.run for each in left})
@@ -216,7 +215,7 @@ class Engines:
             return
         try:
             with self._store.read() as connection:
-                still = engine_runs.leftovers(connection, [engine.name])
+                still = jobs.leftovers(connection, [engine.name])
             for each in (each for each in left if each in still):
                 alone = each.key is None or self._claims.alone(each.run)
                 _stop_left(self._store, engine, each, of_run.get(each.run, ()), alone=alone)
@@ -528,7 +527,7 @@ def _stop_left(
         engine.stop(refs)
     elif alone:
         with store.write() as connection:
-            engine_runs.clear(connection, left)
+            jobs.clear_leftover(connection, left)
 
 
 class EngineClaims:
@@ -613,4 +612,4 @@ def _pass_cordons(store: Store, engine: Engine, plane: str, words: Iterable[Word
             what = "the end of a cordon" if word.reason is None else "a cordon"
             log.warning("%s refuses %s of %s: %s", engine.title, what, word.host, error)
         with store.write() as connection:
-            engine_cordons.note(connection, word, refusal)
+            cordons.note_told(connection, word, refusal)

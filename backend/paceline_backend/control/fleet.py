@@ -1,6 +1,7 @@
 """Stored verdicts and progress of all active runs, for the fleet page.
 
-Each worker calls `FleetWatch.look` every few seconds, but only the worker that holds the duty acts.
+Each worker calls `FleetWatch.look` every few seconds, but only the worker that holds the lease
+acts.
 """
 
 from __future__ import annotations
@@ -13,16 +14,14 @@ from dataclasses import dataclass, replace
 
 from paceline_backend.insight import hangs
 from paceline_backend.insight.fleet import judged
-from paceline_backend.store import Store, StoreUnavailableError, coverage
-from paceline_backend.store.alerts import duties
+from paceline_backend.store import Connection, Store, StoreUnavailableError, coverage, leases
 from paceline_backend.store.database import now
 from paceline_backend.store.fleet import progress, verdicts
 from paceline_backend.store.fleet.progress import Running
 
 log = logging.getLogger(__name__)
 
-DUTY = "fleet"
-# A worker that has not acted for this long loses the duty.
+# A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
 # Minimum time between two verdicts about a run.
 JUDGE_S = 10.0
@@ -72,11 +71,11 @@ class FleetWatch:
         self._covered: dict[int, float] = {}
 
     def end(self) -> None:
-        """Give the duty back, so that another worker need not wait."""
-        duties.give_back(self._store, DUTY, self._owner)
+        """Give the lease back, so that another worker need not wait."""
+        leases.give_back(self._store, self._owner, "fleet")
 
     def look(self, stop: threading.Event) -> bool:
-        """Update all runs once; return False if another worker holds the duty."""
+        """Update all runs once; return False if another worker holds the lease."""
         seen = self._note_progress()
         if seen is None:
             return False
@@ -91,6 +90,10 @@ class FleetWatch:
         self._forget()
         return True
 
+    def _holds(self, connection: Connection) -> bool:
+        """Take or renew the lease in a transaction; return False if another worker holds it."""
+        return leases.take(connection, leases.ALL_RUNS, self._owner, HOLD_S, "fleet")
+
     def _forget(self) -> None:
         if self._clock() < self._forget_at:
             return
@@ -99,9 +102,9 @@ class FleetWatch:
             verdicts.forget(connection, now(connection) - KEEP_S)
 
     def _note_progress(self) -> list[Running] | None:
-        """Store the runs' progress; return the active runs, or None without the duty."""
+        """Store the runs' progress; return the active runs, or None without the lease."""
         with self._store.write() as connection:
-            if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+            if not self._holds(connection):
                 return None
             at = now(connection)
             seen, known = progress.running(connection), progress.known(connection)
@@ -140,7 +143,7 @@ class FleetWatch:
         self._judged[run.key] = _Judged(place, ended + pause_s, _GAPS * pause_s, ended + lasts_s)
         if made is not None:
             with self._store.write() as connection:
-                if duties.hold(connection, DUTY, self._owner, HOLD_S):
+                if self._holds(connection):
                     verdicts.keep(connection, made, max(last.gap_s, _GAPS * pause_s))
 
     def _go_on(self, run: Running, last: _Judged) -> None:
@@ -152,7 +155,7 @@ class FleetWatch:
         if self._clock() >= last.overdue_at:
             return
         with self._store.write() as connection:
-            if duties.hold(connection, DUTY, self._owner, HOLD_S):
+            if self._holds(connection):
                 verdicts.go_on(connection, run.id, now(connection), last.gap_s)
 
     def _cover(self, run: Running) -> None:

@@ -12,7 +12,7 @@ from itertools import chain, islice
 
 from paceline_backend.store import Store
 from paceline_backend.store.history import days
-from paceline_backend.store.rollups import fill
+from paceline_backend.store.rollups.writing import fill
 from paceline_backend.store.upkeep.prune import Keep, prune
 
 log = logging.getLogger(__name__)
@@ -25,9 +25,9 @@ _PAUSE_S = 0.05
 
 def fill_rollups(store: Store, stop: threading.Event) -> None:
     """Create the roll-ups that are due. Setting `stop` ends the work early."""
-    run = fill.fill(store, 0)
+    run = fill(store, 0)
     while run is not None and not stop.wait(_PAUSE_S):
-        run = fill.fill(store, run)
+        run = fill(store, run)
 
 
 def prune_runs(store: Store, keep: Keep, stop: threading.Event) -> None:

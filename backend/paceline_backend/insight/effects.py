@@ -108,7 +108,7 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
         return []
     replaced = [next((change for change in history if not change.version), None), *changes]
     made = kept(forecasts.bodies(connection, run))
-    rows = kept_effects.of_run(connection, run)
+    stored = kept_effects.of_run(connection, run)
     newest = forecasts.newest_step(connection, run)
     firsts = [change.effective_step or 0 for change in changes]
     effects = []
@@ -118,8 +118,8 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
         if old_policy is not None and _same(old_policy, change):
             effects.append(_unscored(change, replaced=end is not None))
             continue
-        row = rows.get(change.version)
-        earlier = None if row is None or row["first_step"] != first else _from_row(row)
+        body = stored.get(change.version)
+        earlier = None if body is None or body["first_step"] != first else _from_body(body)
         if earlier is not None and earlier.complete:
             effects.append(earlier)
             continue
@@ -142,30 +142,21 @@ def note(store: Store, run: int, *, ended: bool) -> None:
     """Store effects that are known or complete, or all effects of a run that has ended."""
     with store.read() as connection:
         made = effects_of(connection, run)
-        rows = kept_effects.of_run(connection, run)
+        stored = kept_effects.of_run(connection, run)
         placement = attempts.placement(connection, run)
     names = [] if placement is None else placement.nodes
     where = (len(set(names)) or None, len(names) or None)
     with store.write() as connection:
         for effect in made:
-            final = (rows.get(effect.version) or {}).get("complete", False)
+            final = (stored.get(effect.version) or {}).get("complete", False)
             if not final and (effect.known or effect.complete or ended):
-                kept_effects.keep(connection, run, _to_row(effect, *where))
+                kept_effects.keep(connection, run, asdict(effect), *where)
 
 
-def _to_row(effect: SwitchEffect, nodes: int | None, ranks: int | None) -> dict[str, Any]:
-    row = {**asdict(effect), "nodes": nodes, "ranks": ranks}
-    forecast = row.pop("forecast") or {}
-    return row | {f"forecast_{name}": forecast.get(name) for name in ExpectedEffect.__annotations__}
-
-
-def _from_row(row: Mapping[str, Any]) -> SwitchEffect:
-    values = {name: row[name] for name in SwitchEffect.__annotations__ if name != "forecast"}
-    names = ExpectedEffect.__annotations__
-    forecast = None
-    if row["forecast_saving"] is not None:
-        forecast = ExpectedEffect(**{name: row[f"forecast_{name}"] for name in names})
-    return SwitchEffect(**values, forecast=forecast)
+def _from_body(body: Mapping[str, Any]) -> SwitchEffect:
+    forecast = body["forecast"]
+    expected = None if forecast is None else ExpectedEffect(**forecast)
+    return SwitchEffect(**{**body, "forecast": expected})
 
 
 def of_run(connection: Connection, run_id: str) -> list[SwitchEffect]:

@@ -157,25 +157,14 @@ def judged(store: Store, run: Running, at: float) -> Kept | None:
     if facts["from"] is None or not facts["wall_s"]:
         return None
     going = [cause for cause in facts["causes"] if cause["until"] is None]
-    factors = [cause["factor"] for cause in going if cause["factor"] is not None]
     return Kept(
         run=run.id,
         at=at,
         until=at,
-        first_step=facts["to"],
-        step=facts["to"],
         workers=seen.compute_s.shape[1],
-        waste=facts["waste"],
-        share=_together(facts, going),
-        factor=max(factors, default=None),
         nodes=_by_node(going, seen.nodes or [run.node or ""] * seen.compute_s.shape[1]),
         body=facts,
     )
-
-
-def _together(facts: dict[str, Any], going: list[dict[str, Any]]) -> float:
-    whole = facts["cost_s"] / facts["wall_s"]
-    return float(min(sum(cause["share"] for cause in going), whole))
 
 
 def _by_node(going: list[dict[str, Any]], placement: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,8 @@ from paceline_backend.store.outcomes.effects import OutcomeFilter
 
 # A score covers at most this many outcomes, the newest ones.
 MOST = 10_000
-_STORED = ("run", "version", "policy", "at", "nodes", "ranks", "saving", "low", "high")
+_OF_ROW = ("run", "version", "policy", "at", "nodes", "ranks")
+_OF_EFFECT = ("saving", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,14 @@ def outcomes(
 
 def outcome_of(row: Mapping[str, Any]) -> SwitchOutcome:
     """Return the outcome of a switch from its row in the table `effects`."""
-    forecast = ExpectedEffect(*(row[f"forecast_{name}"] for name in ("saving", "low", "high")))
+    effect = row["body"]
+    forecast = ExpectedEffect(**effect["forecast"])
     return SwitchOutcome(
-        **{name: row[name] for name in _STORED},
+        **{name: row[name] for name in _OF_ROW},
+        **{name: effect[name] for name in _OF_EFFECT},
         forecast=forecast,
-        error=(1 - forecast.saving) / (1 - row["saving"]) - 1,
-        inside=forecast.low <= row["saving"] <= forecast.high,
+        error=(1 - forecast.saving) / (1 - effect["saving"]) - 1,
+        inside=forecast.low <= effect["saving"] <= forecast.high,
     )
 
 

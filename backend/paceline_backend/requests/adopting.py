@@ -14,8 +14,15 @@ from pydantic.dataclasses import dataclass
 from paceline_backend import backends
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
-from paceline_backend.store import Connection, Store, StoreRefusedError, meta, new_runs, runs
-from paceline_backend.store.access import tokens
+from paceline_backend.store import (
+    Connection,
+    Store,
+    StoreRefusedError,
+    meta,
+    new_runs,
+    runs,
+    tokens,
+)
 from paceline_backend.store.audit import Requester, newest, record
 from paceline_backend.store.new_runs import NewRun
 

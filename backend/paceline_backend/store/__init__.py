@@ -3,7 +3,7 @@
 `Store` is one database. `Store.open` migrates it, and `Store.read` and `Store.write` open
 transactions. The modules hold the queries by subject: runs, nodes, switches, leases, segments,
 records of ranks' steps, rounds, forecasts. `telemetry` writes what ingest reads from the bus and
-has a module for each table. `refusals` decides which messages are never stored.
+validates it first. `refusals` decides which messages are never stored.
 
 Conventions of all modules: `connection` is an open transaction. An integer `run` is the key of a
 row in `runs`; a string `run` is the run's public id. A `Range` of steps includes its last step, and
@@ -18,7 +18,6 @@ Every other package of the control plane calls this one, except `policies` and `
         print(switches.latest(connection, key).policy)
 """
 
-from paceline_backend.store.alerts import tables as _alerts  # noqa: F401  part of the schema
 from paceline_backend.store.database import (
     Connection,
     Store,
@@ -26,8 +25,5 @@ from paceline_backend.store.database import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from paceline_backend.store.fleet import tables as _fleet  # noqa: F401  part of the schema
-from paceline_backend.store.quality import tables as _quality  # noqa: F401  part of the schema
-from paceline_backend.store.rollups import tables as _tables  # noqa: F401  part of the schema
 
 __all__ = ["Connection", "Store", "StoreError", "StoreRefusedError", "StoreUnavailableError"]

@@ -10,7 +10,10 @@ they are empty:
 * `begun`, a list of parts whose jobs run or have ended, according to the engine.
 * `last`, a number: the highest part that was withdrawn. No other part gets this number.
 
-`nodes.engine_runs` lists the engines on which a run may have jobs.
+The table `engine_runs` lists the engines that may have jobs of a run, even after the run moved
+elsewhere or was deleted. A row is inserted in the transaction that requests jobs (`mark`), and
+deleted once the engine has none of them (`unmark`). So leftover jobs are cancelled even if the
+engine was unreachable or the control plane restarted meanwhile.
 """
 
 from __future__ import annotations
@@ -24,13 +27,12 @@ import sqlalchemy as sa
 
 from paceline.wire import State
 from paceline.wire.states import ACTIVE, WAITING, Cause
-from paceline_backend.store.access import tokens
+from paceline_backend.store import tokens
 from paceline_backend.store.audit import stop_asked
-from paceline_backend.store.database import Connection, Store
-from paceline_backend.store.nodes import engine_cordons, engine_runs
+from paceline_backend.store.database import Connection, Store, insert
+from paceline_backend.store.nodes import cordons
 from paceline_backend.store.runs import UnknownRunError
-from paceline_backend.store.schema import engine_runs as marks
-from paceline_backend.store.schema import nodes, runs
+from paceline_backend.store.schema import engine_runs, nodes, runs
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def order_anew(
     backend, before = connection.execute(query.with_for_update(key_share=True)).one()
     launch = first_attempt if before is None else before["launch"] + 1
     _write(connection, run, ordered(nodes_min, nodes_max, launch))
-    engine_runs.add(connection, run, backend)
+    mark(connection, run, backend)
 
 
 def drop(connection: Connection, run: str) -> None:
@@ -96,7 +98,7 @@ def drop(connection: Connection, run: str) -> None:
 def open_runs(connection: Connection, backends: Collection[str]) -> list[EngineRun]:
     """Return the runs on some engines for which an engine may have jobs, oldest first."""
     c = runs.c
-    marked = sa.exists().where(marks.c.backend == c.backend, marks.c.run == c.id)
+    marked = sa.exists().where(engine_runs.c.backend == c.backend, engine_runs.c.run == c.id)
     columns = (c.key, c.id, c.state, c.backend, c.backend_options, c.backend_jobs)
     query = (
         sa.select(*columns, c.nodes_min, c.nodes_max, c.nproc, c.script, c.cwd, c.message)
@@ -234,7 +236,7 @@ def avoided(connection: Connection, run: EngineRun, part: str) -> list[str]:
     """
     machine = sa.select(nodes.c.host).where(nodes.c.id == run.replaces.get(part))
     host = connection.execute(machine).scalar()
-    return sorted({*engine_cordons.untaken(connection, run.backend), *([host] if host else [])})
+    return sorted({*cordons.untaken(connection, run.backend), *([host] if host else [])})
 
 
 def _write(connection: Connection, run: str, asked: Mapping[str, Any]) -> None:
@@ -326,4 +328,51 @@ def over(connection: Connection, run: EngineRun) -> None:
     launch = None if row.backend_jobs is None else row.backend_jobs["launch"]
     if State(row.state).final and launch == run.launch:
         tokens.revoke_of_run(connection, run.id)
-        engine_runs.remove(connection, run.id, run.backend)
+        unmark(connection, run.id, run.backend)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A run that moved elsewhere or is deleted, while an engine may still have jobs of it.
+
+    `backend` is the engine, and `key` is None if the run is deleted or is being deleted.
+    """
+
+    backend: str
+    run: str
+    key: int | None
+
+
+def mark(connection: Connection, run: str, backend: str) -> None:
+    """Record that an engine may have jobs of a run from now on."""
+    query = insert(connection, engine_runs).values(run=run, backend=backend)
+    connection.execute(query.on_conflict_do_nothing())
+
+
+def unmark(connection: Connection, run: str, backend: str) -> None:
+    """Record that an engine has no jobs of a run and will get none."""
+    c = engine_runs.c
+    connection.execute(sa.delete(engine_runs).where(c.backend == backend, c.run == run))
+
+
+def leftovers(connection: Connection, backends: Collection[str]) -> list[Leftover]:
+    """Return the possible leftovers of runs that moved elsewhere or are deleted."""
+    c = engine_runs.c
+    deleted = runs.c.key.is_(None) | runs.c.pruned_at.is_not(None)
+    query = (
+        sa.select(c.backend, c.run, runs.c.key, runs.c.pruned_at)
+        .outerjoin(runs, runs.c.id == c.run)
+        .where(c.backend.in_(backends), deleted | (runs.c.backend != c.backend))
+        .order_by(c.backend, c.run)
+    )
+    return [
+        Leftover(row.backend, row.run, row.key if row.pruned_at is None else None)
+        for row in connection.execute(query)
+    ]
+
+
+def clear_leftover(connection: Connection, left: Leftover) -> None:
+    """Record that an engine has no jobs of a run, unless the run came back meanwhile."""
+    there = sa.select(runs.c.backend).where(runs.c.id == left.run, runs.c.pruned_at.is_(None))
+    if connection.execute(there.with_for_update(key_share=True)).scalar() != left.backend:
+        unmark(connection, left.run, left.backend)

@@ -1,39 +1,55 @@
-"""Leases: exclusive rights to plan a run, or to manage its jobs on an engine.
+"""Leases: exclusive rights of one worker process, for a limited time.
 
-A lease expires by the database's clock. All functions raise `StoreError` if the database fails;
-then existing leases remain until they expire.
+A worker holds a lease on a run to plan it or to manage its jobs on an engine, and a lease on all
+runs for work that one worker does for all of them, such as evaluating alerts. A lease expires by
+the database's clock. If the worker dies, another one takes the lease then. All functions raise
+`StoreError` if the database fails; then existing leases remain until they expire.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store.database import Store, insert, now
-from paceline_backend.store.schema import engine_leases, leases, runs
+from paceline_backend.store.database import Store, StoreError, insert, now
+from paceline_backend.store.schema import leases, runs
 
-# The two purposes are independent: different workers may hold them for the same run.
-Purpose = Literal["plan", "jobs"]
-_TABLES = {"plan": leases, "jobs": engine_leases}
+log = logging.getLogger(__name__)
+
+# The purposes are independent: different workers may hold them for the same run.
+Purpose = Literal["plan", "jobs", "alerts", "fleet"]
+# Instead of the key of a run: the lease is on all runs. Keys start at 1.
+ALL_RUNS = 0
+
+S = TypeVar("S", bound=sa.Select[Any])
+
+
+def take(connection: sa.Connection, run: int, owner: str, lease_s: float, purpose: Purpose) -> bool:
+    """Take or renew a lease for `lease_s` seconds; return False if another owner holds it.
+
+    Until this transaction ends, no other owner can take the lease.
+    """
+    at = now(connection)
+    row = {"purpose": purpose, "run": run, "owner": owner, "expires_at": at + lease_s}
+    query = insert(connection, leases).values(row)
+    taken = connection.execute(
+        query.on_conflict_do_update(
+            index_elements=[leases.c.purpose, leases.c.run],
+            set_={"owner": owner, "expires_at": query.excluded.expires_at},
+            where=(leases.c.owner == owner) | (leases.c.expires_at <= at),
+        ).returning(leases.c.run)
+    ).one_or_none()
+    return taken is not None
 
 
 def acquire(store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan") -> bool:
-    """Take or renew a lease for `lease_s` seconds; return False if another owner holds it."""
-    table = _TABLES[purpose]
+    """Call `take` in a transaction of its own."""
     with store.write() as connection:
-        at = now(connection)
-        query = insert(connection, table).values(run=run, owner=owner, expires_at=at + lease_s)
-        taken = connection.execute(
-            query.on_conflict_do_update(
-                index_elements=[table.c.run],
-                set_={"owner": owner, "expires_at": query.excluded.expires_at},
-                where=(table.c.owner == owner) | (table.c.expires_at <= at),
-            ).returning(table.c.run)
-        ).one_or_none()
-    return taken is not None
+        return take(connection, run, owner, lease_s, purpose)
 
 
 def extend(
@@ -44,41 +60,65 @@ def extend(
     for run, owner in held:
         of_owners.setdefault(owner, []).append(run)
     kept: set[int] = set()
-    table = _TABLES[purpose]
+    c = leases.c
     with store.write() as connection:
         expires_at = now(connection) + lease_s
         for owner, of_owner in of_owners.items():
             query = (
-                sa.update(table)
-                .where(table.c.owner == owner, table.c.run.in_(of_owner))
+                sa.update(leases)
+                .where(c.purpose == purpose, c.owner == owner, c.run.in_(of_owner))
                 .values(expires_at=expires_at)
-                .returning(table.c.run)
+                .returning(c.run)
             )
             kept.update(connection.execute(query).scalars())
     return kept
 
 
 def release(store: Store, run: int, owner: str, purpose: Purpose = "plan") -> None:
-    """Delete an owner's lease of a run, so that others need not wait until it expires."""
-    table = _TABLES[purpose]
+    """Delete an owner's lease, so that others need not wait until it expires."""
+    c = leases.c
+    mine = (c.purpose == purpose, c.run == run, c.owner == owner)
     with store.write() as connection:
-        connection.execute(sa.delete(table).where(table.c.run == run, table.c.owner == owner))
+        connection.execute(sa.delete(leases).where(*mine))
+
+
+def give_back(store: Store, owner: str, purpose: Purpose) -> None:
+    """Release a lease on all runs; log a failure."""
+    try:
+        release(store, ALL_RUNS, owner, purpose)
+    except StoreError as error:
+        log.warning("cannot release the lease %s, so it expires on its own: %s", purpose, error)
 
 
 def reap(store: Store) -> int:
-    """Delete expired leases of runs that have ended; return their number."""
-    ended = sa.select(runs.c.key).where(runs.c.state.in_(ENDED))
+    """Delete expired leases on runs that have ended or were deleted; return their number."""
+    c = leases.c
+    active = sa.select(runs.c.key).where(runs.c.state.not_in(ENDED))
     with store.write() as connection:
-        at = now(connection)
-        return sum(
-            connection.execute(
-                sa.delete(table).where(table.c.expires_at <= at, table.c.run.in_(ended))
-            ).rowcount
-            for table in _TABLES.values()
-        )
+        over = (c.expires_at <= now(connection), c.run != ALL_RUNS, c.run.not_in(active))
+        return connection.execute(sa.delete(leases).where(*over)).rowcount
 
 
 def held_now(connection: sa.Connection) -> int:
     """Return the number of runs that are being planned: their leases have not expired."""
-    query = sa.select(sa.func.count()).where(leases.c.expires_at > now(connection))
+    planned = (leases.c.purpose == "plan", leases.c.expires_at > now(connection))
+    query = sa.select(sa.func.count()).select_from(leases).where(*planned)
     return int(connection.execute(query).scalar_one())
+
+
+def planners(connection: sa.Connection, keys: Collection[int]) -> dict[int, tuple[str, float]]:
+    """Return owner and expiry of the leases to plan some runs, by the runs' keys."""
+    c = leases.c
+    query = sa.select(c.run, c.owner, c.expires_at).where(c.purpose == "plan", c.run.in_(keys))
+    return {row.run: (row.owner, row.expires_at) for row in connection.execute(query)}
+
+
+def unless_planned(query: S, owner: str, at: float) -> S:
+    """Leave out the runs that another worker plans, at a time by the database's clock.
+
+    `query` selects from `runs`.
+    """
+    c = leases.c
+    planned = sa.and_(c.purpose == "plan", c.run == runs.c.key)
+    mine = sa.or_(c.owner.is_(None), c.owner == owner, c.expires_at <= at)
+    return query.outerjoin(leases, planned).where(mine)

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from paceline.wire import State
 from paceline.wire.states import Cause, Rendezvous
 from paceline_backend.store import jobs
-from paceline_backend.store.nodes import engine_runs, run_nodes
+from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.runs import UnknownRunError, last_attempt
-from paceline_backend.store.schema import runs, scenarios, switches
+from paceline_backend.store.schema import runs, switches
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,12 @@ def create(connection: sa.Connection, new: NewRun, by: str, run: str | None = No
             join_check=new.join_check,
             backend_options=dict(new.backend_options) or None,
             backend_jobs=jobs.ordered(new.nodes_min, new.nodes_max) if new.has_jobs else None,
+            scenario=new.scenario,
         )
         .returning(runs.c.key)
     ).scalar_one()
     if new.has_jobs:
-        engine_runs.add(connection, run, new.backend)
+        jobs.mark(connection, run, new.backend)
     connection.execute(
         sa.insert(switches).values(
             run=key,
@@ -213,6 +214,4 @@ def create(connection: sa.Connection, new: NewRun, by: str, run: str | None = No
     )
     if new.nodes_max > 1:
         run_nodes.launch(connection, key, new.nodes, new.first_attempt)
-    if new.scenario is not None:
-        connection.execute(sa.insert(scenarios).values(run=key, body=new.scenario))
     return run

@@ -1,4 +1,8 @@
-"""Read telemetry as columns: ranges of steps, downsampled by the database to limit the traffic."""
+"""Read ranges of steps, as columns for charts.
+
+The database downsamples long ranges, to limit the traffic: each `bucket` steps become one point. A
+`timeline` of a few steps shows the phases of each rank instead.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline_backend.store.rollups import reading as rollups
-from paceline_backend.store.rollups.metrics import CELLS, METRICS, MORE_CELLS, named, of_same_step
-from paceline_backend.store.rollups.tables import BLOCK
+from paceline_backend.store.rollups.metrics import (
+    BLOCK,
+    CELLS,
+    METRICS,
+    MORE_CELLS,
+    named,
+    of_same_step,
+)
 from paceline_backend.store.schema import segments, steps, worker_steps
 from paceline_backend.store.segments import SHOWN
 
@@ -23,6 +33,9 @@ _SHOWN_CELLS = 250_000
 
 # First and last step, both included. None: open.
 Range = tuple[int | None, int | None]
+PHASES = ("data_s", "compute_s", "wait_s", "reduce_s", "rest_s")
+# An empty range of steps.
+_NOTHING = (1, 0)
 
 
 def step_columns(connection: sa.Connection, run: int, span: Range, points: int) -> dict[str, Any]:
@@ -242,3 +255,75 @@ def bucket_of(first: int | None, last: int | None, points: int) -> int:
 def _columns(names: Sequence[str], rows: Sequence[sa.Row[Any]]) -> dict[str, list[Any]]:
     values = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
     return dict(zip(names, values, strict=True))
+
+
+def steps_between(
+    connection: sa.Connection, run: int, since: float | None, until: float | None, within: Range
+) -> Range:
+    """Return the first and last step in `within` that at least one rank ended in a range of time.
+
+    `since` (inclusive) and `until` (exclusive) are Unix times.
+    """
+    if since is None and until is None:
+        return within
+    c = worker_steps.c
+    where = [c.run == run]
+    if since is not None:
+        where.append(c.ended_at >= since)
+    if until is not None:
+        where.append(c.ended_at < until)
+    step = sa.select(c.step).where(*where).limit(1)
+    first = connection.execute(step.order_by(c.step)).scalar()
+    last = connection.execute(step.order_by(c.step.desc())).scalar()
+    if first is None or last is None:
+        return _NOTHING
+    low, high = within
+    return max(first, low or 0), last if high is None else min(last, high)
+
+
+def newest_steps(connection: sa.Connection, run: int, count: int) -> tuple[int, int] | None:
+    """Return first and last of the newest `count` complete steps; None if there are none."""
+    query = sa.select(steps.c.step).where(steps.c.run == run)
+    newest = connection.execute(query.order_by(steps.c.step.desc()).limit(count)).scalars().all()
+    return (newest[-1], newest[0]) if newest else None
+
+
+def timeline(
+    connection: sa.Connection, run: int, first: int, last: int, ranks: Sequence[int]
+) -> dict[str, Any]:
+    """Return ``began_at`` and `PHASES`, each as ``name[rank][step]``; None: no record.
+
+    The phases of a step, in order: the rank waits for its data, computes, waits for other ranks,
+    reduces, and does the rest of the step. `began_at` is Unix time by the clock of the rank's node;
+    phases are in seconds. The range includes the step `last`.
+    """
+    w = worker_steps.c
+    columns = (w.rank, w.step, w.data_s, w.compute_s, w.sync_s, w.step_s, w.ended_at)
+    query = (
+        sa.select(*columns, steps.c.sync_min)
+        .select_from(worker_steps.outerjoin(steps, of_same_step))
+        .where(w.run == run, w.step.between(first, last), w.rank.in_(ranks))
+    )
+    known = {(row.rank, row.step): _phases_of(row) for row in connection.execute(query)}
+    numbers = range(first, last + 1)
+    table = {
+        name: [[known.get((rank, step), {}).get(name) for step in numbers] for rank in ranks]
+        for name in ("began_at", *PHASES)
+    }
+    return {"from": first, "to": last, "ranks": list(ranks), "step": list(numbers), **table}
+
+
+def _phases_of(row: Any) -> dict[str, float]:
+    """Return the phases of one rank's step.
+
+    Without the other ranks' records, all of `sync_s` counts as reduction.
+    """
+    reduce_s = row.sync_s if row.sync_min is None else min(row.sync_min, row.sync_s)
+    return {
+        "began_at": row.ended_at - row.step_s - row.data_s,
+        "data_s": row.data_s,
+        "compute_s": row.compute_s,
+        "wait_s": row.sync_s - reduce_s,
+        "reduce_s": reduce_s,
+        "rest_s": max(0.0, row.step_s - row.compute_s - row.sync_s),
+    }

@@ -20,8 +20,7 @@ from paceline_backend.store import attempts
 from paceline_backend.store.reads import Range, bounds, within
 from paceline_backend.store.rollups import reading as rollups
 from paceline_backend.store.rollups.metrics import METRICS
-from paceline_backend.store.rollups.tables import rank_rollups
-from paceline_backend.store.schema import runs, steps, worker_steps
+from paceline_backend.store.schema import rank_rollups, runs, steps, worker_steps
 
 Floats = npt.NDArray[np.float64]
 # Half-open ranges of steps.

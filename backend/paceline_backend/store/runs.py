@@ -3,6 +3,8 @@
 REST uses this module to show runs, and the worker process to find the runs that it plans and
 supervises. Each run has a public id, which clients use, and an integer key for foreign keys.
 Functions that return something about one run raise `UnknownRunError` if no run has the public id.
+`get` and `page` combine the row of a run with facts from other tables: its progress, its expected
+end, and a notice if it shows no steps.
 """
 
 from __future__ import annotations
@@ -22,22 +24,32 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
 from paceline.wire.states import UNDER_WAY, Cause
-from paceline_backend.store import attempts, hellos, refusals, segments
+from paceline_backend.store import attempts, hellos, leases, refusals, segments
 from paceline_backend.store.database import Store, now
-from paceline_backend.store.history import RunFilter, RunOrder, days, labels, notices
+from paceline_backend.store.history import RunFilter, RunOrder, days, labels
 from paceline_backend.store.nodes import run_nodes
-from paceline_backend.store.quality import completion, evaluations, target
-from paceline_backend.store.schema import leases, runs, scenarios
+from paceline_backend.store.quality import evaluations, target
+from paceline_backend.store.schema import runs, steps
 
 _PRIVATE = (
     *("hello", "seen_at", "lost", "attempts", "pruned_at", "signed"),
     *("rendezvous", "rendezvous_address", "hang_ended", "summed_at"),
+    *("spare_nodes", "auto", "rollups_due", "scenario"),
 )
 _PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
 # Maximum number of scale events of a multi-node launch: each node that joins or leaves adds one.
 _MOST_REGROUPINGS = 1_000
 # Other runs are being deleted.
 _KEPT = runs.c.pruned_at.is_(None)
+# Number of newest steps whose mean time predicts the rest of the run.
+_RECENT = 50
+# A script may spend this long before its first step.
+PATIENCE_S = 60.0
+
+_HELPS = (
+    "use a Session to let Paceline plan batches, or `paceline run --observe` or "
+    "`paceline observe -- torchrun …` to only measure the script"
+)
 
 
 class UnknownRunError(PacelineError):
@@ -61,6 +73,8 @@ class HelloFacts:
     and others may differ by a few; it is None for a stream.
     """
 
+    global_batch: int
+    seed: int
     epochs: int | None
     emulated: dict[str, Any] | None
     dif: float | None
@@ -356,7 +370,7 @@ def latest_attempt(connection: sa.Connection, key: int) -> int | None:
 
 def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
     """Return the description of a simulated run; None for other runs."""
-    query = sa.select(scenarios.c.body).where(scenarios.c.run == key_of(connection, run))
+    query = sa.select(runs.c.scenario).where(runs.c.key == key_of(connection, run))
     return connection.execute(query).scalar()
 
 
@@ -385,8 +399,8 @@ def _select(
     keys = [run["key"] for run in rows]
     at = now(connection)
     owners = {
-        row.run: {"owner": row.owner, "alive": row.expires_at > at}
-        for row in connection.execute(sa.select(leases).where(leases.c.run.in_(keys)))
+        key: {"owner": owner, "alive": expires_at > at}
+        for key, (owner, expires_at) in leases.planners(connection, keys).items()
     }
     tags, figures = labels.tags(connection, keys), days.figures(connection, keys)
     for run in rows:
@@ -396,12 +410,12 @@ def _select(
         spans = attempts.spans(connection, key, attempt)
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
-        run |= completion.times(connection, run, run["steps_per_epoch"])
+        run |= _times(connection, run, run["steps_per_epoch"])
         run["target"] = target.reached(store, connection, run, spans)
         newest = evaluations.read(connection, key, spans, limit=1)
         run["evaluation"] = evaluations.shown(newest[0], run["started_at"]) if newest else None
         run["controller"] = owners.get(key)
-        run["notice"] = notices.of_run(run, segments.equal_because(connection, key, attempt))
+        run["notice"] = notice_of(run, segments.equal_because(connection, key, attempt))
         if not keep_key:
             del run["key"]
     return rows
@@ -420,14 +434,15 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         message = hello(connection, key)
     if message is None:
         return None
+    common = (message.global_batch, message.seed, message.epochs, message.emulated)
     if message.samples is None:
-        return HelloFacts(message.epochs, message.emulated, None, None, None)
+        return HelloFacts(*common, None, None, None)
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     per_epoch = None if message.token_budget is None else message.steps_per_epoch
     if per_epoch is None:
         per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
-    return HelloFacts(message.epochs, message.emulated, dif, message.token_budget, per_epoch)
+    return HelloFacts(*common, dif, message.token_budget, per_epoch)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:
@@ -435,6 +450,93 @@ def _plain(row: sa.Row[Any]) -> dict[str, Any]:
     # Other variables are private.
     run["driver"] = driver.VARIABLE in run.pop("env")
     return run
+
+
+def _times(
+    connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
+) -> dict[str, float | None]:
+    """Return a run's `queued_s`, `jct_s` and `eta_at`; None where unknown.
+
+    `run` has `key`, and `epoch` and `step` of its newest complete step. `per_epoch` is the number
+    of steps of a whole epoch, None if unknown.
+    """
+    began, ended = run["started_at"], run["ended_at"]
+    # A simulated run has a clock of its own.
+    simulated = run["backend"] == "simulated"
+    return {
+        "queued_s": None if began is None or simulated else max(0.0, began - run["created_at"]),
+        "jct_s": None if began is None or ended is None else max(0.0, ended - began),
+        "eta_at": None if simulated else _eta_at(connection, run, per_epoch),
+    }
+
+
+def _eta_at(
+    connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
+) -> float | None:
+    """Predict the end of a run from its newest steps and the newest pause between two epochs."""
+    if run["state"] != State.RUNNING or run["step"] is None:
+        return None
+    if not run["epochs"] or not per_epoch:
+        return None
+    c = steps.c
+    query = sa.select(c.step_s, c.ended_at).where(c.run == run["key"], c.step <= run["step"])
+    newest = connection.execute(query.order_by(c.step.desc()).limit(_RECENT)).all()
+    if not newest:
+        return None
+    left = max(0, run["epochs"] * per_epoch - run["step"] - 1)
+    step_s = sum(row.step_s for row in newest) / len(newest)
+    pause_s = _pause_s(connection, run["key"], run["epoch"], run["epoch"] * per_epoch)
+    pauses = run["epochs"] - run["epoch"]
+    return float(max(time.time(), newest[0].ended_at + left * step_s + pauses * pause_s))
+
+
+def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> float:
+    """Return the pause before step `first`, which begins an epoch, in seconds; 0 if unknown."""
+    c = steps.c
+    query = sa.select(c.epoch, c.step_s, c.ended_at).where(c.run == run)
+    rows = connection.execute(query.where(c.step.in_((first - 1, first))).order_by(c.step)).all()
+    if [row.epoch for row in rows] != [epoch - 1, epoch]:
+        return 0.0
+    before, after = rows
+    return max(0.0, float(after.ended_at - after.step_s - before.ended_at))
+
+
+def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
+    """Explain why a run shows no steps, or why no policy can be in force; None if it is clear.
+
+    `run` is the row of the run. `equal_because` is why its ranks get equal local batches whatever
+    the policy plans, empty if they do not.
+    """
+    if equal_because:
+        return f"Ranks train with equal local batches, whatever the policy: {equal_because}"
+    observed = run["policy"] == OBSERVED
+    if run["attempt"] is None:
+        if not _trained_unseen(run):
+            return None
+        if observed:
+            return (
+                "No rank has stepped an optimiser of a model that DistributedDataParallel or FSDP2 "
+                "wraps, so Paceline cannot measure steps."
+            )
+        return (
+            "No rank has iterated over the loader of a paceline.Session, so Paceline neither plans "
+            f"batches nor measures steps: {_HELPS}."
+        )
+    if observed:
+        return (
+            "Observed: the script divides its batches itself, so no policy can be in force. With a "
+            "Session, Paceline would plan them."
+        )
+    return None
+
+
+def _trained_unseen(run: Mapping[str, Any]) -> bool:
+    """Return whether a run has trained, or should train by now, without messages from ranks."""
+    if run["backend"] == "simulated" or run["started_at"] is None:
+        return False
+    if run["state"] == State.FINISHED:
+        return True
+    return bool(run["state"] == State.RUNNING and time.time() > run["started_at"] + PATIENCE_S)
 
 
 def cursor_at(key: int) -> str:

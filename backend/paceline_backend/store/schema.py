@@ -1,10 +1,16 @@
 """Tables, declared once for SQLite and Postgres. migrations/ must reproduce them exactly.
 
+In this order: tables of the control plane itself, of nodes, of runs and their launches, of the
+telemetry of ranks, sums of it, findings about runs, and alerts. Rows of a run are deleted with it,
+except where `run` is a public id: these rows outlive the run.
+
 A column without a comment has the meaning of the message field or REST field of the same name.
 Times are Unix times in seconds. Columns with the suffix `_s` are durations in seconds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from sqlalchemy import (
     JSON,
@@ -50,7 +56,7 @@ class Text(TypeDecorator[str]):
 # SQLite autoincrements only INTEGER.
 BigKey = BigInteger().with_variant(Integer, "sqlite")
 
-# Facts about the database as a whole, such as the control plane's "id".
+# Facts and settings of the control plane as a whole, such as its "id" and changed alert rules.
 meta = Table(
     "meta",
     metadata,
@@ -102,19 +108,57 @@ repeats = Table(
     Index("ix_repeats_at", "at"),
 )
 
+# The audit log of changes. Rows outlive the runs that they are about, so `run` is a public id and
+# not a foreign key.
+audit = Table(
+    "audit",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", Text, nullable=False),
+    # What the requester may do. Empty for the control plane itself.
+    Column("scope", Text, nullable=False),
+    # Network address of the client.
+    Column("address", Text, nullable=False),
+    # Name of the client program, as it reports itself.
+    Column("via", Text, nullable=False),
+    # Such as run.policy or token.create.
+    Column("action", Text, nullable=False),
+    Column("run", Text),
+    # The run's revision after the change.
+    Column("revision", BigInteger),
+    # Another changed object, such as a token.
+    Column("target", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("details", JSON, nullable=False),
+    Index("ix_audit_run_key", "run", "key"),
+)
+
+# Exclusive rights of workers, see `store.leases`. Only the owner of an unexpired lease may act.
+leases = Table(
+    "leases",
+    metadata,
+    # One of plan, jobs, alerts, fleet.
+    Column("purpose", Text, primary_key=True),
+    # Key of the run; 0: the lease is on all runs, so this is not a foreign key.
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("owner", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 nodes = Table(
     "nodes",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("hostname", Text, nullable=False),
-    Column("cores", Integer, nullable=False),
-    Column("memory_bytes", BigInteger, nullable=False),
-    Column("gpus", JSON, nullable=False),
-    Column("paceline", Text, nullable=False),
     Column("registered_at", Double, nullable=False),
     Column("heartbeat_at", Double, nullable=False),
     Column("left", Boolean, nullable=False),
-    Column("runs", JSON, nullable=False),
+    # The machine and its runs, from the last heartbeat: {"hostname", "cores", "memory_bytes",
+    # "gpus", "paceline", "runs", "gpu_states"}.
+    Column("report", JSON, nullable=False),
+    # The node's speed, as its agent measured it `at` a time by the node's clock. NULL: unknown.
+    Column("check", JSON(none_as_null=True)),
     # Whether its agent has a session, and so requires MACs and opens sealed launches.
     Column("signed", Boolean, nullable=False, server_default=false()),
     # The only run that its agent serves, because its session comes from the run's token. NULL: any.
@@ -122,17 +166,51 @@ nodes = Table(
     # The engine and its name of the machine. NULL: none, or unknown.
     Column("backend", Text),
     Column("host", Text),
-    # The node's speed, as its agent measured it.
-    Column("check", JSON(none_as_null=True)),
-    # By the node's clock.
-    Column("checked_at", Double),
-    # Clocks, temperatures and so on from the last heartbeat.
-    Column("gpu_states", JSON(none_as_null=True)),
     # The token that its session was created with. The session ends with the token. NULL: a proxy's
     # user.
     Column("token", Text),
     # Random. The node's key and its password on the bus are derived from it. NULL: no session.
     Column("seed", Text),
+)
+
+# Cordons of nodes. While `lifted_at` is NULL, the node is cordoned.
+cordons = Table(
+    "cordons",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("lifted_at", Double),
+    Column("lifted_by", Text),
+    Column("lifted_why", Text),
+    # For an engine's node: the engine and its name of the machine, and when the engine was told of
+    # the cordon (or, once it is lifted, of its end) or why it refused. If both are NULL, the engine
+    # still has to be told.
+    Column("backend", Text),
+    Column("host", Text),
+    Column("told_at", Double),
+    Column("refusal", Text),
+    Index("ix_cordons_node_key", "node", "key"),
+    # Of two concurrent operators, only one can cordon the node.
+    Index(
+        "uq_cordons_present",
+        "node",
+        unique=True,
+        sqlite_where=text("lifted_at IS NULL"),
+        postgresql_where=text("lifted_at IS NULL"),
+    ),
+)
+
+# Engines that may have jobs of a run, from the launch until the engine has none. Rows outlive the
+# run, so `run` is a public id and not a foreign key.
+engine_runs = Table(
+    "engine_runs",
+    metadata,
+    Column("backend", Text, primary_key=True),
+    Column("run", Text, primary_key=True),
+    sqlite_with_rowid=False,
 )
 
 runs = Table(
@@ -176,8 +254,6 @@ runs = Table(
     Column("attempt", Integer),
     Column("world", Integer),
     Column("samples", BigInteger),
-    Column("global_batch", Integer),
-    Column("seed", BigInteger),
     # "samples", "size" or "ranks".
     Column("loss_mean", Text),
     # Digest of the latest attempt's Hello, see `hello_parts`.
@@ -222,7 +298,22 @@ runs = Table(
     Column("summed_at", Double),
     # The operator's target for the model: {"metric", "value", "direction"}. NULL: none.
     Column("target", JSON(none_as_null=True)),
+    # The nodes that are held back for the run, until it uses them or has ended. NULL: none.
+    Column("spare_nodes", JSON(none_as_null=True)),
+    # What an operator allows `auto` to do: {"mode", "relaxed", "requested_at", "requested_by"}.
+    # NULL: nothing.
+    Column("auto", JSON(none_as_null=True)),
+    # From this step on, blocks may lack roll-ups, see `rollups.writing.fill`. NULL: none lacks any.
+    Column("rollups_due", BigInteger),
+    # For a simulated run: its description.
+    Column("scenario", JSON(none_as_null=True)),
     Index("ix_runs_state", "state"),
+    Index(
+        "ix_runs_rollups_due",
+        "key",
+        sqlite_where=text("rollups_due IS NOT NULL"),
+        postgresql_where=text("rollups_due IS NOT NULL"),
+    ),
 )
 
 # Tags: short words that users give to runs to find them again.
@@ -232,31 +323,6 @@ run_tags = Table(
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("tag", Text, primary_key=True),
     Index("ix_run_tags_tag", "tag"),
-    sqlite_with_rowid=False,
-)
-
-# Sums over the complete steps of a run, one row per day in which steps ended. The worker process
-# writes them, so that lists of runs and history need not read millions of steps.
-run_days = Table(
-    "run_days",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    # Days since 1970-01-01, UTC.
-    Column("day", Integer, primary_key=True, autoincrement=False),
-    # The version of the policy in force.
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("steps", BigInteger, nullable=False),
-    Column("step_s_sum", Double, nullable=False),
-    # The time of all ranks in these steps, and the part that they waited for slower ranks.
-    Column("worker_s", Double, nullable=False),
-    Column("waited_s", Double, nullable=False),
-    Column("se_sum", Double, nullable=False),
-    # Number of steps that have an SE.
-    Column("se_count", BigInteger, nullable=False),
-    Column("waste_sum", Double, nullable=False),
-    # Number of steps that have a waste.
-    Column("waste_count", BigInteger, nullable=False),
-    Index("ix_run_days_day", "day"),
     sqlite_with_rowid=False,
 )
 
@@ -292,85 +358,6 @@ run_nodes = Table(
     sqlite_with_rowid=False,
 )
 
-# Nodes that are reserved for a run. They count while the run has not ended.
-spares = Table(
-    "spares",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("node", Text, primary_key=True),
-    sqlite_with_rowid=False,
-)
-
-# Cordons of nodes. While `lifted_at` is NULL, the node is cordoned.
-cordons = Table(
-    "cordons",
-    metadata,
-    Column("key", BigKey, primary_key=True),
-    Column("node", Text, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("by", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("lifted_at", Double),
-    Column("lifted_by", Text),
-    Column("lifted_why", Text),
-    # For an engine's node: the engine and its name of the machine, and when the engine was told of
-    # the cordon (or, once it is lifted, of its end) or why it refused. If both are NULL, the engine
-    # still has to be told.
-    Column("backend", Text),
-    Column("host", Text),
-    Column("told_at", Double),
-    Column("refusal", Text),
-    Index("ix_cordons_node_key", "node", "key"),
-    # Of two concurrent operators, only one can cordon the node.
-    Index(
-        "uq_cordons_present",
-        "node",
-        unique=True,
-        sqlite_where=text("lifted_at IS NULL"),
-        postgresql_where=text("lifted_at IS NULL"),
-    ),
-)
-
-# Engines that may have jobs of a run, from the launch until the engine has none. Rows outlive the
-# run, so `run` is a public id and not a foreign key.
-engine_runs = Table(
-    "engine_runs",
-    metadata,
-    Column("backend", Text, primary_key=True),
-    Column("run", Text, primary_key=True),
-    sqlite_with_rowid=False,
-)
-
-# Periods in which verdicts named a node of a run slow. At most one row per run has no end.
-slow_nodes = Table(
-    "slow_nodes",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("at", Double, primary_key=True),
-    Column("node", Text, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    # The newest step that the first verdict used.
-    Column("step", BigInteger, nullable=False),
-    # Its time ÷ the other nodes' time, from the newest verdict.
-    Column("factor", Double),
-    Column("words", Text, nullable=False),
-    Column("ended_at", Double),
-    Index("ix_slow_nodes_node", "node"),
-    sqlite_with_rowid=False,
-)
-
-# The latest Hello of each run as MessagePack, and parts of Hellos that are still arriving.
-hello_parts = Table(
-    "hello_parts",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("attempt", SmallInteger, primary_key=True),
-    # Digest of the whole Hello.
-    Column("hello", LargeBinary, primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("data", LargeBinary, nullable=False),
-)
-
 # One row per Hello: first step of an attempt, and how far earlier attempts had come by then.
 attempts = Table(
     "attempts",
@@ -389,48 +376,16 @@ attempts = Table(
     sqlite_with_rowid=False,
 )
 
-# The newest report of each rank that it has been in the same phase for long.
-long_phases = Table(
-    "long_phases",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("rank", Integer, primary_key=True),
-    Column("attempt", SmallInteger, nullable=False),
-    Column("step", BigInteger, nullable=False),
-    Column("phase", Text, nullable=False),
-    # Duration of the phase at the time of the report.
-    Column("since_s", Double, nullable=False),
-    # By the node's clock.
-    Column("at", Double, nullable=False),
-    # By the clock of the process that stored it.
-    Column("heard_at", Double, nullable=False),
-    sqlite_with_rowid=False,
-)
-
-# For data that lives on nodes: one row per epoch and rank. Only one rank of each node reports what
-# moved.
-data_epochs = Table(
-    "data_epochs",
+# The latest Hello of each run as MessagePack, and parts of Hellos that are still arriving.
+hello_parts = Table(
+    "hello_parts",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("attempt", SmallInteger, primary_key=True),
-    Column("epoch", Integer, primary_key=True),
-    Column("rank", Integer, primary_key=True),
-    Column("node", Text, nullable=False),
-    Column("planned_bytes", BigInteger, nullable=False),
-    Column("moved_bytes", BigInteger, nullable=False),
-    # Number of samples.
-    Column("moved", BigInteger, nullable=False),
-    Column("moved_s", Double, nullable=False),
-    # Bytes and samples that steps read from the source.
-    Column("read_bytes", BigInteger, nullable=False),
-    Column("read", BigInteger, nullable=False),
-    # Number of steps that waited.
-    Column("waits", BigInteger, nullable=False),
-    Column("waited_s", Double, nullable=False),
-    Column("held_bytes", BigInteger, nullable=False),
-    Column("at", Double, nullable=False),
-    sqlite_with_rowid=False,
+    # Digest of the whole Hello.
+    Column("hello", LargeBinary, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
 )
 
 switches = Table(
@@ -598,17 +553,241 @@ rounds = Table(
     sqlite_with_rowid=False,
 )
 
-# What an operator allows `auto` to do with a run. Without a row: nothing.
-autos = Table(
-    "autos",
+# The newest report of each rank that it has been in the same phase for long.
+long_phases = Table(
+    "long_phases",
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    # One of off, recommend, switch.
-    Column("mode", Text, nullable=False),
-    Column("requested_at", Double, nullable=False),
-    Column("requested_by", Text, nullable=False),
-    # Whether it may choose a relaxed synchroniser.
-    Column("relaxed", Boolean, nullable=False, server_default=false()),
+    Column("rank", Integer, primary_key=True),
+    Column("attempt", SmallInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("phase", Text, nullable=False),
+    # Duration of the phase at the time of the report.
+    Column("since_s", Double, nullable=False),
+    # By the node's clock.
+    Column("at", Double, nullable=False),
+    # By the clock of the process that stored it.
+    Column("heard_at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# For data that lives on nodes: one row per epoch and rank. Only one rank of each node reports what
+# moved.
+data_epochs = Table(
+    "data_epochs",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("epoch", Integer, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("planned_bytes", BigInteger, nullable=False),
+    Column("moved_bytes", BigInteger, nullable=False),
+    # Number of samples.
+    Column("moved", BigInteger, nullable=False),
+    Column("moved_s", Double, nullable=False),
+    # Bytes and samples that steps read from the source.
+    Column("read_bytes", BigInteger, nullable=False),
+    Column("read", BigInteger, nullable=False),
+    # Number of steps that waited.
+    Column("waits", BigInteger, nullable=False),
+    Column("waited_s", Double, nullable=False),
+    Column("held_bytes", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# One row per metric, step and rank. Only scripts that log more than a loss have rows.
+worker_metrics = Table(
+    "worker_metrics",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("attempt", SmallInteger, nullable=False),
+    # The rank's samples or load, as for the loss.
+    Column("weight", Double, nullable=False),
+    # NULL: not a finite number.
+    Column("value", Double),
+    sqlite_with_rowid=False,
+)
+
+# The same for the global batch: means over ranks by their weights.
+step_metrics = Table(
+    "step_metrics",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("value", Double),
+    sqlite_with_rowid=False,
+)
+
+# One row per metric of an evaluation and rank that counts.
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The last step before the evaluation; -1: none.
+    Column("step", BigInteger, primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("epoch", Integer, nullable=False),
+    # Samples that the run had trained on by then, over all ranks.
+    Column("trained", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    # Samples that the rank evaluated. NULL: only rank 0's value counts.
+    Column("samples", BigInteger),
+    # NULL: not a finite number.
+    Column("value", Double),
+    sqlite_with_rowid=False,
+)
+
+# Metrics of one step; `metrics.METRICS` derives each from the row of the step.
+METRIC_NAMES = (
+    *("step_s", "compute_max", "compute_min", "compute_mean", "se", "sp"),
+    *("dif", "waste", "ett_error", "comm_s", "loss"),
+)
+# Metrics that steps may lack.
+OPTIONAL_METRICS = ("se", "dif", "waste", "ett_error", "loss")
+
+
+def _of_metrics() -> Iterator[Column[float] | Column[int]]:
+    for name in METRIC_NAMES:
+        if name in OPTIONAL_METRICS:
+            # Number of steps that have a value.
+            yield Column(f"{name}_count", Integer, nullable=False)
+        for kind in ("sum", "min", "max"):
+            yield Column(f"{name}_{kind}", Double)
+
+
+# One row per block whose steps are all complete.
+step_rollups = Table(
+    "step_rollups",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The first step of the block.
+    Column("step", BigInteger, primary_key=True),
+    # The epoch of the first step.
+    Column("epoch", Integer, nullable=False),
+    # The end of the last step.
+    Column("ended_at", Double, nullable=False),
+    *_of_metrics(),
+    sqlite_with_rowid=False,
+)
+
+# One row per block and rank, for the same blocks.
+rank_rollups = Table(
+    "rank_rollups",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The first step of the block.
+    Column("step", BigInteger, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    # The latest attempt.
+    Column("attempt", SmallInteger, nullable=False),
+    # Number of records.
+    Column("count", Integer, nullable=False),
+    Column("compute_s_sum", Double, nullable=False),
+    Column("compute_s_min", Double, nullable=False),
+    Column("compute_s_max", Double, nullable=False),
+    Column("ett_s_sum", Double),
+    Column("ett_s_count", Integer, nullable=False),
+    Column("wait_s_sum", Double, nullable=False),
+    Column("samples_sum", BigInteger, nullable=False),
+    Column("load_sum", Double, nullable=False),
+    Column("share_sum", Double),
+    Column("share_count", Integer, nullable=False),
+    # Sums over records with samples, to fit the line "time = a · load + b".
+    Column("fit_count", Integer, nullable=False),
+    Column("fit_load", Double, nullable=False),
+    Column("fit_time", Double, nullable=False),
+    Column("fit_load_sq", Double, nullable=False),
+    Column("fit_load_time", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Sums over the complete steps of a run, one row per day in which steps ended. The worker process
+# writes them, so that lists of runs and history need not read millions of steps.
+run_days = Table(
+    "run_days",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # Days since 1970-01-01, UTC.
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    # The version of the policy in force.
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("step_s_sum", Double, nullable=False),
+    # The time of all ranks in these steps, and the part that they waited for slower ranks.
+    Column("worker_s", Double, nullable=False),
+    Column("waited_s", Double, nullable=False),
+    Column("se_sum", Double, nullable=False),
+    # Number of steps that have an SE.
+    Column("se_count", BigInteger, nullable=False),
+    Column("waste_sum", Double, nullable=False),
+    # Number of steps that have a waste.
+    Column("waste_count", BigInteger, nullable=False),
+    Index("ix_run_days_day", "day"),
+    sqlite_with_rowid=False,
+)
+
+# Progress of a run when the worker process last saw it.
+run_progress = Table(
+    "run_progress",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    # The latest attempt. -1: none yet.
+    Column("attempt", Integer, nullable=False),
+    # The newest complete step. -1: none yet.
+    Column("step", BigInteger, nullable=False),
+    # When this step was first seen, by the database's clock.
+    Column("step_at", Double, nullable=False),
+    # Number of records that were lost because a spool was full.
+    Column("lost", BigInteger, nullable=False),
+    # When this number last increased.
+    Column("lost_at", Double),
+    # Number of epochs with samples that were used twice or skipped. NULL: unknown.
+    Column("inexact", Integer),
+    sqlite_with_rowid=False,
+)
+
+# Verdicts over a run's newest steps: one row for as long as the causes stay the same. Rows outlive
+# the runs that they are about, so `run` is a public id and not a foreign key.
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("run", Text, primary_key=True),
+    # Time of the first and of the last verdict with these causes.
+    Column("at", Double, primary_key=True),
+    Column("until", Double, nullable=False),
+    Column("workers", Integer, nullable=False),
+    # Node → {"ranks", "kinds", "share", "factor"}.
+    Column("nodes", JSON, nullable=False),
+    # The last verdict, as GET /runs/{run}/verdict returns it.
+    Column("body", JSON, nullable=False),
+    Index("ix_verdicts_until", "until"),
+    sqlite_with_rowid=False,
+)
+
+# Periods in which verdicts named a node of a run slow. At most one row per run has no end.
+slow_nodes = Table(
+    "slow_nodes",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("at", Double, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    # The newest step that the first verdict used.
+    Column("step", BigInteger, nullable=False),
+    # Its time ÷ the other nodes' time, from the newest verdict.
+    Column("factor", Double),
+    Column("words", Text, nullable=False),
+    Column("ended_at", Double),
+    Index("ix_slow_nodes_node", "node"),
+    sqlite_with_rowid=False,
 )
 
 # Forecasts of each preset's time, from a run's telemetry up to a step.
@@ -617,8 +796,7 @@ forecasts = Table(
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("made_at", Double, primary_key=True),
-    # The last step that the forecast uses.
-    Column("step", BigInteger, nullable=False),
+    # A `whatif.answer.Forecast`.
     Column("body", JSON, nullable=False),
 )
 
@@ -638,74 +816,90 @@ effects = Table(
     # Time of the switch.
     Column("at", Double, nullable=False),
     Column("noted_at", Double, nullable=False),
-    Column("first_step", BigInteger, nullable=False),
-    Column("before_steps", Integer, nullable=False),
-    Column("after_steps", Integer, nullable=False),
     # Whether the effect is final: no later step counts.
     Column("complete", Boolean, nullable=False),
-    Column("known", Boolean, nullable=False),
-    Column("saving", Double),
-    Column("low", Double),
-    Column("high", Double),
-    Column("forecast_saving", Double),
-    Column("forecast_low", Double),
-    Column("forecast_high", Double),
-    Column("replaced", Boolean, nullable=False),
-    # Whether policy and parameters are the same as before the switch, so that there is no effect to
-    # measure.
-    Column("unchanged", Boolean, nullable=False, server_default=false()),
+    # Whether both the effect and a forecast of it are known.
+    Column("scored", Boolean, nullable=False),
+    # The effect, as GET /runs/{run}/effects returns it, without words and metrics.
+    Column("body", JSON, nullable=False),
     Index("uq_effects_run", "run", "version", unique=True),
     Index("ix_effects_at", "at"),
 )
 
-# Descriptions of simulated runs.
-scenarios = Table(
-    "scenarios",
-    metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("body", JSON, nullable=False),
-)
-
-# The audit log of changes. Rows outlive the runs that they are about, so `run` is a public id and
-# not a foreign key.
-audit = Table(
-    "audit",
+# Rows outlive the runs that they are about, so `run` is a public id and not a foreign key.
+alerts = Table(
+    "alerts",
     metadata,
     Column("key", BigKey, primary_key=True),
-    Column("at", Double, nullable=False),
-    Column("who", Text, nullable=False),
-    # What the requester may do. Empty for the control plane itself.
-    Column("scope", Text, nullable=False),
-    # Network address of the client.
-    Column("address", Text, nullable=False),
-    # Name of the client program, as it reports itself.
-    Column("via", Text, nullable=False),
-    # Such as run.policy or token.create.
-    Column("action", Text, nullable=False),
-    Column("run", Text),
-    # The run's revision after the change.
-    Column("revision", BigInteger),
-    # Another changed object, such as a token.
-    Column("target", Text, nullable=False),
-    Column("why", Text, nullable=False),
-    Column("details", JSON, nullable=False),
-    Index("ix_audit_run_key", "run", "key"),
+    Column("rule", Text, nullable=False),
+    # An empty string means that the alert is about the control plane.
+    Column("run", Text, nullable=False),
+    Column("severity", Text, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("threshold", Double, nullable=False),
+    Column("words", Text, nullable=False),
+    # Times are by the database's clock. NULL: not yet. `since` is the first evaluation that found
+    # the condition true, `gone_at` the first one that no longer did.
+    Column("since", Double, nullable=False),
+    Column("raised_at", Double),
+    Column("gone_at", Double),
+    Column("resolved_at", Double),
+    Column("acknowledged_at", Double),
+    Column("acknowledged_by", Text),
+    Column("acknowledged_why", Text),
+    Index("ix_alerts_raised_at", "raised_at"),
+    Index("ix_alerts_run", "run"),
+    # Of two concurrent workers, only one can raise the alert.
+    Index(
+        "uq_alerts_open",
+        "rule",
+        "run",
+        unique=True,
+        sqlite_where=text("resolved_at IS NULL"),
+        postgresql_where=text("resolved_at IS NULL"),
+    ),
 )
 
-# Which control plane plans a run. Only the owner of an unexpired lease proposes segments.
-leases = Table(
-    "leases",
+webhooks = Table(
+    "webhooks",
     metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
+    Column("key", BigKey, primary_key=True),
+    # The id is public. The webhook's secret is derived from it.
+    Column("id", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    # The lowest severity that the webhook receives.
+    Column("severity", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("created_by", Text, nullable=False),
 )
 
-# Which worker manages a run's jobs on its engine, independently of who plans the run.
-engine_leases = Table(
-    "engine_leases",
+# Notifications, one per webhook and event of an alert.
+alert_deliveries = Table(
+    "alert_deliveries",
     metadata,
-    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
+    Column("key", BigKey, primary_key=True),
+    Column("webhook", BigInteger, ForeignKey("webhooks.key", ondelete="CASCADE"), nullable=False),
+    Column("alert", BigInteger, ForeignKey("alerts.key", ondelete="CASCADE"), nullable=False),
+    # `raised` or `resolved`.
+    Column("event", Text, nullable=False),
+    # Exactly the bytes that are sent and signed.
+    Column("body", LargeBinary, nullable=False),
+    # Time of the next attempt. While a worker makes an attempt, the time at which the row is due
+    # again if the worker dies. NULL: it was sent or given up.
+    Column("due_at", Double),
+    Column("tries", Integer, nullable=False),
+    Column("tried_at", Double),
+    # HTTP status of the last attempt. NULL: there was no response.
+    Column("status", Integer),
+    # Error of the last attempt. NULL: it succeeded.
+    Column("error", Text),
+    Index("uq_alert_deliveries_event", "alert", "webhook", "event", unique=True),
+    Index(
+        "ix_alert_deliveries_due",
+        "due_at",
+        sqlite_where=text("due_at IS NOT NULL"),
+        postgresql_where=text("due_at IS NOT NULL"),
+    ),
+    Index("ix_alert_deliveries_webhook_key", "webhook", "key"),
 )

@@ -16,7 +16,7 @@ from paceline_backend.insight import fleet
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, nodes, schema, telemetry
 from paceline_backend.store.fleet import progress, verdicts
-from paceline_backend.store.fleet.tables import verdicts as kept_verdicts
+from paceline_backend.store.schema import verdicts as kept_verdicts
 from support.command_line import in_process
 from support.records import add_run, adopted, hello, record, run_day
 from support.web import serving
@@ -129,7 +129,8 @@ def test_a_verdict_is_a_row_until_it_names_something_else(store: Store) -> None:
     FleetWatch(store, "a").look(NEVER)
     with store.read() as connection:
         [kept] = verdicts.of_run(connection, "r", 10)
-    assert (kept.first_step, kept.step) == (59, 119)
+    assert kept.body["to"] == 119
+    assert kept.at < kept.until
     for first in range(120, 660, 60):
         trained(store, "r", 1.0, first=first)
     FleetWatch(store, "a").look(NEVER)
@@ -178,7 +179,7 @@ def test_a_verdict_lasts_while_the_run_trains_without_a_new_step(store: Store) -
     watch.look(NEVER)
     with store.read() as connection:
         [kept] = verdicts.of_run(connection, "r", 10)
-    assert kept.step == 119
+    assert kept.body["to"] == 119
 
 
 def test_a_verdict_goes_on_no_longer_when_a_step_is_overdue(

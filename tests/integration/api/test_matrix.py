@@ -12,8 +12,7 @@ from fastapi import Depends, FastAPI
 
 from paceline_backend.api import rules
 from paceline_backend.api.identity import Scope
-from paceline_backend.store import Store
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, tokens
 from support.web import application, serving
 
 Asker = Literal["none", "expired", "revoked", "viewer", "operator", "agent", "admin"]

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from paceline_backend.api.auth import COOKIE
-from paceline_backend.store import Store, StoreUnavailableError
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, StoreUnavailableError, tokens
 from support.records import add_run
 from support.web import serving
 

@@ -11,8 +11,7 @@ import redis
 import sqlalchemy as sa
 
 from paceline.wire import CHANGES
-from paceline_backend.store import Store
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, tokens
 from paceline_backend.store.schema import tokens as table
 from support.records import add_run
 from support.waiting import DEADLINE_S, until

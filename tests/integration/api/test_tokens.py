@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from paceline_backend.api.auth import COOKIE
 from paceline_backend.api.auth.failures import MOST_WRONG
-from paceline_backend.store import Store
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, tokens
 from paceline_backend.store.schema import tokens as table
 from support.waiting import DEADLINE_S, until
 from support.web import SIGNED_IN, serving

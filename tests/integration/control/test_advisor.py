@@ -154,7 +154,7 @@ def test_whose_runs_it_looks_at(store: Store, monkeypatch: pytest.MonkeyPatch) -
             forecasts.set_auto(connection, run, "off" if name == "off" else "recommend", "me", 1.0)
         rows = [("mine", "me"), ("other's", "other"), ("off", "me"), ("ended", "me")]
         for name, owner in rows:
-            row = {"run": keys[name], "owner": owner, "expires_at": 100.0}
+            row = {"purpose": "plan", "run": keys[name], "owner": owner, "expires_at": 100.0}
             connection.execute(sa.insert(schema.leases).values(row))
         runs.end(connection, active["ended"], "stopped", "test")
 

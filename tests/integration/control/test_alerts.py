@@ -22,10 +22,10 @@ from paceline_backend.insight.alerts import DEFAULTS
 from paceline_backend.requests import webhooks as requests
 from paceline_backend.server.keys import Keys
 from paceline_backend.server.origins import Origins
-from paceline_backend.store import Store, meta, schema, telemetry
-from paceline_backend.store.alerts import duties, rows, webhooks
+from paceline_backend.store import Store, leases, meta, schema, telemetry
+from paceline_backend.store.alerts import rows, webhooks
 from paceline_backend.store.alerts import rules as changed_rules
-from paceline_backend.store.alerts.tables import alert_deliveries
+from paceline_backend.store.schema import alert_deliveries
 from support.receiver import Receiver, receiving
 from support.records import add_run, hello, record
 
@@ -176,7 +176,7 @@ def test_of_two_workers_one_looks(store: Store) -> None:
     first, second = AlertWatch(store, "first"), AlertWatch(store, "second")
     assert first.look(0.0)
     assert not second.look(0.0)
-    duties.give_back(store, "alerts", "first")
+    leases.give_back(store, "first", "alerts")
     assert second.look(600.0)
     assert len(listed(store)) == 1
     assert not first.look(600.0)

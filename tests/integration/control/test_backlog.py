@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from paceline.wire import TELEMETRY, StepBatch
 from paceline.wire.bus import publish
 from paceline_backend.store import Store, schema
-from paceline_backend.store.rollups import fill
-from paceline_backend.store.rollups.tables import rollups_due, step_rollups
+from paceline_backend.store.rollups.writing import fill
+from paceline_backend.store.schema import step_rollups
 from support.ingesting import ingest_all
 from support.records import add_run, hello, record
 
@@ -20,7 +20,7 @@ def state(store: Store) -> tuple[int, list[int], int | None]:
     with store.read() as connection:
         steps = connection.execute(sa.select(sa.func.count()).select_from(schema.steps))
         blocks = connection.execute(sa.select(step_rollups.c.step).order_by(step_rollups.c.step))
-        due = connection.execute(sa.select(rollups_due.c.step))
+        due = connection.execute(sa.select(schema.runs.c.rollups_due))
         return steps.scalar_one(), [*blocks.scalars()], due.scalar()
 
 
@@ -35,6 +35,6 @@ def test_a_backlog_is_rolled_up_later(
     ingest_all(store, bus_url)
     # The first batch, of 500 messages, held the Hello and 499 steps; the second held the others.
     assert state(store) == (700, [400, 500, 600], 0)
-    while fill.fill(store) is not None:
+    while fill(store) is not None:
         pass
     assert state(store) == (700, [*range(0, 700, 100)], None)

@@ -93,7 +93,8 @@ def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
 def leased(store: Store) -> list[str]:
     """Owners."""
     with store.read() as connection:
-        return list(connection.scalars(sa.select(schema.leases.c.owner)))
+        query = sa.select(schema.leases.c.owner).where(schema.leases.c.purpose == "plan")
+        return list(connection.scalars(query))
 
 
 def past_youth(training: Leading) -> list[Segment]:

@@ -32,9 +32,8 @@ from paceline_backend.requests import (
     stop,
 )
 from paceline_backend.requests.replacing import NodeReplacement, replace
-from paceline_backend.store import Store, nodes, runs, schema, telemetry
+from paceline_backend.store import Store, nodes, runs, schema, telemetry, tokens
 from paceline_backend.store import leases as stored_leases
-from paceline_backend.store.access import tokens
 from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.jobs import EngineRun
 from paceline_backend.store.new_runs import NewRun
@@ -232,7 +231,8 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
 
     def owned() -> list[tuple[str, float]]:
         with store.read() as connection:
-            query = sa.select(schema.engine_leases.c.owner, schema.engine_leases.c.expires_at)
+            c = schema.leases.c
+            query = sa.select(c.owner, c.expires_at).where(c.purpose == "jobs")
             return [(row.owner, row.expires_at) for row in connection.execute(query)]
 
     def slowly(self: TableEngine, order: Order) -> str:

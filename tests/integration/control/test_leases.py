@@ -81,7 +81,7 @@ def test_a_lease_is_shown_as_alive_by_the_databases_clock(
 ) -> None:
     key = add_run(store, "r")
     with store.write() as connection:
-        row = {"run": key, "owner": "me", "expires_at": 100.0}
+        row = {"purpose": "plan", "run": key, "owner": "me", "expires_at": 100.0}
         connection.execute(sa.insert(schema.leases).values(row))
     for now, alive in ((99.0, True), (101.0, False)):
         monkeypatch.setattr(runs, "now", lambda _, now=now: now)

@@ -262,8 +262,10 @@ def said(
 
 
 def rows(store: Store) -> list[dict[str, Any]]:
+    """Each row with the fields of its effect."""
     with store.read() as connection:
-        return [dict(row) for row in connection.execute(sa.select(kept)).mappings()]
+        rows = [dict(row) for row in connection.execute(sa.select(kept)).mappings()]
+    return [{**row, **row["body"]} for row in rows]
 
 
 def look(store: Store) -> None:
@@ -286,7 +288,7 @@ def test_an_effect_is_kept_once_it_is_known(either: Store) -> None:
     assert (row["run"], row["version"], row["policy"], row["known"]) == ("r", 1, "paceline", True)
     assert not row["complete"]  # up to 200 steps count
     assert row["saving"] == pytest.approx(0.5, abs=0.02)
-    assert row["forecast_saving"] == 0.5
+    assert row["forecast"]["saving"] == 0.5
     with either.write() as connection:
         for table in (steps_table, worker_steps, forecasts_table):
             connection.execute(sa.delete(table).where(table.c.run == key))
@@ -342,7 +344,8 @@ def test_another_workers_runs_are_left_alone(store: Store) -> None:
     begin(store, key, state="running")
     switch(store, key, 1, 60, "paceline")
     with store.write() as connection:
-        row = {"run": key, "owner": "another", "expires_at": time.time() + 600}
+        row = {"purpose": "plan", "run": key, "owner": "another"}
+        row["expires_at"] = time.time() + 600
         connection.execute(sa.insert(leases).values(row))
     look(store)
     assert rows(store) == []

@@ -13,8 +13,7 @@ from paceline.wire import Launch, State
 from paceline_backend.backends import Job
 from paceline_backend.control.engines import Engines
 from paceline_backend.requests import enlist
-from paceline_backend.store import Store, leases, runs, schema
-from paceline_backend.store.access import tokens
+from paceline_backend.store import Store, leases, runs, schema, tokens
 from paceline_backend.store.upkeep.prune import Keep, prune
 from support.engine import TableEngine, become, table_engine
 from support.groups import answer, orders, report

@@ -11,7 +11,8 @@ import pytest
 
 from paceline.wire import DataEpoch, Hello, Message, Shards
 from paceline_backend.control.checks import Checks
-from paceline_backend.store import Store, StoreRefusedError, data_epochs, telemetry
+from paceline_backend.store import Store, StoreRefusedError, telemetry
+from paceline_backend.store.details import epochs
 from support.records import add_run, hello
 from support.sharded import shards
 from support.web import serving
@@ -54,8 +55,8 @@ def test_rows_are_sums_over_the_ranks_of_a_node(store: Store) -> None:
     write(store, epoch_of(0, 1, "a", waits=0, waited_s=0.0, read=0, read_bytes=0))
     write(store, epoch_of(0, 0, "a", **keeper))  # once more
     with store.read() as connection:
-        rows = data_epochs.rows(connection, run, 100)
-        assert data_epochs.rows(connection, run, 1) == rows[-1:]
+        rows = epochs.data_moved(connection, run, 100)
+        assert epochs.data_moved(connection, run, 1) == rows[-1:]
     assert [(row["epoch"], row["node"]) for row in rows] == [(0, "a"), (0, "b"), (1, "a")]
     first = {"attempt": 0, "epoch": 0, "node": "a", **keeper}
     first |= {"read_bytes": 200, "read": 4, "waits": 2, "waited_s": 0.5, "at": 51.0}

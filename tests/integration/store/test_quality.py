@@ -17,7 +17,7 @@ from paceline.node.starting import progress
 from paceline.wire import Evaluation, Hello, Message, MetricBatch, MetricRecord, StepBatch
 from paceline_backend.store import Store, StoreRefusedError, attempts, runs, schema, telemetry
 from paceline_backend.store.quality import evaluations, metrics, target
-from paceline_backend.store.telemetry.quality import _SUM_UP
+from paceline_backend.store.telemetry.handlers import SUM_UP_METRICS
 from support.records import add_first_policy, add_run, adopted, hello, record
 from support.web import ANY, serving
 
@@ -125,7 +125,7 @@ def test_metrics_of_a_step_are_summed_up_without_a_query_for_each_rank(store: St
     with store.read() as connection:
         sqlite = connection.dialect.name == "sqlite"
         explain = "EXPLAIN QUERY PLAN" if sqlite else "EXPLAIN"
-        query = sa.text(f"{explain} {_SUM_UP.text}")
+        query = sa.text(f"{explain} {SUM_UP_METRICS.text}")
         rows = connection.execute(query, {"run": 1, "first": 0, "end": 1}).all()
     plan = "\n".join(str(row[-1]) for row in rows)
     assert "worker_metrics" in plan

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from paceline.wire import StepBatch
 from paceline_backend.store import Store, reads, records, schema, telemetry
-from paceline_backend.store.rollups import fill, reading, writing
+from paceline_backend.store.rollups import reading, writing
 from paceline_backend.store.rollups.metrics import METRICS
-from paceline_backend.store.rollups.tables import METRIC_NAMES, rank_rollups, step_rollups
+from paceline_backend.store.schema import METRIC_NAMES, rank_rollups, step_rollups
 from support.records import add_run, hello, record
 
 Columns = dict[str, Any]
@@ -178,7 +178,7 @@ def test_a_range_with_many_gaps_is_read_step_by_step(store: Store) -> None:
 
 def fill_all(store: Store) -> None:
     for _ in range(100):
-        if fill.fill(store) is None:
+        if writing.fill(store) is None:
             return
     raise AssertionError("filling in does not end")
 
@@ -222,7 +222,7 @@ def test_runs_take_turns_at_being_filled_in(store: Store) -> None:
     turns, last = [], 0
     for first in range(1_200, 1_900, 100):
         put_off(store, batch(first, first + 100))
-        last = fill.fill(store, last) or 0
+        last = writing.fill(store, last) or 0
         turns.append(last)
     assert len(set(turns[:2])) == 2
     assert turns[0] == turns[2] == turns[4]

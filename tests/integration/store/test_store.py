@@ -37,9 +37,9 @@ def test_values_that_a_database_refuses(database_url: str) -> None:
             add_run(store, "r")
         with pytest.raises(StoreRefusedError):
             add_run(store, "s", dropped=2**63)
-        lease = {"run": 999, "owner": "me", "expires_at": 0.0}
+        tag = {"run": 999, "tag": "mine"}
         with pytest.raises(StoreRefusedError), store.write() as connection:
-            connection.execute(sa.insert(schema.leases).values(lease))
+            connection.execute(sa.insert(schema.run_tags).values(tag))
 
 
 def test_writers_that_read_first_take_turns(database_url: str) -> None:

@@ -312,8 +312,10 @@ def test_hello_fills_the_run(store: Store) -> None:
     first = hello(world=4, seed=9)
     send(store, first)
     run = the_run(store)
-    expected = {"state": "running", "attempt": 0, "world": 4, "samples": 32, "global_batch": 8}
-    assert run | expected | {"seed": 9, "started_at": 100.0} == run
+    expected = {"state": "running", "attempt": 0, "world": 4, "samples": 32, "started_at": 100.0}
+    assert run | expected == run
+    shown = runs.get(store, "r")
+    assert (shown["global_batch"], shown["seed"]) == (8, 9)
     assert the_hello(store) == first
 
 
@@ -415,7 +417,7 @@ def test_text_with_nul_bytes_is_kept_without_them(store: Store) -> None:
     assert (run["state"], run["node"]) == ("failed", "n\N{REPLACEMENT CHARACTER}")
     assert run["message"] == "rank 0: \N{REPLACEMENT CHARACTER}bad\N{REPLACEMENT CHARACTER}"
     assert rows(store, schema.segments)[0]["policy"] == "b\N{REPLACEMENT CHARACTER}sp"
-    assert rows(store, schema.nodes)[0]["hostname"] == "ho\N{REPLACEMENT CHARACTER}st"
+    assert rows(store, schema.nodes)[0]["id"] == "n\N{REPLACEMENT CHARACTER}"
 
 
 def test_unknown_run_leaves_nothing(store: Store) -> None:
@@ -503,19 +505,20 @@ def test_node_keeps_its_latest_state(store: Store) -> None:
     (node,) = rows(store, schema.nodes)
     assert node == {
         "id": "n",
-        "hostname": "host",
-        "cores": 8,
-        "memory_bytes": 2**40,
-        "gpus": ["H200"],
-        "paceline": "0.1.0",
         "registered_at": node["registered_at"],
         "heartbeat_at": node["registered_at"],
         "left": False,
-        "runs": ["a"],
+        "report": {
+            "hostname": "host",
+            "cores": 8,
+            "memory_bytes": 2**40,
+            "gpus": ["H200"],
+            "paceline": "0.1.0",
+            "runs": ["a"],
+            "gpu_states": [],
+        },
         "signed": False,
-        "only_run": None,
-        **dict.fromkeys(("backend", "host", "check", "checked_at", "gpu_states")),
-        **dict.fromkeys(("token", "seed")),
+        **dict.fromkeys(("only_run", "backend", "host", "check", "token", "seed")),
     }
     assert abs(node["heartbeat_at"] - time.time()) < 60
     telemetry.write(store, [("", state(5.0, left=True))])

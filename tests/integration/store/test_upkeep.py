@@ -18,8 +18,7 @@ from paceline.wire import StepBatch
 from paceline_backend.control import upkeep
 from paceline_backend.store import Store, new_runs, runs, schema, telemetry
 from paceline_backend.store.audit import RequestedChange, Requester, record_change
-from paceline_backend.store.fleet.tables import verdicts
-from paceline_backend.store.rollups.tables import step_rollups
+from paceline_backend.store.schema import step_rollups, verdicts
 from paceline_backend.store.upkeep import prune as pruning
 from paceline_backend.store.upkeep.prune import Keep, prune
 from support.command_line import Main, in_process
@@ -76,10 +75,9 @@ def rows_of(store: Store, key: int) -> int:
 
 def judge_all(store: Store) -> None:
     """A verdict of each run; such rows name runs by their public ids and outlast them."""
-    values = {"until": 1.0, "first_step": 0, "step": 1, "workers": 2, "waste": 0.0, "share": 0.0}
     with store.write() as connection:
         for run in ids(store):
-            row = {"run": run, "at": 0.0, **values, "nodes": {}, "body": {}}
+            row = {"run": run, "at": 0.0, "until": 1.0, "workers": 2, "nodes": {}, "body": {}}
             connection.execute(sa.insert(verdicts).values(row))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.wire import StepBatch
 from paceline_backend.store import Store, runs, telemetry, views
-from paceline_backend.store.views.heat import heat_of
+from paceline_backend.store.views import heat_of
 from support.records import add_run, hello, record
 
 Time = Callable[[int, int], float]

@@ -181,8 +181,8 @@ def _anonymous(database: Path) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.execute("PRAGMA journal_mode = DELETE")
     for statement in (
-        "UPDATE nodes SET id = 'node', hostname = 'node', cores = 2, gpus = '[]', runs = '[]'",
-        "UPDATE nodes SET memory_bytes = 8589934592",
+        "UPDATE nodes SET id = 'node', report = json_set(report, '$.hostname', 'node', "
+        "'$.cores', 2, '$.memory_bytes', 8589934592, '$.gpus', json('[]'), '$.runs', json('[]'))",
         "UPDATE runs SET node = 'node' WHERE node IS NOT NULL AND node <> ''",
         "UPDATE runs SET script = 'train.py', args = '[\"replicas\"]', cwd = '/training' "
         "WHERE backend = 'local'",

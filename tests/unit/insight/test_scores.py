@@ -13,9 +13,9 @@ SAVINGS = st.floats(-2.0, 0.95)
 
 def outcome(forecast: float, saving: float, policy: str = "chronica") -> SwitchOutcome:
     row = {"run": "r", "version": 1, "policy": policy, "at": 0.0, "nodes": 1, "ranks": 4}
-    row |= {"saving": saving, "low": saving - 0.01, "high": saving + 0.01}
-    bounds = {"forecast_low": forecast - 0.03, "forecast_high": forecast + 0.03}
-    return outcome_of({**row, "forecast_saving": forecast, **bounds})
+    body = {"saving": saving, "low": saving - 0.01, "high": saving + 0.01}
+    expected = {"saving": forecast, "low": forecast - 0.03, "high": forecast + 0.03}
+    return outcome_of({**row, "body": {**body, "forecast": expected}})
 
 
 def test_an_error_is_that_of_the_time() -> None:

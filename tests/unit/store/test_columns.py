@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from paceline.wire import StepRecord
 from paceline_backend.store import StoreRefusedError, schema
-from paceline_backend.store.telemetry.columns import Columns
+from paceline_backend.store.telemetry.validation import Columns
 from support.records import record
 
 

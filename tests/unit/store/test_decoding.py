@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline import wire
 from paceline.wire import NodeState, RoundBatch, StepBatch, StepRecord, WireError
 from paceline_backend.store import StoreRefusedError, telemetry
-from paceline_backend.store.telemetry.columns import STEPS
+from paceline_backend.store.telemetry.validation import STEPS
 from support.records import record
 
 WHOLE = [name for name, kind in StepRecord.__annotations__.items() if kind == "int"]

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from paceline_backend.store.history import notices
+from paceline_backend.store import runs
 
-LONG_AGO = time.time() - 10 * notices.PATIENCE_S
+LONG_AGO = time.time() - 10 * runs.PATIENCE_S
 
 
 def said(**row: Any) -> str:
     usual = {"policy": "bsp", "attempt": None, "backend": "local", "state": "running"}
-    return notices.of_run({**usual, "started_at": LONG_AGO, **row}) or ""
+    return runs.notice_of({**usual, "started_at": LONG_AGO, **row}) or ""
 
 
 @pytest.mark.parametrize("state", ["running", "finished"])

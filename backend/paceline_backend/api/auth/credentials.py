@@ -15,11 +15,10 @@ from types import MappingProxyType
 from itsdangerous import BadData, URLSafeTimedSerializer
 
 from paceline_backend.api.auth.failures import FailedLogins
-from paceline_backend.store import Connection, Store, StoreError, audit, meta
-from paceline_backend.store.access import tokens
-from paceline_backend.store.access.tokens import Holder
+from paceline_backend.store import Connection, Store, StoreError, audit, meta, tokens
 from paceline_backend.store.audit import Requester
 from paceline_backend.store.nodes import admission
+from paceline_backend.store.tokens import Holder
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from paceline_backend.store import Store, StoreError, audit
-from paceline_backend.store.access.tokens import Holder
 from paceline_backend.store.audit import UNKNOWN, Requester
+from paceline_backend.store.tokens import Holder
 
 MOST_WRONG = 10
 WRONG_S = 60.0  # seconds

@@ -20,7 +20,7 @@ from paceline_backend.api.errors import forbidden, problem_response
 from paceline_backend.api.identity import Identity
 from paceline_backend.api.rules import ANYBODY, SAFE_METHODS, Allow
 from paceline_backend.store import StoreError
-from paceline_backend.store.access.tokens import Holder
+from paceline_backend.store.tokens import Holder
 
 log = logging.getLogger(__name__)
 

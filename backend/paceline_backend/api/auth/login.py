@@ -17,7 +17,7 @@ from starlette.templating import Jinja2Templates
 from paceline_backend.api.auth.credentials import COOKIE, CredentialCheck
 from paceline_backend.api.auth.failures import LoginThrottle
 from paceline_backend.api.errors import problem_response
-from paceline_backend.store.access.tokens import BROWSER_S, Holder
+from paceline_backend.store.tokens import BROWSER_S, Holder
 
 PATH = "/login"
 LOGOUT = "/logout"

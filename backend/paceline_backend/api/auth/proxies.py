@@ -7,8 +7,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from paceline_backend.server.settings import Proxies
-from paceline_backend.store.access.tokens import Holder
 from paceline_backend.store.audit import RESERVED
+from paceline_backend.store.tokens import Holder
 
 # Key in the state of a request.
 _USER = "proxy_user"

@@ -101,12 +101,15 @@ def _of_verdict(seen: _Seen) -> Iterator[Condition]:
     kept = seen.verdict
     if kept is None:
         return
-    going = [cause for cause in kept.body["causes"] if cause["until"] is None]
-    words = " ".join(cause["words"] for cause in going) or kept.body["words"]
-    yield Condition("run-held-up", kept.run, kept.share, words)
+    facts = kept.body
+    going = [cause for cause in facts["causes"] if cause["until"] is None]
+    words = " ".join(cause["words"] for cause in going) or facts["words"]
+    share = min(sum(cause["share"] for cause in going), facts["cost_s"] / facts["wall_s"])
+    yield Condition("run-held-up", kept.run, float(share), words)
     slow = [cause for cause in going if cause["ranks"] and cause["factor"] is not None]
     words = " ".join(cause["words"] for cause in slow) or "No rank is slow."
-    yield Condition("rank-slow", kept.run, kept.factor or 1.0, words)
+    factor = max((c["factor"] for c in going if c["factor"] is not None), default=1.0)
+    yield Condition("rank-slow", kept.run, factor, words)
 
 
 def _of_progress(seen: _Seen, at: float) -> Iterator[Condition]:

@@ -1,9 +1,8 @@
 """Alerts, the rules that raise them, and the webhooks that are notified.
 
-`tables` declares the tables. `rows` reads and writes alerts, `rules` the changes that an admin made
-to rules, `webhooks` the receivers, and `deliveries` the notifications that are still to be sent. A
-row of `alerts` exists from the first evaluation that finds its condition true. The row counts as an
-alert once `raised_at` is set.
+`rows` reads and writes alerts, `rules` the changes that an admin made to rules, and `webhooks` the
+receivers and the notifications that are still to be sent. A row of `alerts` exists from the first
+evaluation that finds its condition true. The row counts as an alert once `raised_at` is set.
 
 `control.alerts` and `api.alerts` call these modules. The rules' defaults and the debouncing are in
 `insight.alerts`, which does not access the database.

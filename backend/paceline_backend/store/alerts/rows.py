@@ -12,9 +12,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from paceline.core.errors import PacelineError
-from paceline_backend.store.alerts.tables import alerts
 from paceline_backend.store.database import now
 from paceline_backend.store.runs import cursor_at, key_at
+from paceline_backend.store.schema import alerts
 
 AlertState = Literal["raised", "resolved"]
 

@@ -1,20 +1,28 @@
-"""Changes that admins made to the default alert rules."""
+"""Changes that admins made to the default alert rules: settings in the table `meta`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.alerts.tables import alert_rules
 from paceline_backend.store.database import insert, now
+from paceline_backend.store.schema import meta
+
+# Followed by the rule's name, the name of the setting.
+_PREFIX = "alert rule "
 
 
 def changed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
-    """Return the rules that an admin changed: name → the other columns."""
-    rows = [dict(row) for row in connection.execute(sa.select(alert_rules)).mappings()]
-    return {row.pop("name"): row for row in rows}
+    """Return the rules that an admin changed: name → the values of `change`, and by whom and when.
+
+    The author is `changed_by`, the time `changed_at`.
+    """
+    query = sa.select(meta.c.name, meta.c.value).where(meta.c.name.startswith(_PREFIX))
+    rows = connection.execute(query.order_by(meta.c.name))
+    return {row.name.removeprefix(_PREFIX): json.loads(row.value) for row in rows}
 
 
 def lock(connection: sa.Connection, name: str) -> None:
@@ -33,11 +41,13 @@ def change(connection: sa.Connection, name: str, by: str, values: Mapping[str, A
 
     `values` has `enabled`, `threshold`, `raise_after_s`, `resolve_after_s` and `severity`.
     """
-    row = {**values, "changed_at": now(connection), "changed_by": by}
-    rows = insert(connection, alert_rules).values(name=name, **row)
-    connection.execute(rows.on_conflict_do_update(index_elements=["name"], set_=row))
+    value = json.dumps({**values, "changed_at": now(connection), "changed_by": by})
+    made = insert(connection, meta).values(name=_PREFIX + name, value=value)
+    connection.execute(
+        made.on_conflict_do_update(index_elements=["name"], set_={"value": made.excluded.value})
+    )
 
 
 def restore(connection: sa.Connection, name: str) -> None:
     """Restore the defaults of a rule."""
-    connection.execute(sa.delete(alert_rules).where(alert_rules.c.name == name))
+    connection.execute(sa.delete(meta).where(meta.c.name == _PREFIX + name))

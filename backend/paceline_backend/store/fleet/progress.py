@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from paceline.wire import State
 from paceline_backend.store import attempts
 from paceline_backend.store.database import insert
-from paceline_backend.store.fleet.tables import run_progress
-from paceline_backend.store.schema import runs
+from paceline_backend.store.schema import run_progress, runs
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.fleet.tables import verdicts
+from paceline_backend.store.schema import verdicts
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,7 @@ class Kept:
     run: str
     at: float
     until: float
-    first_step: int
-    step: int
     workers: int
-    waste: float
-    share: float
-    factor: float | None
     nodes: Mapping[str, Mapping[str, Any]]
     body: Mapping[str, Any]
 
@@ -65,9 +60,8 @@ def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
         connection.execute(sa.insert(verdicts).values(row))
         return
     c = verdicts.c
-    row |= {"at": before.at, "first_step": before.first_step}
     mine = (c.run == made.run, c.at == before.at)
-    connection.execute(sa.update(verdicts).where(*mine).values(row))
+    connection.execute(sa.update(verdicts).where(*mine).values({**row, "at": before.at}))
 
 
 def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:

@@ -3,7 +3,6 @@
 - `filters`: filter and order of lists of runs.
 - `labels`: tags and notes of runs.
 - `days`: sums over the steps of each run by day, which the worker process keeps up to date.
-- `notices`: explanations for runs without steps or without a policy.
 
 `runs.page` lists runs by a `RunFilter`:
 

@@ -17,9 +17,8 @@ from paceline_backend.store import attempts, segments
 from paceline_backend.store.database import Store
 from paceline_backend.store.reads import Range, bounds, within
 from paceline_backend.store.rollups import reading as rollups
-from paceline_backend.store.rollups.metrics import METRICS, named
-from paceline_backend.store.rollups.tables import step_rollups
-from paceline_backend.store.schema import run_days, runs, steps, switches
+from paceline_backend.store.rollups.metrics import BLOCK, METRICS, named, rolled_count
+from paceline_backend.store.schema import run_days, runs, step_rollups, steps, switches
 
 DAY_S = 86_400.0
 _SETTLE_S = 30.0
@@ -116,9 +115,9 @@ def _sums_of(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     parts: Any = sa.select(*one_step)
     if covered is not None:
         r = step_rollups.c
-        block: list[Any] = [r.ended_at, *_OF_RANKS, r.step_s_count.label("steps")]
+        block: list[Any] = [r.ended_at, *_OF_RANKS, sa.literal_column(str(BLOCK)).label("steps")]
         for name in _SUMMED:
-            block += [r[f"{name}_sum"], r[f"{name}_count"]]
+            block += [r[f"{name}_sum"], rolled_count(name)]
         first_step = (steps.c.run == r.run) & (steps.c.step == r.step)
         rolled = sa.select(*block).select_from(step_rollups.join(steps, first_step))
         parts = rolled.where(*covered.rolled(step_rollups)).union_all(parts)

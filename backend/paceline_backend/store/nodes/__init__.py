@@ -1,7 +1,7 @@
 """Nodes: machines whose agents have registered with the control plane.
 
-`admission` decides which nodes are admitted, `cordons` and `engine_cordons` which are excluded from
-new runs, and `run_nodes` which belong to a run on several nodes.
+`admission` decides which nodes are admitted, `cordons` which are excluded from new runs, and
+`run_nodes` which belong to a run on several nodes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ __all__ = [
     "registered",
     "seeds",
     "states_of_gpus",
-    "types",
 ]
 
 # Three heartbeats. A node that misses them is shown as dead and gets no new runs.
@@ -95,6 +94,10 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
     standing, held = cordons.standing(connection), spares.held(connection)
     of_node = launched(connection)
     for node in rows:
+        node |= node.pop("report")
+        node["gpu_states"] = node["gpu_states"] or None
+        check = dict(node["check"] or {})
+        node["checked_at"], node["check"] = check.pop("at", None), check or None
         # Runs that the agent reported with its last heartbeat, and runs launched there since then.
         node["runs"] = sorted({*node["runs"], *of_node.get(node["id"], ())})
         cordon = standing.of(node["id"], node.pop("backend"), node["host"])
@@ -140,5 +143,6 @@ def bound(connection: sa.Connection, run: str) -> set[str]:
 
 def states_of_gpus(connection: sa.Connection, node: str) -> list[dict[str, Any]]:
     """Return the states of a node's GPUs from its last heartbeat; empty if unknown."""
-    query = sa.select(nodes.c.gpu_states).where(nodes.c.id == node)
-    return list(connection.execute(query).scalar() or ())
+    query = sa.select(nodes.c.report).where(nodes.c.id == node)
+    report = connection.execute(query).scalar() or {}
+    return list(report.get("gpu_states", ()))

@@ -103,17 +103,13 @@ def expect(
 
 
 def _created(connection: sa.Connection, node: str, admission: dict[str, Any]) -> bool:
+    machine = {"hostname": node, "cores": 0, "memory_bytes": 0, "gpus": [], "gpu_states": []}
     values = {
         "id": node,
-        "hostname": node,
-        "cores": 0,
-        "memory_bytes": 0,
-        "gpus": [],
-        "paceline": "",
         "registered_at": now(connection),
         "heartbeat_at": UNHEARD,
         "left": True,
-        "runs": [],
+        "report": {**machine, "paceline": "", "runs": []},
         "signed": True,
         **admission,
     }

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from paceline.wire import State
+from paceline_backend.store import leases
 from paceline_backend.store.database import now
-from paceline_backend.store.schema import leases, runs, worker_steps
+from paceline_backend.store.schema import runs, worker_steps
 
 
 @dataclass(frozen=True)
@@ -23,16 +24,14 @@ class Restarted:
 
 def watched(connection: sa.Connection, owner: str) -> list[Restarted]:
     """Return the runs that are restarted when they hang, except those that another worker plans."""
-    c, at = runs.c, now(connection)
-    mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
+    c = runs.c
     query = (
         sa.select(c.key, c.id, c.attempt, c.restart_hung_s)
-        .outerjoin(leases, leases.c.run == c.key)
         .where(c.state == State.RUNNING, c.restart_hung_s.is_not(None), c.attempt.is_not(None))
-        .where(mine)
         .order_by(c.key)
     )
-    return [Restarted(*row) for row in connection.execute(query)]
+    own = leases.unless_planned(query, owner, now(connection))
+    return [Restarted(*row) for row in connection.execute(own)]
 
 
 def note_end(connection: sa.Connection, run: str, attempt: int) -> bool | None:

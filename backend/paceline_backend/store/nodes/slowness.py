@@ -1,4 +1,4 @@
-"""Record which nodes of runs verdicts named slow, from when until when."""
+"""Record which nodes of runs verdicts named slow, and read the history of a node."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import State
+from paceline_backend.store import leases
 from paceline_backend.store.database import now
-from paceline_backend.store.schema import leases, runs, slow_nodes
+from paceline_backend.store.nodes import cordons
+from paceline_backend.store.schema import run_nodes, runs, slow_nodes
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,14 @@ class Slow:
 
 def watched(connection: sa.Connection, owner: str) -> list[RunOnNodes]:
     """Return the multi-node runs that train, except those that another worker plans."""
-    c, at = runs.c, now(connection)
-    mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
+    c = runs.c
     query = (
         sa.select(c.key, c.id, c.attempt, c.replace_slow_nodes)
-        .outerjoin(leases, leases.c.run == c.key)
-        .where(c.state == State.RUNNING, c.nodes_max > 1, c.attempt.is_not(None), mine)
+        .where(c.state == State.RUNNING, c.nodes_max > 1, c.attempt.is_not(None))
         .order_by(c.key)
     )
-    return [RunOnNodes(*row) for row in connection.execute(query)]
+    own = leases.unless_planned(query, owner, now(connection))
+    return [RunOnNodes(*row) for row in connection.execute(own)]
 
 
 def present(connection: sa.Connection, run: int) -> Slow | None:
@@ -85,7 +86,45 @@ def clear(connection: sa.Connection, run: int) -> None:
     connection.execute(sa.update(slow_nodes).where(*mine).values(ended_at=time.time()))
 
 
-def of_node(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
+def history(connection: sa.Connection, node: str, limit: int) -> dict[str, Any]:
+    """Return a node's history, at most `limit` items of each kind, newest first.
+
+    Raises:
+        UnknownNodeError: no such node.
+    """
+    cordons.check(connection, node)
+    return {
+        "node": node,
+        "runs": _runs(connection, node, limit),
+        "slow": _slow_periods(connection, node, limit),
+        "cordons": cordons.of_node(connection, node)[:limit],
+    }
+
+
+def _runs(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
+    c, own = runs.c, run_nodes.c
+    here = sa.and_(own.run == c.key, own.node == node)
+    query = (
+        sa.select(
+            c.id.label("run"),
+            c.name,
+            sa.func.coalesce(own.state, c.state).label("state"),
+            sa.func.coalesce(own.launched_at, c.created_at).label("launched_at"),
+            sa.func.coalesce(own.message, sa.case((own.node.is_(None), c.message))).label(
+                "message"
+            ),
+            sa.func.coalesce(own.leaving, False).label("asked_to_leave"),
+            own.replaces,
+        )
+        .outerjoin(run_nodes, here)
+        .where(sa.or_(own.node.is_not(None), c.node == node), c.pruned_at.is_(None))
+        .order_by(c.key.desc())
+        .limit(limit)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _slow_periods(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
     """Return the newest verdicts about a node; `ended_at` defaults to the end of the run."""
     c = slow_nodes.c
     ended = sa.func.coalesce(c.ended_at, runs.c.ended_at).label("ended_at")

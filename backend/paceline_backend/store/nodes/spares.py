@@ -9,35 +9,31 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED
-from paceline_backend.store.database import insert
-from paceline_backend.store.schema import runs, spares
+from paceline.wire import ENDED, State
+from paceline_backend.store.schema import runs
+
+# A list of states, so that the database can use the index on states.
+_GOING_ON = [state for state in State if state not in ENDED]
 
 
 def held(connection: sa.Connection) -> dict[str, str]:
     """Return the reserved nodes: node → public id of the run."""
-    query = (
-        sa.select(spares.c.node, runs.c.id)
-        .join(runs, runs.c.key == spares.c.run)
-        .where(runs.c.state.not_in(ENDED), runs.c.pruned_at.is_(None))
-    )
-    return {row.node: row.id for row in connection.execute(query)}
+    c = runs.c
+    reserved = (c.state.in_(_GOING_ON), c.pruned_at.is_(None), c.spare_nodes.is_not(sa.null()))
+    query = sa.select(c.id, c.spare_nodes).where(*reserved).order_by(c.key)
+    return {node: row.id for row in connection.execute(query) for node in row.spare_nodes}
 
 
 def hold(connection: sa.Connection, run: int, names: Iterable[str]) -> None:
     """Reserve exactly these nodes for a run."""
-    connection.execute(sa.delete(spares).where(spares.c.run == run))
-    for node in names:
-        add(connection, run, node)
-
-
-def add(connection: sa.Connection, run: int, node: str) -> None:
-    """Reserve one more node for a run."""
-    row = insert(connection, spares).values(run=run, node=node)
-    connection.execute(row.on_conflict_do_nothing())
+    query = sa.update(runs).where(runs.c.key == run)
+    connection.execute(query.values(spare_nodes=sorted(set(names)) or None))
 
 
 def use(connection: sa.Connection, run: int, names: Iterable[str]) -> None:
     """Record that a run is launched on nodes, which are then no longer its spares."""
-    mine = (spares.c.run == run, spares.c.node.in_(list(names)))
-    connection.execute(sa.delete(spares).where(*mine))
+    query = sa.select(runs.c.spare_nodes).where(runs.c.key == run)
+    reserved = set(connection.execute(query.with_for_update(key_share=True)).scalar() or ())
+    used = reserved.intersection(names)
+    if used:
+        hold(connection, run, reserved - used)

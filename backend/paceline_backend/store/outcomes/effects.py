@@ -10,9 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED, State
+from paceline_backend.store import leases
 from paceline_backend.store.database import now
 from paceline_backend.store.runs import cursor_at, key_at
-from paceline_backend.store.schema import effects, leases, runs, switches
+from paceline_backend.store.schema import effects, runs, switches
 
 # After a run's end, its last telemetry arrives within this time.
 SETTLE_S = 60.0
@@ -52,8 +53,7 @@ def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
 
     `owner` is the id of this worker. `limit` applies only to ended runs.
     """
-    c, at = runs.c, now(connection)
-    mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
+    c = runs.c
     kept = sa.and_(effects.c.run == c.id, effects.c.version == switches.c.version)
     settled = c.ended_at + SETTLE_S
     again = sa.and_(effects.c.noted_at < settled, settled <= time.time())
@@ -63,44 +63,62 @@ def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
         sa.select(c.key, c.id, c.state)
         .join(switches, switches.c.run == c.key)
         .outerjoin(effects, kept)
-        .outerjoin(leases, leases.c.run == c.key)
-        .where(switches.c.version > 0, switches.c.effective_step.is_not(None), mine)
+        .where(switches.c.version > 0, switches.c.effective_step.is_not(None))
         .where(c.pruned_at.is_(None))
         .distinct()
         .order_by(c.key)
     )
+    own = leases.unless_planned(joined, owner, now(connection))
     rows = [
-        *connection.execute(joined.where(c.state == State.RUNNING, active)),
-        *connection.execute(joined.where(c.state.in_(ENDED), ended).limit(limit)),
+        *connection.execute(own.where(c.state == State.RUNNING, active)),
+        *connection.execute(own.where(c.state.in_(ENDED), ended).limit(limit)),
     ]
     return [Due(row.key, row.id, row.state in ENDED) for row in rows]
 
 
-def keep(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None:
+def keep(
+    connection: sa.Connection,
+    run: int,
+    effect: Mapping[str, Any],
+    nodes: int | None,
+    ranks: int | None,
+) -> None:
     """Store the effect of a switch; a later measurement replaces an earlier one.
 
-    `values` are the columns of `effects`, without those about the run and the time.
+    `effect` has the fields of `insight.effects.SwitchEffect`. `nodes` and `ranks` are numbers, None
+    if unknown.
     """
-    c = effects.c
+    c, version = effects.c, effect["version"]
     query = sa.select(runs.c.id, runs.c.backend, switches.c.effective_at, switches.c.requested_at)
     query = query.join(switches, switches.c.run == runs.c.key)
-    query = query.where(runs.c.key == run, switches.c.version == values["version"])
+    query = query.where(runs.c.key == run, switches.c.version == version)
     about = connection.execute(query).one_or_none()
     if about is None:
         # The run was deleted meanwhile.
         return
-    at = about.requested_at if about.effective_at is None else about.effective_at
-    row = {**values, "run": about.id, "backend": about.backend, "at": at, "noted_at": time.time()}
-    mine = (c.run == about.id, c.version == values["version"])
+    row = {
+        "run": about.id,
+        "version": version,
+        "policy": effect["policy"],
+        "backend": about.backend,
+        "nodes": nodes,
+        "ranks": ranks,
+        "at": about.requested_at if about.effective_at is None else about.effective_at,
+        "noted_at": time.time(),
+        "complete": effect["complete"],
+        "scored": effect["saving"] is not None and effect["forecast"] is not None,
+        "body": effect,
+    }
+    mine = (c.run == about.id, c.version == version)
     if not connection.execute(sa.update(effects).where(*mine).values(row)).rowcount:
         connection.execute(sa.insert(effects).values(row))
 
 
 def of_run(connection: sa.Connection, run: int) -> dict[int, dict[str, Any]]:
-    """Return the effects of a run, by policy version."""
+    """Return the effects of a run, as `keep` stored them, by policy version."""
     public = sa.select(runs.c.id).where(runs.c.key == run).scalar_subquery()
-    query = sa.select(effects).where(effects.c.run == public)
-    return {row["version"]: dict(row) for row in connection.execute(query).mappings()}
+    query = sa.select(effects.c.version, effects.c.body).where(effects.c.run == public)
+    return {row.version: row.body for row in connection.execute(query)}
 
 
 def outcomes(
@@ -125,7 +143,7 @@ def outcomes(
         # A deleted run has ended.
         ~sa.exists().where(runs.c.id == c.run),
     )
-    query = sa.select(effects).where(over, c.saving.is_not(None), c.forecast_saving.is_not(None))
+    query = sa.select(effects).where(over, c.scored)
     if which.since is not None:
         query = query.where(c.at >= which.since)
     if which.until is not None:

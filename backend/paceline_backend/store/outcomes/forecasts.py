@@ -9,9 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store import attempts, runs
+from paceline_backend.store import attempts, leases, runs
 from paceline_backend.store.database import now
-from paceline_backend.store.schema import autos, forecasts, leases
+from paceline_backend.store.schema import forecasts
 from paceline_backend.store.schema import runs as runs_table
 
 # Number of forecasts that are kept per run, besides those that led to a switch.
@@ -39,7 +39,7 @@ def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
     `body` is that of a `whatif.answer.Forecast` with steps.
     """
     c = forecasts.c
-    row = {"run": run, "made_at": body["made_at"], "step": body["step"], "body": body}
+    row = {"run": run, "made_at": body["made_at"], "body": body}
     connection.execute(sa.insert(forecasts).values(row))
     old = sa.select(c.made_at, c.body).where(c.run == run).order_by(c.made_at.desc()).offset(KEPT)
     gone = [made_at for made_at, kept in connection.execute(old) if not _acted(kept)]
@@ -80,12 +80,10 @@ def state(connection: sa.Connection, run: int) -> str:
 
 def auto(connection: sa.Connection, run: int) -> dict[str, Any]:
     """Return `mode`, `relaxed`, `requested_at` and `requested_by`; the default mode is off."""
-    c = autos.c
-    query = sa.select(c.mode, c.relaxed, c.requested_at, c.requested_by).where(c.run == run)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        return {"mode": "off", "relaxed": False, "requested_at": None, "requested_by": None}
-    return {str(name): value for name, value in row._mapping.items()}
+    query = sa.select(runs_table.c.auto).where(runs_table.c.key == run)
+    kept: dict[str, Any] | None = connection.execute(query).scalar()
+    off = {"mode": "off", "relaxed": False, "requested_at": None, "requested_by": None}
+    return off if kept is None else kept
 
 
 def set_auto(
@@ -109,29 +107,24 @@ def set_auto(
         raise runs.RunEndedError(f"run {run} has ended: it can no longer be changed")
     if relaxed is None:
         relaxed = auto(connection, key)["relaxed"]
-    connection.execute(sa.delete(autos).where(autos.c.run == key))
-    row = {"run": key, "mode": mode, "relaxed": relaxed, "requested_at": at, "requested_by": by}
-    connection.execute(sa.insert(autos).values(row))
+    kept = {"mode": mode, "relaxed": relaxed, "requested_at": at, "requested_by": by}
+    connection.execute(sa.update(runs_table).where(runs_table.c.key == key).values(auto=kept))
 
 
 def watched(connection: sa.Connection, owner: str) -> list[AdvisedRun]:
     """Return the active runs that `auto` evaluates, except those that another worker plans."""
-    at = now(connection)
+    c = runs_table.c
     query = (
-        sa.select(
-            *(runs_table.c.key, runs_table.c.id, autos.c.mode, autos.c.relaxed),
-            runs_table.c.attempt,
-        )
-        .join(autos, autos.c.run == runs_table.c.key)
-        .outerjoin(leases, leases.c.run == runs_table.c.key)
-        .where(
-            runs_table.c.state == "running",
-            autos.c.mode != "off",
-            sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at),
-        )
-        .order_by(runs_table.c.key)
+        sa.select(c.key, c.id, c.attempt, c.auto)
+        .where(c.state == "running", c.auto.is_not(sa.null()))
+        .order_by(c.key)
     )
-    return [AdvisedRun(*row) for row in connection.execute(query)]
+    own = leases.unless_planned(query, owner, now(connection))
+    return [
+        AdvisedRun(row.key, row.id, row.auto["mode"], row.auto["relaxed"], row.attempt)
+        for row in connection.execute(own)
+        if row.auto["mode"] != "off"
+    ]
 
 
 def newest_step(connection: sa.Connection, run: int) -> int:

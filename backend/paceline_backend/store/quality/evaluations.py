@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline_backend.store.attempts import AttemptSpan
-from paceline_backend.store.quality.tables import evaluations
 from paceline_backend.store.rollups.metrics import over
+from paceline_backend.store.schema import evaluations
 
 
 @dataclass(frozen=True)

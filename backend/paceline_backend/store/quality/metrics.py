@@ -7,8 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline_backend.store import reads
-from paceline_backend.store.quality.tables import step_metrics
-from paceline_backend.store.schema import steps
+from paceline_backend.store.schema import step_metrics, steps
 
 # All names of a run, with one index seek per name instead of a scan of all rows.
 _NAMES = sa.text(

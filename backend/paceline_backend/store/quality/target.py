@@ -16,9 +16,8 @@ from paceline.wire import ENDED
 from paceline_backend.store.attempts import AttemptSpan
 from paceline_backend.store.database import Store
 from paceline_backend.store.quality import evaluations
-from paceline_backend.store.rollups.metrics import over
-from paceline_backend.store.rollups.tables import BLOCK, step_rollups
-from paceline_backend.store.schema import runs, steps
+from paceline_backend.store.rollups.metrics import BLOCK, over
+from paceline_backend.store.schema import runs, step_rollups, steps
 
 # This long after a run's newest record, all readers see what is stored.
 _SETTLE_S = 30.0

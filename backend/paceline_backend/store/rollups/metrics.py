@@ -6,7 +6,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.schema import steps, worker_steps
+from paceline_backend.store.schema import OPTIONAL_METRICS, step_rollups, steps, worker_steps
+
+# Number of steps of a roll-up.
+BLOCK = 100
 
 
 def over(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -55,6 +58,13 @@ MORE_CELLS: dict[str, sa.ColumnElement[Any]] = {
     )
 }
 of_same_step = (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_steps.c.step)
+
+
+def rolled_count(name: str) -> sa.ColumnElement[Any]:
+    """Return how many steps of a roll-up have a value of a metric, labelled like a column."""
+    if name in OPTIONAL_METRICS:
+        return step_rollups.c[f"{name}_count"]
+    return sa.literal_column(str(BLOCK), sa.Integer).label(f"{name}_count")
 
 
 def named(values: dict[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:

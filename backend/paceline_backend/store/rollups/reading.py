@@ -8,9 +8,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.rollups.metrics import CELLS, METRICS, named, of_same_step, over
-from paceline_backend.store.rollups.tables import BLOCK, rank_rollups, step_rollups
-from paceline_backend.store.schema import steps, worker_steps
+from paceline_backend.store.rollups.metrics import (
+    BLOCK,
+    CELLS,
+    METRICS,
+    named,
+    of_same_step,
+    over,
+    rolled_count,
+)
+from paceline_backend.store.schema import rank_rollups, step_rollups, steps, worker_steps
 
 # In a range with more gaps than this, every step is read: the SQL grows with the gaps.
 _MOST_GAPS = 50
@@ -98,7 +105,7 @@ def step_buckets(connection: sa.Connection, of: Cover, bucket: int) -> Sequence[
         known = sa.case((value.is_not(None), 1), else_=0)
         single += [known.label(f"{name}_count"), value.label(f"{name}_sum")]
         single += [value.label(f"{name}_min"), value.label(f"{name}_max")]
-        rolled += [r[f"{name}_{kind}"] for kind in ("count", "sum", "min", "max")]
+        rolled += [rolled_count(name), *(r[f"{name}_{kind}"] for kind in ("sum", "min", "max"))]
     parts = sa.select(*rolled).where(*of.rolled(step_rollups)).union_all(sa.select(*single))
     c = parts.subquery().c
     columns: list[Any] = [sa.func.min(c.step), sa.func.min(c.epoch), sa.func.max(c.ended_at)]

@@ -1,4 +1,8 @@
-"""Write roll-ups, in the transaction that changes the steps."""
+"""Write roll-ups: in the transaction that changes the steps, or later, a few at a time.
+
+Ingest calls `renew` for the steps that it wrote. While more telemetry is waiting, it calls
+`put_off` instead, and the worker process calls `fill` until nothing is due.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,24 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from paceline_backend.store.database import in_chunks, insert
-from paceline_backend.store.rollups.metrics import CELLS, METRICS, named
-from paceline_backend.store.rollups.tables import BLOCK, rank_rollups, rollups_due, step_rollups
-from paceline_backend.store.schema import steps, worker_steps
+from paceline_backend.store.database import Store, in_chunks
+from paceline_backend.store.rollups.metrics import BLOCK, CELLS, METRICS, named
+from paceline_backend.store.schema import (
+    OPTIONAL_METRICS,
+    rank_rollups,
+    runs,
+    step_rollups,
+    steps,
+    worker_steps,
+)
 
 log = logging.getLogger(__name__)
 
 # Numbers of blocks that one query asks for. There are few, because databases cache prepared
 # statements by their text.
 _CHUNKS = (64, 8, 1)
+# Blocks per transaction, which then takes some milliseconds.
+_FILLED = 5
 
 _RUN, _FIRST, _END = (sa.bindparam(name, type_=sa.BigInteger) for name in ("r", "first", "end"))
 
@@ -45,7 +57,8 @@ def _insert_steps() -> sa.Insert:
     }
     for name in METRICS:
         value = row[name]
-        values[f"{name}_count"] = sa.func.count(value)
+        if name in OPTIONAL_METRICS:
+            values[f"{name}_count"] = sa.func.count(value)
         values[f"{name}_sum"] = sa.func.sum(value)
         values[f"{name}_min"] = sa.func.min(value)
         values[f"{name}_max"] = sa.func.max(value)
@@ -180,12 +193,44 @@ def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
     """
     if not starts:
         return
-    note = insert(connection, rollups_due)
-    earlier = note.excluded.step < rollups_due.c.step
-    note = note.on_conflict_do_update(
-        index_elements=["run"], set_={"step": note.excluded.step}, where=earlier
+    c = runs.c
+    earlier = sa.or_(c.rollups_due.is_(None), c.rollups_due > sa.bindparam("due"))
+    note = sa.update(runs).where(c.key == sa.bindparam("of_run"), earlier)
+    connection.execute(
+        note.values(rollups_due=sa.bindparam("due")),
+        [{"of_run": run, "due": step} for run, step in starts.items()],
     )
-    connection.execute(note, [{"run": run, "step": step} for run, step in starts.items()])
+
+
+def fill(store: Store, after: int = 0) -> int | None:
+    """Write the roll-ups of a few blocks of one run; return its key, or None if nothing is due.
+
+    `after` is the key of the run whose turn was before, so that runs take turns.
+    """
+    c = runs.c
+    turns = sa.select(c.key).where(c.rollups_due.is_not(None))
+    with store.read() as connection:
+        run = connection.execute(turns.order_by(c.key <= after, c.key).limit(1)).scalar()
+    if run is None:
+        return None
+    with store.write() as connection:
+        # Lock the run like ingest does, so that neither transaction sees only a part of a block.
+        query = sa.select(c.rollups_due).where(c.key == run).with_for_update(key_share=True)
+        due = connection.execute(query).scalar()
+        if due is not None:
+            _fill(connection, run, due)
+    return int(run)
+
+
+def _fill(connection: sa.Connection, run: int, due: int) -> None:
+    newer = sa.select(steps.c.step).where(steps.c.run == run, steps.c.step >= due - due % BLOCK)
+    first = connection.execute(newer.order_by(steps.c.step).limit(1)).scalar()
+    end = None
+    if first is not None:
+        block = first - first % BLOCK
+        end = block + _FILLED * BLOCK
+        add(connection, run, range(block, end))
+    connection.execute(sa.update(runs).where(runs.c.key == run).values(rollups_due=end))
 
 
 def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:

@@ -20,10 +20,10 @@ same, except if a `Fallback` arrives in a batch before its `Adopted`:
 * `Hello` → ``attempts``, too: its first step, and how far earlier attempts had come.
 * `NodeState` → ``nodes``: the latest.
 
-Each table has a module here. `locked` locks the runs' rows during the transaction. `columns`
-validates records against the tables that they go to, and `decoding` does so while it decodes them.
-`writers` decides who may send which message. Functions that store messages raise
-`StoreRefusedError` if a message has values that no database accepts.
+`locked` locks the runs' rows during the transaction; `steps`, `phases` and `handlers` write the
+tables. `validation` validates messages, most of them while it decodes them. `writers` decides who
+may send which message. Functions that store messages raise `StoreRefusedError` if a message has
+values that no database accepts.
 """
 
 from __future__ import annotations
@@ -50,22 +50,9 @@ from paceline.wire import (
 )
 from paceline_backend.store import hellos, refusals
 from paceline_backend.store.database import Store, StoreRefusedError
-from paceline_backend.store.telemetry import (
-    attempts,
-    data,
-    fallbacks,
-    locked,
-    nodes,
-    phases,
-    quality,
-    rounds,
-    segments,
-    steps,
-    stops,
-)
-from paceline_backend.store.telemetry.checks import problem
-from paceline_backend.store.telemetry.decoding import decode
+from paceline_backend.store.telemetry import handlers, locked, phases, steps
 from paceline_backend.store.telemetry.locked import lose
+from paceline_backend.store.telemetry.validation import decode, problem
 
 __all__ = ["Written", "decode", "lose", "problem", "write"]
 
@@ -137,19 +124,21 @@ def write(
         for run in runs.values():
             if run.changes.get("state") in ENDED:
                 hellos.bound(connection, run.key, complete, most=0)
-        segments.write(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
-        fallbacks.write(connection, [(r, m) for r, m in known if isinstance(m, Fallback)])
-        data.write(connection, [(r, m) for r, m in known if isinstance(m, DataEpoch)])
+        handlers.write_segments(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
+        handlers.write_fallbacks(connection, [(r, m) for r, m in known if isinstance(m, Fallback)])
+        handlers.write_data_epochs(
+            connection, [(r, m) for r, m in known if isinstance(m, DataEpoch)]
+        )
         phases.write(connection, [(r, m) for r, m in known if isinstance(m, LongPhase)])
-        nodes.write(connection, [m for _, m in messages if isinstance(m, NodeState)])
+        handlers.write_nodes(connection, [m for _, m in messages if isinstance(m, NodeState)])
         rows = steps.write(connection, [(r, m) for r, m in known if isinstance(m, StepBatch)])
         steps.sum_up(connection, runs.values(), roll_up)
-        attempts.write(connection, [(r, m) for r, m in known if isinstance(m, Hello)])
-        rounds.write(connection, [(r, m) for r, m in known if isinstance(m, RoundBatch)])
-        quality.write_metrics(connection, [(r, m) for r, m in known if isinstance(m, MetricBatch)])
+        handlers.write_attempts(connection, [(r, m) for r, m in known if isinstance(m, Hello)])
+        handlers.write_rounds(connection, [(r, m) for r, m in known if isinstance(m, RoundBatch)])
+        handlers.write_metrics(connection, [(r, m) for r, m in known if isinstance(m, MetricBatch)])
         evaluated = [(r, m) for r, m in known if isinstance(m, Evaluation)]
-        quality.write_evaluations(connection, evaluated)
-        stops.settle(connection, runs.values())
+        handlers.write_evaluations(connection, evaluated)
+        handlers.settle_stops(connection, runs.values())
     return Written(
         rows,
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),

@@ -109,8 +109,6 @@ class LockedRun:
             attempt=hello.attempt,
             world=hello.world,
             samples=hello.samples,
-            global_batch=hello.global_batch,
-            seed=hello.seed,
             loss_mean=hello.loss_mean,
             hello=packed.digest,
             device=hello.device,

@@ -16,8 +16,8 @@ from paceline.wire import StepBatch, StepRecord
 from paceline_backend.store import schema
 from paceline_backend.store.database import in_chunks
 from paceline_backend.store.rollups import writing as rollups
-from paceline_backend.store.telemetry.columns import STEPS
 from paceline_backend.store.telemetry.locked import LockedRun
+from paceline_backend.store.telemetry.validation import STEPS
 
 _ALL_STEPS = range(2**62)
 # Runs with at least this many ranks first check which steps are complete.
@@ -156,7 +156,7 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
     All runs are handled together, because most batches have a few rows of each of many runs.
     Without `roll_up`, roll-ups are not written but recorded as due.
     """
-    touched = {run.key: list(_ranges(run.touched)) for run in runs}
+    touched = {run.key: list(ranges(run.touched)) for run in runs}
     parts = {run.key: [_ALL_STEPS] if run.all_steps else touched[run.key] for run in runs}
     mixed = [span for run in runs if run.repeated for span in _spans(run, parts[run.key])]
     if mixed:
@@ -199,7 +199,7 @@ def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int,
             values |= {f"r{place}": key, f"s{place}": step, f"w{place}": world}
         for key, step in connection.execute(_counted(len(some)), values):
             complete[key].append(step)
-    return {key: list(_ranges(steps)) for key, steps in complete.items()}
+    return {key: list(ranges(steps)) for key, steps in complete.items()}
 
 
 @cache
@@ -264,7 +264,8 @@ def _copy_into(table: str, connection: sa.Connection, rows: Iterable[tuple[Any, 
             copy.write_row(row)
 
 
-def _ranges(numbers: Iterable[int]) -> Iterator[range]:
+def ranges(numbers: Iterable[int]) -> Iterator[range]:
+    """Return the ranges of consecutive numbers, ascending."""
     part: range | None = None
     for number in sorted(numbers):
         if part is not None and part.stop == number:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store.access import tokens
+from paceline_backend.store import tokens
 from paceline_backend.store.database import Store
-from paceline_backend.store.schema import metadata, runs
+from paceline_backend.store.schema import leases, metadata, runs
 
 # Rows that one transaction deletes.
 _ROWS = 2_000
@@ -68,6 +68,7 @@ def prune(store: Store, keep: Keep, pause: Callable[[float], bool]) -> Iterator[
                     break
         with store.write() as connection:
             tokens.revoke_of_run(connection, run)
+            connection.execute(sa.delete(leases).where(leases.c.run == key))
             connection.execute(sa.delete(runs).where(runs.c.key == key))
         yield run
         with store.read() as connection:

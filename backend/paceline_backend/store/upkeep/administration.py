@@ -1,18 +1,35 @@
-"""Copy a database while it is in use, with SQLite's backup API or PostgreSQL's programs."""
+"""Back up, restore and check a database, and replace the server's secret, for `paceline db`.
+
+A backup is a copy of a database in use, made with SQLite's backup API or PostgreSQL's programs. A
+check covers the file, the revision, and whether roll-ups match the steps.
+
+Keys, passwords on the bus and cookies are derived from the secret. `paceline db rotate-secret`
+replaces it while no server runs. Agents keep their tokens, which are stored as hashes and do not
+depend on the secret, and get new keys with them. Tokens that depend on the secret, the server's own
+and those of runs, are revoked here. The worker process sets the new passwords on the bus, and
+closes connections that used the old ones.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sqlite3
 import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from paceline.core.errors import PacelineError
-from paceline_backend.store.database import Store
+from paceline.wire import ENDED
+from paceline_backend.store import migrate, tokens
+from paceline_backend.store.audit import Requester, record
+from paceline_backend.store.database import Connection, Store
+from paceline_backend.store.rollups.metrics import BLOCK
+from paceline_backend.store.schema import meta, runs, step_rollups, steps
 
 
 class BackupError(PacelineError):
@@ -113,3 +130,64 @@ def _postgres(program: str, store: Store, *options: str) -> None:
     )
     if done.returncode:
         raise BackupError(f"{program} failed: {done.stderr.strip()}")
+
+
+# Maximum number of reported faults of each kind.
+_SHOWN = 20
+
+
+def faults(store: Store) -> Iterator[str]:
+    """Yield a description of each fault; nothing if the database is sound."""
+    with store.read() as connection:
+        known, head = migrate.revision(connection), migrate.head()
+        if known != head:
+            yield f"its revision is {known or 'none'}, not {head}: run paceline db upgrade"
+            return
+        if store.is_sqlite:
+            yield from _file(connection)
+        yield from _untrue(connection)
+
+
+def _file(connection: sa.Connection) -> Iterator[str]:
+    for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_SHOWN})"):
+        if line != "ok":
+            yield f"the file is damaged: {line}"
+    orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(_SHOWN)
+    for table, _, parent, _ in orphans:
+        yield f"{table} has a row that refers to a missing row of {parent}"
+
+
+def _untrue(connection: sa.Connection) -> Iterator[str]:
+    """Find roll-ups that do not match the rows of their steps."""
+    s, r = steps.c, step_rollups.c
+    block = (s.step - s.step % sa.literal_column(str(BLOCK))).label("block")
+    row = (
+        sa.select(s.run, block, sa.func.count().label("count"), sa.func.sum(s.step_s).label("sum"))
+        .group_by(s.run, block)
+        .subquery()
+        .c
+    )
+    wrong = sa.or_(
+        sa.func.coalesce(row.count, 0) != BLOCK,
+        sa.func.abs(r.step_s_sum - row.sum) > 1e-9 * sa.func.abs(row.sum),
+    )
+    query = sa.select(r.run, r.step).select_from(
+        step_rollups.outerjoin(row.run.table, (r.run == row.run) & (r.step == row.block))
+    )
+    for run, step in connection.execute(query.where(wrong).limit(_SHOWN)):
+        yield f"the roll-up of the run with key {run} from step {step} on does not match its steps"
+
+
+def active_runs(connection: Connection) -> list[str]:
+    """Return the runs that would lose the server, because their ranks keep their old keys."""
+    query = sa.select(runs.c.id).where(runs.c.state.not_in(ENDED)).order_by(runs.c.key)
+    return list(connection.execute(query).scalars())
+
+
+def rotate_secret(store: Store, by: Requester) -> None:
+    """Replace the secret and revoke the tokens that are derived from it."""
+    with store.write() as connection:
+        query = sa.update(meta).where(meta.c.name == "secret")
+        connection.execute(query.values(value=secrets.token_hex(32)))
+        tokens.revoke_derived(connection)
+        record(connection, by, "secret.rotate")

@@ -1,4 +1,12 @@
-"""Create, check, list and revoke access tokens, and one-time login links for browsers."""
+"""Access tokens of the control plane, and the browsers that log in with them.
+
+A token is `pl_<id>_<secret>`. The database stores the id and a hash of the secret. A browser that
+logs in has a row of its own, so that an operator can list and revoke it like a token. A one-time
+link logs in one browser.
+
+`api.auth` calls this module for each request, `api.tokens` to manage tokens, and `paceline server`
+for its own token.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Validate the fields of records against the table columns of the same names."""
+"""Validate messages before they are stored: their fields against the columns that they go to.
+
+Steps are most of the traffic, so `decode` validates them while msgspec decodes them, in C.
+`problem` validates any single message, so that ingest can reject it without its batch. Both use
+`Columns`, which compares the fields of a record with the table columns of the same names.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,27 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from paceline.wire import RoundRecord, StepRecord
+from paceline import wire
+from paceline.wire import (
+    Adopted,
+    DataEpoch,
+    Evaluation,
+    Fallback,
+    Hello,
+    HelloPart,
+    LongPhase,
+    Message,
+    MetricBatch,
+    NodeState,
+    RoundBatch,
+    RoundRecord,
+    RunState,
+    StepBatch,
+    StepRecord,
+)
+from paceline.wire.problems import of_times, of_whole
 from paceline.wire.segment import MOST_STEPS
-from paceline_backend.store import schema
+from paceline_backend.store import refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.refusals import HUGE
 
@@ -136,3 +159,84 @@ def _compiled(
 
 
 STEPS = Columns(StepRecord, schema.worker_steps)
+ROUNDS = Columns(RoundRecord, schema.rounds)
+
+
+# Most messages are steps that can be stored unchanged.
+_fitting = msgspec.msgpack.Decoder(
+    msgspec.defstruct(
+        StepBatch.__name__,
+        [("records", list[STEPS.fitting])],  # type: ignore[name-defined]
+        bases=(StepBatch,),
+        frozen=True,
+        tag="steps",
+    )
+)
+
+
+def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
+    """Decode an entry like `paceline.wire.decode`, but validate steps while decoding.
+
+    Steps that can be stored unchanged need no further check.
+
+    Raises:
+        WireError: another protocol version, or an invalid message.
+    """
+    return wire.decode(fields, _fitting)
+
+
+def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
+    """Return why a message cannot be stored; None if the message on its own is valid.
+
+    `write` refuses the same messages, and with them their whole batch, so ingest calls this
+    function to reject single messages. `world` and `samples` are those of the message's attempt,
+    None if unknown.
+    """
+    name = type(message).__name__
+    match message:
+        case Hello():
+            reason = refusals.of_hello(message)
+        case HelloPart():
+            reason = refusals.of_hello_part(message)
+        case RunState():
+            reason = refusals.of_run_state(message)
+        case NodeState():
+            reason = refusals.of_node_state(message)
+        case Fallback():
+            reason = refusals.of_fallback(message)
+        case LongPhase():
+            reason = refusals.of_long_phase(message)
+        case Evaluation():
+            reason = refusals.of_evaluation(message)
+        case MetricBatch():
+            reason = next(filter(None, map(refusals.of_metrics, message.records)), None)
+        case DataEpoch():
+            reason = refusals.of_data_epoch(message)
+        case Adopted():
+            reason = of_whole(message, {"attempt": 2**15}) or of_times(message, ("adopted_at",))
+            if reason is None and (wrong := message.segment.problem(world, samples)):
+                reason = f"segment: {wrong}"
+        case StepBatch() | RoundBatch():
+            return _of_records(message)
+        case _:
+            return None
+    return None if reason is None else f"{name}.{reason}"
+
+
+def _of_records(batch: StepBatch | RoundBatch) -> str | None:
+    try:
+        if isinstance(batch, StepBatch):
+            STEPS.all_checked(batch.records)
+            return None
+        for record in batch.records:
+            ROUNDS.checked(record)
+            check_staleness(record)
+    except StoreRefusedError as error:
+        return str(error)
+    return None
+
+
+def check_staleness(record: RoundRecord) -> None:
+    """Refuse a record whose `staleness` has numbers that are no counts."""
+    if not all(0 <= count < 2**31 for count in record.staleness):
+        raise StoreRefusedError(f"staleness contains a number that is not a count in {record}")
