@@ -230,12 +230,12 @@ class Session:
     @property
     def epoch(self) -> int:
         """Return the epoch that the loader is in, or was in last."""
-        return self._loop.epoch
+        return self._loop.progress.epoch
 
     @property
     def step(self) -> int:
         """Return the run's step that the script is in, or was in last, across epochs; -1: none."""
-        return self._loop.step
+        return self._loop.progress.step
 
     @property
     def steps_per_epoch(self) -> int:
@@ -255,7 +255,7 @@ class Session:
                     optimizer.step()
                     schedule.step()
         """
-        return self._loop.steps_per_epoch
+        return self._loop.progress.steps_per_epoch
 
     def total_steps(self, epochs: int) -> int:
         """Return the steps of the first `epochs` epochs together, for learning-rate schedules.
@@ -288,7 +288,7 @@ class Session:
 
         Its numbers differ from those that `paceline.generator` gives to the data set; see there.
         """
-        seed, epoch = self._loop.context.terms.seed, self._loop.epoch
+        seed, epoch = self._loop.context.terms.seed, self._loop.progress.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
 
     def loader(self, **options: Any) -> Loader:
@@ -393,7 +393,7 @@ class Session:
         refuse_profile(loop.context.terms.token_budget)
         refuse_call(loop.context.reader, "profile")
         lanes.refuse_profile(loop.meeting.lanes)
-        if loop.begun or loop.profiles:
+        if loop.begun or loop.findings.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
         if not callable(run_batch):
             raise TypeError(
@@ -403,7 +403,7 @@ class Session:
         batch = loop.context.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
         models, hold = loop.gate.models, partial(loop.context.device.trial, self.step + 1)
-        loop.typical = shared_typical(loop.meeting.store, loop.meeting.sizes, most)
+        loop.findings.typical = shared_typical(loop.meeting.store, loop.meeting.sizes, most)
         with loop.statistics.kept():
             profiles = profile_ranks(
                 loop.meeting, models, loop.context.device.finish, hold, run_batch, most
@@ -411,20 +411,20 @@ class Session:
         micro_batches = loop.context.limits.micro_batches
         limits = limits_of(self._given_limits, profiles, batch, self.world, micro_batches)
         loop.context = replace(loop.context, limits=limits)
-        loop.profiles = profiles
+        loop.findings.profiles = profiles
         return profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs left: fewer after a checkpoint, none after a stop."""
-        loop = self._loop
+        progress = self._loop.progress
         whole("epochs", total, 0)
-        loop.refuse_closed()
-        loop.epochs = total
-        while loop.next_epoch < total and not self.stopped:
-            epoch = loop.next_epoch
+        self._loop.refuse_closed()
+        self._loop.findings.epochs = total
+        while progress.next_epoch < total and not self.stopped:
+            epoch = progress.next_epoch
             yield epoch
             # The body may have left the loader unused.
-            loop.next_epoch = max(loop.next_epoch, epoch + 1)
+            progress.next_epoch = max(progress.next_epoch, epoch + 1)
 
     def checkpoint(
         self,
@@ -529,7 +529,7 @@ class Session:
             for name, value in metrics.items()
         }
         loop = self._loop
-        now, trained = time.time(), loop.trained.upto(self.step)
+        now, trained = time.time(), loop.progress.trained.upto(self.step)
         loop.evaluated(
             Evaluation(0, self.rank, self.step, self.epoch, trained, now, samples, values)
         )
@@ -551,7 +551,8 @@ class Session:
             ValueError: the state is of other data, or not rank 0's.
         """
         self._loop.refuse_begun("load the session's state")
-        self._loop.resume(Position.of_state(state, self._loop.context.terms.samples))
+        position = Position.of_state(state, self._loop.context.terms.samples)
+        self._loop.progress.resume(position)
 
     def close(self) -> None:
         """End the background threads within a few seconds; they deliver pending messages first.

@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 from paceline.data import Sharded
 from paceline.data.keeper import NodePart, Prefetcher
 from paceline.data.sharded import Misses
+from paceline.train.feature import Feature
 from paceline.wire import DataEpoch, Message, Shards
 
 # A step that waits for a read from the source for less than this has not waited for it.
@@ -42,7 +43,7 @@ class Counting:
         return Loaded(batch, (missed.samples, missed.bytes, missed.waited_s))
 
 
-class NodeData:
+class NodeData(Feature):
     """A rank's data on its node. The keeper runs in the first rank of each node."""
 
     def __init__(
@@ -69,25 +70,30 @@ class NodeData:
         if self._keeper is not None:
             self._keeper.take(part)
 
+    def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Count misses where batches are collated."""
+        return dataset, options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
+
     def loading(self) -> None:
         """Discard misses from before the loading of batches.
 
-        Call it before the DataLoader starts its processes, because they inherit the counts.
+        The DataLoader's processes inherit the counts. The script's body may have read from the data
+        set, too.
         """
         self._data.take_misses()
 
-    def unpacked(self, loaded: Loaded, data_s: float) -> Any:
+    def loaded(self, batch: Loaded, data_s: float) -> Any:
         """Count a batch's misses and return it; the script waited `data_s` seconds for it."""
-        misses = Misses(*loaded.misses)
+        misses = Misses(*batch.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)
         if misses.samples and waited_s >= _WAIT_S:
             self._waits += 1
             self._waited_s += waited_s
-        return loaded.batch
+        return batch.batch
 
-    def epoch_over(self, epoch: int) -> DataEpoch:
-        """Record the epoch, and send the record to the control plane, if there is one."""
+    def left_epoch(self, epoch: int) -> None:
+        """Record the epoch for the control plane."""
         keeper, misses = self._keeper, self._misses
         moved = keeper.moved(epoch) if keeper is not None else None
         record = DataEpoch(
@@ -109,9 +115,8 @@ class NodeData:
         self._misses, self._waits, self._waited_s = Misses(), 0, 0.0
         if self.send is not None:
             self.send(record)
-        return record
 
-    def close(self) -> None:
+    def release(self) -> None:
         """End the keeper."""
         if self._keeper is not None:
             self._keeper.close()

@@ -13,15 +13,17 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
+from torch.utils.data import Dataset
 
 from paceline.core.errors import PacelineError
 from paceline.core.streaming.claiming import Claim, ShardClaims
 from paceline.core.streaming.order import ShardOrder, difference
 from paceline.data.stream import Stream
+from paceline.train.feature import Feature
 from paceline.train.meeting import Meeting
 from paceline.train.streams import news
 from paceline.train.streams.news import BufferSize, News
-from paceline.train.streams.processes import in_processes
+from paceline.train.streams.processes import OPTIONS, in_processes
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -38,9 +40,11 @@ _TELL_S = 0.05
 # Time between two checks whether the leader gives more room.
 _LOOK_S = 0.05
 _JOIN_S = 2.0
+# Options of a DataLoader that concern reading in processes.
+_READERS = {*OPTIONS, "persistent_workers"}
 
 
-class StreamReader:
+class StreamReader(Feature):
     """Reader of one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
 
     A sample's number is the number of samples that the rank had read before it in the epoch. The
@@ -66,9 +70,17 @@ class StreamReader:
         # Options of the processes that read, if there are any.
         self.options: dict[str, Any] = {}
 
-    def begin(self, epoch: int) -> None:
+    def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Read from the buffer, in the loader's process.
+
+        Options about processes are for this rank's thread.
+        """
+        self.options = {name: options[name] for name in OPTIONS if name in options}
+        return _Buffered(self), {n: v for n, v in options.items() if n not in _READERS}
+
+    def begin_epoch(self, epoch: int) -> None:
         """Begin to read an epoch, and drop the remaining samples of another one."""
-        self.close()
+        self._end()
         self._samples = {}
         # At the end of an epoch, this rank may have had the room of all ranks.
         self._room = self._equal
@@ -91,7 +103,15 @@ class StreamReader:
             self._changed.notify_all()
         return taken or [self._filler()] * len(numbers)
 
-    def close(self) -> None:
+    def left_epoch(self, epoch: int) -> None:
+        """End the thread."""
+        self._end()
+
+    def release(self) -> None:
+        """End the thread."""
+        self._end()
+
+    def _end(self) -> None:
         """End the thread, waiting for it unless the source does not answer."""
         if self._pass is None or self._thread is None:
             return
@@ -225,6 +245,19 @@ class StreamReader:
             with self._changed:
                 if len(self._samples) >= self._room.samples and not over.is_set():
                     self._changed.wait(_LOOK_S)
+
+
+class _Buffered(Dataset[Any]):
+    """A rank's buffer as a map-style data set, which yields each sample once."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        self._reader = reader
+
+    def __getitem__(self, number: int) -> Any:
+        return self._reader.take([number])[0]
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return self._reader.take(numbers)
 
 
 class _Telling:
