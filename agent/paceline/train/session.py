@@ -24,7 +24,7 @@ from torch import nn
 from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
-from paceline.data import Stream
+from paceline.data import Sharded, Stream
 from paceline.train import stacks
 from paceline.train.amounts.budgeting import (
     budgeted,
@@ -32,7 +32,6 @@ from paceline.train.amounts.budgeting import (
     counted,
     of_ranks,
     planned,
-    refuse_profile,
 )
 from paceline.train.amounts.sizes import Sizes, resolve
 from paceline.train.checkpoint.contents import Contents
@@ -41,6 +40,7 @@ from paceline.train.checkpoint.saver import Saver, Schedule
 from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
+from paceline.train.exclusions import refuse, refuse_call
 from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
@@ -58,8 +58,7 @@ from paceline.train.profile import (
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding.samples import Use, sequence_of, torch_generator
-from paceline.train.streams.reader import StreamReader
-from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
+from paceline.train.streams.reader import StreamReader, refuse_small
 from paceline.train.telling.metrics import MetricNames, Value, check_loss
 from paceline.wire import Evaluation
 
@@ -158,34 +157,38 @@ class Session:
         for name, value in (yes_or_no | {"prove": prove}).items():
             if not isinstance(value, bool):
                 raise TypeError(f"{name}={value!r}: give True or False")
-        if uneven_steps and micro_batches:
-            raise ValueError("uneven_steps and micro_batches cannot be combined: leave one out")
-        if loss_mean == "ranks" and micro_batches:
-            raise ValueError(
-                "loss_mean='ranks' and micro_batches cannot be combined: a micro-batch's part of "
-                "such a loss is unknown; leave micro_batches out"
-            )
         stream = dataset if isinstance(dataset, Stream) else None
         samples, grid = 0 if stream else length(dataset), Shapes.of(shapes)
         batch, token_budget = counted(global_batch, token_budget)
+        layout = lanes.described(mesh)
+        given = yes_or_no | {
+            "loss_mean='ranks'": loss_mean == "ranks",
+            "drop_last": drop_last,
+            "limits": limits is not None,
+            # A length of shapes needs the sizes of later samples.
+            "shapes": grid.samples > 1 or (stream is not None and grid.length > 0),
+            "sizes": not isinstance(sizes, str) or sizes != "auto",
+            "token_budget": token_budget is not None,
+            "mesh": mesh is not None and mesh.mesh.numel() != rank_and_world()[1],
+            "paceline.data.Stream": stream is not None,
+            "paceline.data.Sharded": isinstance(dataset, Sharded),
+        }
+        self._given = {name for name, is_given in given.items() if is_given}
+        refuse(self._given)
         if loss_mean is None:
             loss_mean = "samples" if token_budget is None else "size"
-        beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
-        beside |= {"uneven_steps": uneven_steps}
-        room = budgeted(dataset, token_budget, token_limits, beside)
+        room = budgeted(token_budget, token_limits)
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         if stream is not None:
-            refuse_arguments(stream, batch, sizes, grid, yes_or_no)
-        layout = lanes.described(mesh)
-        lanes.refuse_beside(mesh, dataset, yes_or_no)
+            refuse_small(stream, batch)
         workers = rank_and_world()[1] if mesh is None else mesh.mesh.numel()
         environment = Environment.read(os.environ)
         # Register before the rendezvous, where ranks may hang.
         stacks.register(os.environ)
-        self._given_limits = given = listed_limits(limits)
+        self._given_limits = listed = listed_limits(limits)
         meeting = meet(
             asdict(terms)
-            | {"limits": given, "dataset": kind_of(dataset), "token_limits": room}
+            | {"limits": listed, "dataset": _kind_of(dataset), "token_limits": room}
             | {"mesh": layout, "prove": prove}
             | yes_or_no,
             lambda: (
@@ -203,7 +206,7 @@ class Session:
             environment.warn_unknown()
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
-        limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
+        limits_known = limits_of(listed, [], terms.global_batch, self.world, micro_batches)
         limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
         context = RunContext(
             terms,
@@ -390,9 +393,7 @@ class Session:
                 failed on another rank, which the message names.
         """
         loop = self._loop
-        refuse_profile(loop.context.terms.token_budget)
-        refuse_call(loop.context.reader, "profile")
-        lanes.refuse_profile(loop.meeting.lanes)
+        refuse_call("profile", self._given)
         if loop.begun or loop.findings.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
         if not callable(run_batch):
@@ -458,7 +459,7 @@ class Session:
                 data or of another model.
             PacelineError: training has begun, or the directory cannot be used.
         """
-        refuse_call(self._loop.context.reader, "checkpoint")
+        refuse_call("checkpoint", self._given)
         self._loop.refuse_begun("call session.checkpoint(…)")
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
@@ -566,6 +567,13 @@ class Session:
             return
         atexit.unregister(self.close)
         self._loop.close()
+
+
+def _kind_of(dataset: Any) -> str:
+    """Describe a session's kind of data, which must be the same on all ranks."""
+    if isinstance(dataset, Stream):
+        return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
+    return "Sharded" if isinstance(dataset, Sharded) else "plain"
 
 
 def close_all() -> None:

@@ -3,8 +3,7 @@
 - `news`: messages between ranks and the leader through the ranks' store;
 - `reader`: a rank's reading thread, and the buffer, which the rank's DataLoader reads;
 - `processes`: reading in processes of a rank, which get pieces to read from that thread;
-- `gathering`: the leader's part: it collects the ranks' messages until a segment can be planned;
-- `suiting`: refuses options that a session of a stream does not support.
+- `gathering`: the leader's part: it collects the ranks' messages until a segment can be planned.
 
     reader = StreamReader(stream, meeting, seed)
     reader.begin_epoch(epoch)

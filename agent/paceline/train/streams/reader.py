@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from paceline.core.errors import PacelineError
 from paceline.core.streaming.claiming import Claim, ShardClaims
+from paceline.core.streaming.ledger import LEAST_BATCHES
 from paceline.core.streaming.order import ShardOrder, difference
 from paceline.data.stream import Stream
 from paceline.train.feature import Feature
@@ -42,6 +43,15 @@ _LOOK_S = 0.05
 _JOIN_S = 2.0
 # Options of a DataLoader that concern reading in processes.
 _READERS = {*OPTIONS, "persistent_workers"}
+
+
+def refuse_small(stream: Stream, global_batch: int) -> None:
+    """Raise a ValueError if a stream's buffer leaves the plan no choice."""
+    if stream.buffer < LEAST_BATCHES * global_batch:
+        raise ValueError(
+            f"Stream(buffer={stream.buffer}): must be at least {LEAST_BATCHES} times global_batch, "
+            f"{LEAST_BATCHES * global_batch}, to leave a choice for balanced steps"
+        )
 
 
 class StreamReader(Feature):
