@@ -23,7 +23,7 @@ from paceline.train.context import RunContext
 from paceline.train.ddp import trained
 from paceline.train.feature import Feature, Hooks
 from paceline.train.features.checkpoints import Checkpoints
-from paceline.train.features.choice import first_of, in_order, made
+from paceline.train.features.choice import in_order, made
 from paceline.train.features.signals import Signals
 from paceline.train.features.uneven import WorkSharing
 from paceline.train.meeting import Meeting
@@ -51,7 +51,8 @@ class Loop(TrainingState):
         self._ran_out = False
         self._checkpoints: Checkpoints | None = None
         self._add(*made(self, self.close))
-        self._sharing = first_of(WorkSharing, self.features)
+        sharing = (each for each in self.features if isinstance(each, WorkSharing))
+        self._sharing = next(sharing, None)
 
     def _add(self, *features: Feature) -> None:
         self.features = in_order([*self.features, *features])

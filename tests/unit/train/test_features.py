@@ -17,7 +17,7 @@ from paceline.core.terms import Terms
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
 from paceline.train.feature import Feature, Hooks
-from paceline.train.features.choice import first_of, in_order, made
+from paceline.train.features.choice import in_order, made
 from paceline.train.features.lockstep import Lockstep
 from paceline.train.features.signals import Signals
 from paceline.train.profile import Limits
@@ -80,8 +80,7 @@ def test_only_overridden_hooks_are_called_in_order() -> None:
     with features(2, terms()) as all_of_it:
         signals = Signals(lambda: True, lambda: None)
         all_of_it = in_order([*all_of_it, signals])
-        lockstep = first_of(Lockstep, all_of_it)
-        assert lockstep is not None
+        (lockstep,) = (each for each in all_of_it if isinstance(each, Lockstep))
         hooks = Hooks(all_of_it)
         assert hooks.begin == [signals.begin, lockstep.begin]
         assert hooks.end_turn == [lockstep.end_turn]

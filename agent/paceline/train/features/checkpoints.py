@@ -37,7 +37,6 @@ class Checkpoints(Feature):
             self._save_last()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, in which no step has ended."""
         self._ended = None
         self._stepped = self._state.progress.step if self._state.gate.stepped else None
 
@@ -65,7 +64,6 @@ class Checkpoints(Feature):
             self._saver.wait()
 
     def release(self) -> None:
-        """End the saver."""
         self._saver.close()
 
     def _save(self, step: Step) -> None:

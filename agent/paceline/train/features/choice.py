@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
 
 from paceline.train.feature import Feature
 from paceline.train.features.checkpoints import Checkpoints
@@ -16,8 +15,6 @@ from paceline.train.features.uneven import GatherCheck, MicroBatches, WorkSharin
 from paceline.train.nodedata.node import NodeData
 from paceline.train.state import TrainingState
 from paceline.train.streams.reader import StreamReader
-
-_Kind = TypeVar("_Kind", bound=Feature)
 
 # Handlers of signals are installed before ranks wait for each other. Ranks are compared before they
 # meet for anything else. Shared batches end before a save, and checkpoints are saved before nodes
@@ -67,8 +64,3 @@ def made(state: TrainingState, close: Callable[[], None]) -> Iterator[Feature]:
 def in_order(features: Iterable[Feature]) -> list[Feature]:
     """Return the features in the order in which the loop calls them."""
     return sorted(features, key=lambda each: _ORDER.index(type(each)))
-
-
-def first_of(kind: type[_Kind], features: Iterable[Feature]) -> _Kind | None:
-    """Return the feature of a kind, if there is one."""
-    return next((each for each in features if isinstance(each, kind)), None)

@@ -116,7 +116,6 @@ class Lockstep(Feature):
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start the thread."""
         if self._thread is not None:
             return
         current = self._state.current
@@ -131,7 +130,6 @@ class Lockstep(Feature):
         self._thread.start()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note that this rank enters the loop over the loader."""
         self._progress.epoch, self._progress.in_loop = epoch, True
 
     def begin_step(self, step: Step) -> None:

@@ -37,17 +37,14 @@ class LearnedLimits(Feature):
             )
 
     def turn_over(self, running: RunningStep, closing: bool) -> None:
-        """Take the load of a batch that this rank has computed."""
         if self._memory is not None and not closing:
             self._memory.fitted(running.step.load)
 
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
-        """Take the load of a batch in which memory may have run out."""
         running = self._state.current.running
         if self._memory is not None and raised and running is not None:
             self._memory.left(running.step.load)
 
     def close(self) -> None:
-        """Learn a limit if memory ran out."""
         if self._memory is not None:
             self._memory.close()

@@ -1,7 +1,9 @@
 """End of a rank's process when nodes join or leave the run (`paceline.core.reform`).
 
 Then the leader ends the plan, and all ranks leave their loop after the same step. Declared
-checkpoints are saved before (`features.checkpoints`).
+checkpoints are saved before (`features.checkpoints`). The launchers restart all ranks on other
+nodes. The script could not continue, because its process group and its wrapped models belong to the
+previous nodes. None of its code runs after that, as when a launcher kills ranks.
 """
 
 from __future__ import annotations
@@ -32,11 +34,9 @@ class Reform(Feature):
         self._state, self._path, self._close = state, path, close
 
     def before_epoch(self) -> None:
-        """End this rank if the script left its loop early."""
         self._end_if_asked()
 
     def epoch_over(self, ran_out: bool) -> None:
-        """End this rank at the plan's end."""
         if ran_out:
             self._end_if_asked()
 
@@ -44,16 +44,10 @@ class Reform(Feature):
         if self._state.reforms:
             self._state.finish_step()
             self._close()
-            end_process(self._path)
+            _end_process(self._path)
 
 
-def end_process(path: Path) -> NoReturn:
-    """End this rank's process, so that the launchers restart all ranks on other nodes.
-
-    The script could not continue, because its process group and its wrapped models belong to the
-    previous nodes. None of its code runs after this call, as when a launcher kills ranks. The file
-    `path` shows the launcher that this exit is no failure.
-    """
+def _end_process(path: Path) -> NoReturn:
     for last_word in (path.touch, logging.shutdown, sys.stdout.flush, sys.stderr.flush):
         # The disk may be full, or the script may have closed the stream.
         with suppress(OSError, ValueError):

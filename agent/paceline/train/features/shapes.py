@@ -54,7 +54,6 @@ class ShapeWarning(Feature):
             self._warn_of_compiling("a model is compiled by torch.compile")
 
     def measured(self, running: RunningStep) -> None:
-        """Check the number of recompilations in an iteration."""
         if running.recompiles:
             self._warn_of_compiling(
                 f"functions were recompiled {running.recompiles} times in a step"

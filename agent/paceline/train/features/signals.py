@@ -39,11 +39,10 @@ class Signals(Feature):
         self._came: list[int] = []
 
     def begin(self) -> None:
-        """Install the handlers."""
         self._install()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Install the handlers over those that the script has set since the last epoch."""
+        # The script may have set handlers since the last epoch.
         self._install()
 
     def _install(self) -> None:
@@ -56,11 +55,13 @@ class Signals(Feature):
                 signal.signal(number, self._on_signal)
 
     def stopped(self) -> None:
-        """Run the script's handlers of the received signals, or the default actions."""
         self._deliver(self._close)
 
     def _deliver(self, before_end: Callable[[], None]) -> None:
-        """Deliver signals; `before_end` is called before a default action ends the process."""
+        """Run the script's handlers of the received signals, or the default actions.
+
+        `before_end` is called before a default action, which ends the process.
+        """
         while self._came:
             number = self._came.pop(0)
             handler = self._previous.get(number, signal.SIG_DFL)

@@ -35,13 +35,11 @@ class _UnevenLoops(Feature):
         self._schedules = Schedules(state.current)
 
     def turn_over(self, running: RunningStep, closing: bool) -> None:
-        """Count an iteration with a batch."""
         # If the script left the loop, it may not have come to its schedule's step.
         if not closing and not running.step.more:
             self._schedules.turn_over(running.step)
 
     def close(self) -> None:
-        """Leave the script's collectives and schedules alone."""
         self._accept_collectives()
         self._schedules.close()
 
@@ -50,7 +48,6 @@ class MicroBatches(_UnevenLoops):
     """Steps with several iterations of the script's loop."""
 
     def connect(self) -> None:
-        """Warn if no limit cuts batches."""
         terms, limits = self._state.context.terms, self._state.context.limits
         by_samples = terms.token_budget is None
         if by_samples and not limits.samples and self._state.meeting.leads:
@@ -87,7 +84,6 @@ class WorkSharing(_UnevenLoops):
         return self._schedules.known
 
     def connect(self) -> None:
-        """Connect to the pool."""
         meeting, limits = self._state.meeting, self._state.context.limits.of_parts
         self._pool = SharedBatches(meeting.store, meeting.rank, meeting.world, limits)
 
@@ -133,20 +129,17 @@ class WorkSharing(_UnevenLoops):
         return self._taken
 
     def turn_over(self, running: RunningStep, closing: bool) -> None:
-        """Count an iteration, and take its time."""
         super().turn_over(running, closing)
         if self._pool is not None and self._state.gate.relaxed is not None:
             self._pool.worked(running.worked_s)
 
     def step_over(self, step: Step) -> None:
-        """End a span of shared batches, and step the schedules at a segment's end."""
         if self._pool is not None and ends_span(step):
             self._pool.end_span(step)
         if self._pools and step.last:
             self._schedules.reach(step, step.segment_end)
 
     def closed(self) -> None:
-        """Release the ranks' store."""
         self._pool = None
 
 
@@ -158,5 +151,4 @@ class GatherCheck(Feature):
         self._end = refuse_uneven(state.current, lambda: any(map(is_sharded, models)))
 
     def close(self) -> None:
-        """End the check."""
         self._end()
