@@ -20,13 +20,9 @@ from paceline.core.amounts.budget import (
     refuse_small,
     refuse_tight,
 )
-from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
-from paceline.train.amounts.memory import Learned
 from paceline.train.epochs import EpochSteps
 from paceline.train.meeting import Meeting, shared_sizes
-from paceline.train.profile import Limits
-from paceline.wire import RankDevice
 
 Floats = npt.NDArray[np.float64]
 
@@ -104,58 +100,18 @@ def checked_sizes(
         refuse_larger(sizes, token_budget)
         if token_limits:
             limits = of_ranks(token_limits, workers)
-            _refuse(limits, float(sizes.max()), token_budget, micro_batches)
+            refuse_limits(limits, float(sizes.max()), token_budget, micro_batches)
     return sizes
 
 
-def _refuse(limits: Sequence[float], longest: float, budget: float, micro_batches: bool) -> None:
+def refuse_limits(
+    limits: Sequence[float], longest: float, budget: float, micro_batches: bool
+) -> None:
+    """Raise a ValueError if token limits have no room for the longest sample, or for a step."""
     if micro_batches:
         refuse_small(np.array(limits), longest)
     else:
         refuse_tight(np.array(limits), longest, budget)
-
-
-def with_learned(
-    limits: Limits,
-    learned: Sequence[Learned | None],
-    budget: Budget,
-    devices: Sequence[RankDevice] = (),
-) -> Limits:
-    """Reduce the limits to what ranks learned when their memory ran out in earlier attempts.
-
-    With micro-batches, a learned limit holds for all ranks with an equal device: it adds at most a
-    micro-batch and prevents them from running out, too. If more than the largest sample ran out,
-    a micro-batch has room for the largest sample. Without micro-batches, other ranks need room for
-    the samples that no longer fit. `learned` and `devices` are by rank, [W].
-
-    Raises:
-        PacelineError: not every step fits into the ranks' memory.
-    """
-    known = {rank: word for rank, word in enumerate(learned) if word is not None}
-    if not known:
-        return limits
-    longest = float(budget.sizes.max())
-    # Without a limit, a rank's local batch holds at most the whole budget.
-    tokens = list(limits.tokens) or [budget.tokens] * len(learned)
-    for by, word in known.items():
-        alike, fits = [by], word.limit
-        if limits.micro_batches:
-            alike += [rank for rank, each in enumerate(devices) if _same(each, devices[by])]
-            fits = max(fits, longest) if word.ran_out > longest else fits
-        for rank in alike:
-            tokens[rank] = min(tokens[rank], fits)
-    try:
-        _refuse(tokens, longest, budget.tokens, limits.micro_batches)
-    except ValueError as error:
-        raise PacelineError(
-            f"memory ran out in earlier attempts, on ranks {list(known)}. {error}"
-        ) from error
-    return replace(limits, tokens=tokens)
-
-
-def _same(device: RankDevice, other: RankDevice) -> bool:
-    named = (device.kind, device.name, device.memory_bytes)
-    return named == (other.kind, other.name, other.memory_bytes)
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:

@@ -2,6 +2,7 @@
 
 - `lockstep`: several ranks; detects ranks that are out of step;
 - `memory`: a token budget; limits that ranks learn when their memory runs out;
+- `gathers`: several ranks; refuses gathers of tensors whose shapes differ between ranks;
 - `uneven`: ranks with different numbers of iterations: shared batches, and micro-batches;
 - `checkpoints`: `Session.checkpoint`; saves the training position with the script's objects;
 - `signals`: `Session.checkpoint`, too; saves before a signal ends the process;

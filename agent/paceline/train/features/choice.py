@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from paceline.train.feature import Feature
 from paceline.train.features.checkpoints import Checkpoints
+from paceline.train.features.gathers import GatherCheck
 from paceline.train.features.lockstep import Lockstep
 from paceline.train.features.memory import LearnedLimits
 from paceline.train.features.reform import Reform
 from paceline.train.features.shapes import ShapeWarning
 from paceline.train.features.signals import Signals
-from paceline.train.features.uneven import GatherCheck, MicroBatches, WorkSharing
+from paceline.train.features.uneven import MicroBatches, WorkSharing
 from paceline.train.nodedata.node import NodeData
 from paceline.train.state import TrainingState
 from paceline.train.streams.reader import StreamReader

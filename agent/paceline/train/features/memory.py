@@ -1,22 +1,41 @@
-"""Token limits that ranks learned when their memory ran out in earlier attempts of the run."""
+"""Learns what fits into a rank's memory when it runs out, for the run's later attempts.
+
+The script owns the training loop, so running out of memory ends the rank. The launcher restarts all
+ranks, and they repeat that step from the checkpoint. `Memory` stores the learned limit in a file of
+the run on the rank's node, because memory belongs to a device and not to a rank. `LearnedLimits`
+applies the limits of earlier attempts to a session with a token budget.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from paceline.core.amounts.budget import Budget
-from paceline.train.amounts.budgeting import with_learned
-from paceline.train.amounts.memory import Memory, learned_by
+import msgspec
+
+from paceline.core.amounts.budget import Budget, shown
+from paceline.core.errors import PacelineError
+from paceline.node import rundir
+from paceline.train.amounts.budgeting import refuse_limits
 from paceline.train.feature import Feature
+from paceline.train.meeting import Meeting, gathered
+from paceline.train.profile import Limits, out_of_memory
 from paceline.train.state import TrainingState
 from paceline.train.timing import RunningStep
+from paceline.wire import RankDevice
 
 logger = logging.getLogger(__name__)
 
+# Maximum of the new limit, as a fraction of the load that did not fit: memory is fragmented, and
+# batches with the same load differ.
+_MARGIN = 0.9
+
 
 class LearnedLimits(Feature):
-    """Limits of a session with a token budget, from what ranks learned (`amounts.memory`)."""
+    """Token limits of a session, from what ranks learned in earlier attempts."""
 
     def __init__(self, state: TrainingState, budget: Budget) -> None:
         self._state, self._budget = state, budget
@@ -48,3 +67,154 @@ class LearnedLimits(Feature):
     def close(self) -> None:
         if self._memory is not None:
             self._memory.close()
+
+
+class Learned(msgspec.Struct, frozen=True):
+    """Learned capacity of a device, in the unit of the sizes.
+
+    `limit` is the load that a rank may hold at once from now on. `ran_out` is the load of the batch
+    in which memory ran out, `held` the largest load before that, in the same attempt; 0: none.
+    """
+
+    limit: float
+    ran_out: float
+    held: float
+
+    @staticmethod
+    def of(ran_out: float, held: float) -> Learned:
+        """Derive the limit from a load that did not fit, and the largest one that did.
+
+        The limit is at least half of the load that did not fit, so that small batches in the first
+        steps of a run do not limit all later ones.
+        """
+        return Learned(min(max(held, ran_out / 2), _MARGIN * ran_out), ran_out, held)
+
+
+def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
+    """Return what each worker of the plan learned, [W], given what this rank knows. Collective.
+
+    Among ranks that share each batch, the one with the smallest limit decides.
+    """
+    if meeting.lanes is None:
+        return gathered(meeting.world, known)
+    lanes = meeting.lanes.ranks
+    words = gathered(meeting.world * len(lanes), known)
+    groups = ([words[rank] for rank in group] for group in zip(*lanes, strict=True))
+    return [min(filter(None, group), key=lambda each: each.limit, default=None) for group in groups]
+
+
+def with_learned(
+    limits: Limits,
+    learned: Sequence[Learned | None],
+    budget: Budget,
+    devices: Sequence[RankDevice] = (),
+) -> Limits:
+    """Reduce the limits to what ranks learned when their memory ran out in earlier attempts.
+
+    With micro-batches, a learned limit holds for all ranks with an equal device: it adds at most a
+    micro-batch and prevents them from running out, too. If more than the largest sample ran out,
+    a micro-batch has room for the largest sample. Without micro-batches, other ranks need room for
+    the samples that no longer fit. `learned` and `devices` are by rank, [W].
+
+    Raises:
+        PacelineError: not every step fits into the ranks' memory.
+    """
+    known = {rank: word for rank, word in enumerate(learned) if word is not None}
+    if not known:
+        return limits
+    longest = float(budget.sizes.max())
+    # Without a limit, a rank's local batch holds at most the whole budget.
+    tokens = list(limits.tokens) or [budget.tokens] * len(learned)
+    for by, word in known.items():
+        alike, fits = [by], word.limit
+        if limits.micro_batches:
+            alike += [rank for rank, each in enumerate(devices) if _same(each, devices[by])]
+            fits = max(fits, longest) if word.ran_out > longest else fits
+        for rank in alike:
+            tokens[rank] = min(tokens[rank], fits)
+    try:
+        refuse_limits(tokens, longest, budget.tokens, limits.micro_batches)
+    except ValueError as error:
+        raise PacelineError(
+            f"memory ran out in earlier attempts, on ranks {list(known)}. {error}"
+        ) from error
+    return replace(limits, tokens=tokens)
+
+
+def _same(device: RankDevice, other: RankDevice) -> bool:
+    named = (device.kind, device.name, device.memory_bytes)
+    return named == (other.kind, other.name, other.memory_bytes)
+
+
+class Memory:
+    """Record of one rank's loads, which learns a limit when memory runs out. For one thread.
+
+    The loop calls `fitted` after each iteration, `left` when an exception ended the loop, and
+    `close`, which learns if that exception reports that memory ran out. `path` is the file of this
+    rank's device; None outside of a run.
+    """
+
+    def __init__(self, path: Path | None, rank: int) -> None:
+        self._path, self._rank = path, rank
+        self.known = _read(path) if path is not None else None
+        self._held = 0.0
+        self._left: float | None = None
+
+    def fitted(self, load: float) -> None:
+        """Take the load of a batch that this rank has computed."""
+        self._held = max(self._held, load)
+        self._left = None
+
+    def left(self, load: float) -> None:
+        """Take the load of a batch in which an exception ended the loop over the loader."""
+        self._left = load
+
+    def close(self) -> None:
+        """Learn a limit if the exception that ended the loop is now ending the script.
+
+        That exception is the one being handled, or the last one that the interpreter reported.
+        """
+        load, self._left = self._left, None
+        error = sys.exception() or getattr(sys, "last_value", None)
+        if not load or not _says_so(error):
+            return
+        learned = Learned.of(load, self._held)
+        logger.error(
+            "rank %d ran out of memory with a batch of %s, in the unit of the sizes; batches of up "
+            "to %s fitted. %s",
+            self._rank,
+            shown(load),
+            shown(self._held),
+            f"Give Session token_limits: {shown(learned.limit)} for this rank"
+            if self._path is None
+            else f"When the run resumes, this rank gets at most {shown(learned.limit)}",
+        )
+        if self._path is not None:
+            _write(self._path, learned)
+
+
+def _says_so(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it was raised from, reports that memory ran out."""
+    while error is not None:
+        if out_of_memory(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _read(path: Path) -> Learned | None:
+    try:
+        return rundir.read(path, Learned)
+    except (OSError, msgspec.DecodeError) as error:
+        logger.warning(
+            "%s cannot be read, so memory limits of earlier attempts are unknown: %s", path, error
+        )
+        return None
+
+
+def _write(path: Path, learned: Learned) -> None:
+    try:
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        rundir.write(path, learned)
+    except OSError as error:
+        logger.error("%s cannot be written, so memory may run out again: %s", path, error)

@@ -23,6 +23,9 @@ import torch.distributed as dist
 from paceline.core.errors import PacelineError
 from paceline.train.collectives import listen, own
 from paceline.train.ddp import CurrentStep
+from paceline.train.feature import Feature
+from paceline.train.fsdp.model import is_sharded
+from paceline.train.state import TrainingState
 from paceline.wire import ALLREDUCE
 
 _DIMENSIONS = 15
@@ -41,6 +44,17 @@ _NAMES = {
     "reduce_scatter_single": "reduce_scatter_tensor",
 }
 _LISTS = ("allgather", "reduce_scatter")
+
+
+class GatherCheck(Feature):
+    """Check of the script's own gathers."""
+
+    def __init__(self, state: TrainingState) -> None:
+        models = state.gate.models
+        self._end = refuse_uneven(state.current, lambda: any(map(is_sharded, models)))
+
+    def close(self) -> None:
+        self._end()
 
 
 def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Callable[[], None]:
