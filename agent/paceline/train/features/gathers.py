@@ -57,10 +57,10 @@ class GatherCheck(Feature):
         self._end()
 
 
-def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Callable[[], None]:
+def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Callable[[], None]:
     """Install the check; return a function that removes it.
 
-    `is_sharded` returns whether the session has wrapped a model of `fully_shard`.
+    `any_sharded` returns True if the session has wrapped a model of `fully_shard`.
     """
     thread = threading.get_ident()
 
@@ -71,7 +71,7 @@ def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Calla
         step = running.step
         if step.even and step.synchroniser == ALLREDUCE:
             return
-        if threading.get_ident() != thread or (name not in _LISTS and is_sharded()):
+        if threading.get_ident() != thread or (name not in _LISTS and any_sharded()):
             return
         mine, others = _tensors(name, args)
         if mine is None or mine.dim() == 0 or mine.dim() > _DIMENSIONS:
