@@ -45,8 +45,6 @@ class Loop(TrainingState):
 
     def __init__(self, context: RunContext, meeting: Meeting) -> None:
         super().__init__(context, meeting)
-        # Steps that the loader fetches before training reaches them.
-        self._lookahead = 0
         # The newest loop over the loader ran to its end.
         self._ran_out = False
         self._checkpoints: Checkpoints | None = None
@@ -112,21 +110,21 @@ class Loop(TrainingState):
         if not self.progress.begin_epoch():
             self.restore_random()
             return False
-        self._lookahead = lookahead
+        self.findings.lookahead = lookahead
         if self.wiring is None:
-            self._connect(lookahead)
+            self._connect()
         self.progress.enter_epoch()
         self._ran_out = False
         for begin_epoch in self.on.begin_epoch:
             begin_epoch(self.progress.epoch)
         return True
 
-    def _connect(self, lookahead: int) -> None:
+    def _connect(self) -> None:
         """Make the rank's other parts at the first iteration. Collective."""
         for begin in self.on.begin:
             begin()
         meeting, start = self.meeting, self.progress.start
-        agree_on_lookahead(meeting, lookahead)
+        agree_on_lookahead(meeting, self.findings.lookahead)
         saves, streams = self._checkpoints is not None, self.context.reader is not None
         environment = self.context.environment
         warn_of_restarts(environment, start, meeting.process, saves=saves, streams=streams)
@@ -135,7 +133,7 @@ class Loop(TrainingState):
             connect_feature()
         parameters = {id(p): p for p in trained(self.gate.models)}
         size = sum(p.numel() * p.element_size() for p in parameters.values())
-        self.findings.lookahead, self.findings.gradient_bytes = lookahead, size or None
+        self.findings.gradient_bytes = size or None
         hello = describe(self.context, meeting, start, self.findings)
         wiring = connect(self.context, meeting, start, self.activity, self._may_differ, hello)
         if wiring.rounds is not None:
@@ -161,7 +159,7 @@ class Loop(TrainingState):
         # plans, plans the whole lookahead first, the other ranks' fetching waits for that of rank
         # 0.
         plans_first = self.wiring.leader is not None and self.context.limits.micro_batches
-        ahead = self._lookahead if plans_first else 0
+        ahead = self.findings.lookahead if plans_first else 0
         try:
             yield from self.wiring.follower.steps(self.progress.epoch, ahead)
         except DistError as error:

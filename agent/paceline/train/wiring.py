@@ -142,9 +142,10 @@ def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
 class Findings:
     """Facts that a session collects, most of them before its first iteration.
 
-    `lookahead` counts steps. `devices` and `profiles` have one entry for each rank, or none.
-    `typical` are samples of typical sizes, ascending; empty before profiling. `epochs`, which the
-    script trains, and `gradient_bytes` (of one rank) may be unknown.
+    `lookahead` is the number of steps that the loader fetches before training reaches them.
+    `devices` and `profiles` have one entry for each rank, or none. `typical` are samples of typical
+    sizes, ascending; empty before profiling. `epochs`, which the script trains, and
+    `gradient_bytes` (of one rank) may be unknown.
     """
 
     lookahead: int = 0
