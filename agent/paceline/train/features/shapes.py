@@ -48,7 +48,7 @@ class ShapeWarning(Feature):
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "
                 "rank gets: cuDNN benchmarks its kernels again for each new number, within the "
                 "step. Set it to False, or: %s",
-                self._mend(),
+                self._advice(),
             )
         if any(map(is_compiled, self._models)):
             self._warn_of_compiling("a model is compiled by torch.compile")
@@ -67,10 +67,10 @@ class ShapeWarning(Feature):
             "%s, and the plan changes how many samples this rank gets: each new number may cause a "
             "recompilation. %s; torch.compile(…, dynamic=True) compiles once for all sizes",
             began,
-            self._mend(),
+            self._advice(),
         )
 
-    def _mend(self) -> str:
+    def _advice(self) -> str:
         if self._budgeted:
             return "With token_budget the number of different batch sizes cannot be limited"
         grid = suggested_grid(self._batch, self._world)
