@@ -172,6 +172,7 @@ class Loop(TrainingState):
         or empty, and the step is over on this rank. `step` is this rank's shard of the step: as
         planned, or as `take_over` returned it.
         """
+        assert self.wiring is not None
         for begin_step in self.on.begin_step:
             begin_step(step)
         self.gate.begin(step)
