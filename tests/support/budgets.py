@@ -62,7 +62,7 @@ def train(
                 seen.steps.append((batch.epoch, batch.step, used))
                 seen.weights.append(batch.weight)
                 seen.lengths.append(len(loader))
-                seen.trained.append(run._loop.trained.upto(batch.step))
+                seen.trained.append(run._loop.progress.trained.upto(batch.step))
                 if batch.step == save_at:
                     seen.state = run.state_dict()
                     break

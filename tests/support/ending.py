@@ -48,7 +48,7 @@ def signalled(
                 optimizer.step()
                 if run.step == 5 and run.rank == rank:
                     if number is None:
-                        run._loop._end_plan()
+                        run._loop.end_plan()
                     else:
                         os.kill(os.getpid(), number)
         ended = run.step, run.stopped, seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.train import loop
+from paceline.train import device
 from paceline.wire import RankDevice
 from support.sessions import network, session
 
@@ -10,18 +10,18 @@ from support.sessions import network, session
 def introduced() -> tuple[list[RankDevice], int]:
     """The devices that rank 0 knows, and how many trials this rank made."""
     trials = 0
-    tried = loop.flops
+    tried = device.flops
 
     def counted(*arguments: object) -> float | None:
         nonlocal trials
         trials += 1
         return tried(*arguments)  # type: ignore[arg-type]
 
-    loop.flops = counted  # type: ignore[assignment]
+    device.flops = counted  # type: ignore[assignment]
     try:
         with session(24, {"global_batch": 12}) as run:
             run.wrap(network())
             run.wrap(network())  # as of a GAN
-            return run._loop.devices, trials
+            return run._loop.findings.devices, trials
     finally:
-        loop.flops = tried
+        device.flops = tried

@@ -623,7 +623,7 @@ def compiled(count: int, options: dict[str, Any], *, before: bool) -> list[str]:
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("paceline.train.compiling").addHandler(handler)
+    logging.getLogger("paceline.train.features.shapes").addHandler(handler)
 
     def compile_(model: nn.Module) -> Any:
         return torch.compile(model, backend="eager", dynamic=False)
@@ -634,5 +634,5 @@ def compiled(count: int, options: dict[str, Any], *, before: bool) -> list[str]:
         model = run.wrap(compile_(network())) if before else compile_(run.wrap(network()))
         for _, x, y in loader:
             mse_loss(model(x), y).backward()
-    logging.getLogger("paceline.train.compiling").removeHandler(handler)
+    logging.getLogger("paceline.train.features.shapes").removeHandler(handler)
     return warnings

@@ -8,7 +8,7 @@
     ``reform``         nodes join or leave, see `paceline.core.reform`
     ``logs/attempt_<k>/<rank>/{stdout,stderr}.log``
     ``spool/``         telemetry that the bus did not take
-    ``memory/``        ranks' memory limits, see `paceline.train.amounts.memory`
+    ``memory/``        ranks' memory limits, see `paceline.train.features.memory`
     ``ended.json``     `EndedRanks`
     ``launches``       launches that were obeyed: none is obeyed twice
     ``lock``           held by the process that supervises the run

@@ -1,11 +1,11 @@
 """Training in a rank. Only this package and `node.elastic` of the agent import torch.
 
 A training script makes a `session.Session`, the user's API (`paceline.Session`). The session makes
-a `loop.Loop`, which tracks the training position, and a `loader.Loader`, which drives the loop. On
-each rank a `plan.follower.Follower` reads the plan. On rank 0 a `plan.leader.Leader` makes the
-plan, from the controller's `plan.proposals.Proposals` if they arrive in time. `ddp.WeightedDDP`
-weights gradients, `sync.gate.SyncGate` applies relaxed synchronisers, and `report.Emitter` sends
-telemetry::
+a `loop.Loop` and a `loader.Loader`, which drives the loop. What is optional in training is a
+`feature.Feature` of the loop. On each rank a `plan.follower.Follower` reads the plan. On rank 0 a
+`plan.leader.Leader` makes the plan, from the controller's `plan.proposals.Proposals` if they arrive
+in time. `ddp.WeightedDDP` weights gradients, `sync.gate.SyncGate` applies relaxed synchronisers,
+and `report.Emitter` sends telemetry::
 
     session = paceline.Session(train, global_batch=64)
     loader = session.loader()

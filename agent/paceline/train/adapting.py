@@ -107,7 +107,7 @@ class DrivenLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state; if it was taken at an epoch's end, with the next epoch."""
         self.session.load_state_dict(state)
-        if self.session._loop.at_epoch_end:
+        if self.session._loop.progress.epoch_is_done:
             for _ in self._loader:
                 raise AssertionError("an epoch that is over has no batch")
 

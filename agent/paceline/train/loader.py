@@ -21,12 +21,10 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
 from paceline.train import replay
 from paceline.train.loop import Loop
-from paceline.train.nodedata import Counting
 from paceline.train.parts import Step
 from paceline.train.profile import spread
 from paceline.train.proof import ProofResult
 from paceline.train.seeding import Epoch, WorkerInit, seeded
-from paceline.train.streams.view import buffered
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
@@ -94,20 +92,20 @@ class Loader:
         self._loop = loop
         # Steps and their iterations that the DataLoader has taken, and the script has not reached.
         self._turns: deque[tuple[Step, Step]] = deque()
-        # The result of checking the loss (`paceline.train.proof`), once that is done.
+        # Check the loss before the first step (`paceline.train.proof`).
+        self.proves = loop.context.prove
+        # The result of that check, once it is done.
         self.answer: ProofResult | None = None
         # The newest number of typical samples, and their batch.
         self._typical: tuple[int, Any] | None = None
-        if loop.context.reader is not None:
-            dataset, options = buffered(loop.context.reader, options)
+        for feature in loop.features:
+            dataset, options = feature.reads(dataset, options)
         ahead = options.get("num_workers", 0) > 0
         batches = _Batches(loop, self._turns, ahead=ahead)
         self._epoch = Epoch(loop.context.terms.seed, shared=ahead)
         if ahead:
             begin = WorkerInit(self._epoch, options.get("worker_init_fn"))
             options = options | {"worker_init_fn": begin}
-        if loop.context.data is not None:
-            options = options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def typical(self, samples: int) -> Any:
@@ -121,16 +119,16 @@ class Loader:
             PacelineError: the call is not within `Session.profile`.
         """
         whole("typical", samples, 1)
-        if not self._loop.typical or self._loop.begun:
+        typical = self._loop.findings.typical
+        if not typical or self._loop.begun:
             raise PacelineError(
                 "typical: call it only inside the function that session.profile runs"
             )
         if self._typical is None or self._typical[0] != samples:
             # Release the old batch first: two batches may not fit into memory.
             self._typical = None
-            batch = self._load(spread(self._loop.typical, samples))
-            data = self._loop.context.data
-            self._typical = samples, batch if data is None else data.unpacked(batch, 0.0)
+            batch = self._load(spread(typical, samples))
+            self._typical = samples, self._loaded(batch, 0.0)
         return self._typical[1]
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
@@ -194,7 +192,7 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        return self._loop.steps_per_epoch
+        return self._loop.progress.steps_per_epoch
 
     def __iter__(self) -> Generator[Any]:
         loop = self._loop
@@ -202,22 +200,19 @@ class Loader:
             return
         self._typical = None
         self._turns.clear()
-        self._epoch.number = loop.epoch
-        if loop.proves:
-            loop.proves = False
+        self._epoch.number = loop.progress.epoch
+        if self.proves:
+            self.proves = False
             replay.prove_first(loop, self, sys._getframe(1))
         ran_out = False
         longer_s = loop.context.device.loading_s
         try:
-            if loop.context.data is not None:
-                loop.context.data.loading()
+            self._begin_loading()
             # Making the iterator draws a random number, so random numbers are restored after it.
             batches = iter(self._loader)
             loop.restore_random()
             while True:
-                if loop.context.data is not None:
-                    # The script's body may have read from the data set, too.
-                    loop.context.data.loading()
+                self._begin_loading()
                 asked = time.perf_counter()
                 try:
                     with self._epoch:
@@ -226,8 +221,7 @@ class Loader:
                     ran_out = True
                     break
                 step, turn = self._turns.popleft()
-                if loop.context.data is not None:
-                    batch = loop.context.data.unpacked(batch, time.perf_counter() - asked)
+                batch = self._loaded(batch, time.perf_counter() - asked)
                 if longer_s and not loop.is_lost(step):
                     time.sleep(longer_s)
                 yield from self._body(step, turn, batch, time.perf_counter() - asked)
@@ -236,8 +230,7 @@ class Loader:
                 while (taken := loop.take_over(step)) is not None:
                     asked = time.perf_counter()
                     batch = self._load(taken.indices)
-                    if loop.context.data is not None:
-                        batch = loop.context.data.unpacked(batch, time.perf_counter() - asked)
+                    batch = self._loaded(batch, time.perf_counter() - asked)
                     if longer_s:
                         time.sleep(longer_s)
                     yield from self._body(taken, taken, batch, time.perf_counter() - asked)
@@ -258,13 +251,21 @@ class Loader:
             yield batch
             closing = False
         finally:
-            loop.end_body(closing)
+            loop.end_turn(closing)
+
+    def _begin_loading(self) -> None:
+        for loading in self._loop.on.loading:
+            loading()
+
+    def _loaded(self, batch: Any, data_s: float) -> Any:
+        for loaded in self._loop.on.loaded:
+            batch = loaded(batch, data_s)
+        return batch
 
     def _load(self, indices: list[int]) -> Any:
         """Load another rank's batch, which the DataLoader's worker processes did not fetch."""
         dataset = self._loader.dataset
-        if self._loop.context.data is not None:
-            self._loop.context.data.loading()
+        self._begin_loading()
         with self._epoch:
             if hasattr(dataset, "__getitems__"):
                 samples = dataset.__getitems__(indices)

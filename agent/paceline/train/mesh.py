@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,16 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from paceline.core.errors import PacelineError
-from paceline.data import Sharded, Stream
-from paceline.train.meeting import TIMEOUT, Lanes, Meeting, gathered, one_of, rank_and_world
+from paceline.train.meeting import TIMEOUT, Lanes, Meeting, gathered, one_of
 from paceline.train.timing import RunningStep
 from paceline.wire import Evaluation, StepRecord
 
-_BESIDE = {
-    "uneven_steps": "ranks of a group run each step together: leave uneven_steps out",
-    "micro_batches": "each pass needs the other groups' ranks: leave micro_batches out",
-}
 logger = logging.getLogger(__name__)
 # Maximum wait for a rank of the group, which may have ended.
 _PATIENCE = timedelta(seconds=5)
@@ -55,33 +49,6 @@ def described(mesh: Any) -> list[Any] | None:
             'as mesh["dp"]'
         )
     return [list(mesh.mesh.shape), list(mesh.mesh_dim_names or ())]
-
-
-def refuse_beside(mesh: Any, dataset: Any, switches: Mapping[str, bool]) -> None:
-    """Refuse arguments of `Session` that groups of several ranks do not support.
-
-    The ValueError names the argument.
-    """
-    if mesh is None or mesh.mesh.numel() == rank_and_world()[1]:
-        return
-    for name, why in _BESIDE.items():
-        if switches[name]:
-            raise ValueError(f"mesh and {name} cannot be combined: {why}")
-    for kind in (Stream, Sharded):
-        if isinstance(dataset, kind):
-            raise ValueError(
-                f"mesh and paceline.data.{kind.__name__} cannot be combined: each rank of a group "
-                "would read separately; give data that each rank can read by index"
-            )
-
-
-def refuse_profile(lanes: Lanes | None) -> None:
-    """Raise a PacelineError for `Session.profile` with groups of several ranks."""
-    if lanes is not None:
-        raise PacelineError(
-            "profile: ranks of a group compute each batch together, so no rank can run trial "
-            "batches alone: do not call it; give Session(limits=…) if memory is short"
-        )
 
 
 def laned(meeting: Meeting, mesh: Any) -> Meeting:

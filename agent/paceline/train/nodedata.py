@@ -22,6 +22,7 @@ from paceline.data import Sharded
 from paceline.data.prefetcher import NodePart, Prefetcher
 from paceline.data.sharded import Misses
 from paceline.train.environment import Environment
+from paceline.train.feature import Feature
 from paceline.train.meeting import Meeting, gathered, kernel
 from paceline.wire import NOWHERE, DataEpoch, Message, Shards
 
@@ -56,7 +57,7 @@ class Counting:
         return Loaded(batch, (missed.samples, missed.bytes, missed.waited_s))
 
 
-class NodeData:
+class NodeData(Feature):
     """A rank's data on its node. The prefetcher runs in the first rank of each node."""
 
     def __init__(
@@ -83,25 +84,30 @@ class NodeData:
         if self._prefetcher is not None:
             self._prefetcher.take(part)
 
+    def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Count misses where batches are collated."""
+        return dataset, options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
+
     def loading(self) -> None:
         """Discard misses from before the loading of batches.
 
-        Call it before the DataLoader starts its processes, because they inherit the counts.
+        The DataLoader's processes inherit the counts. The script's body may have read from the data
+        set, too.
         """
         self._data.take_misses()
 
-    def unpacked(self, loaded: Loaded, data_s: float) -> Any:
+    def loaded(self, batch: Loaded, data_s: float) -> Any:
         """Count a batch's misses and return it; the script waited `data_s` seconds for it."""
-        misses = Misses(*loaded.misses)
+        misses = Misses(*batch.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)
         if misses.samples and waited_s >= _WAIT_S:
             self._waits += 1
             self._waited_s += waited_s
-        return loaded.batch
+        return batch.batch
 
-    def epoch_over(self, epoch: int) -> DataEpoch:
-        """Record the epoch, and send the record to the control plane, if there is one."""
+    def left_epoch(self, epoch: int) -> None:
+        """Record the epoch for the control plane."""
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(
@@ -123,9 +129,8 @@ class NodeData:
         self._misses, self._waits, self._waited_s = Misses(), 0, 0.0
         if self.send is not None:
             self.send(record)
-        return record
 
-    def close(self) -> None:
+    def release(self) -> None:
         """End the prefetcher."""
         if self._prefetcher is not None:
             self._prefetcher.close()

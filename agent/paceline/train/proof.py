@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.core.terms import Terms
-    from paceline.train.loop import Loop
     from paceline.train.profile import Limits
+    from paceline.train.state import TrainingState
 
 # Most samples of the smallest local batch; more samples do not show a difference better.
 _QUARTER = 4
@@ -512,14 +512,14 @@ class Rehearsal:
 
     def __init__(
         self,
-        loop: Loop,
+        state: TrainingState,
         loader: Loading,
         on_step: Callable[[], None] = lambda: None,
         on_backward: Callable[[], None] = lambda: None,
     ) -> None:
-        self._loop, self._loader = loop, loader
+        self._state, self._loader = state, loader
         self._on_step, self._on_backward = on_step, on_backward
-        self._models: list[Any] = list(loop.gate.models)
+        self._models: list[Any] = list(state.gate.models)
         self._sketch = Sketch()
         # The sketch of each model's gradient in this trial.
         self._sums: list[Tensor] = []
@@ -535,8 +535,8 @@ class Rehearsal:
         self._drew = False
         self._collectives = 0
         # Numbers of the check and of the trial, for the store's keys.
-        self._proof, self._number = loop.proofs, -1
-        loop.proofs += 1
+        self._proof, self._number = state.proofs, -1
+        state.proofs += 1
         self._trial = Trial("", [], {})
         self.answer: ProofResult | None = None
 
@@ -547,7 +547,7 @@ class Rehearsal:
         raises, the caller throws the exception into this generator.
         """
         began = time.perf_counter()
-        store, meeting = self._loop.meeting.store, self._loop.meeting
+        store, meeting = self._state.meeting.store, self._state.meeting
         judge: Judge | None = None
         order = _NextTrial()
         if meeting.leads:
@@ -582,29 +582,29 @@ class Rehearsal:
         if why := _unprovable(error):
             return unknown(why)
         said = f"{place}: {type(error).__name__}: {error}"
-        return failed(self._trial, self._loop.meeting.rank, said)
+        return failed(self._trial, self._state.meeting.rank, said)
 
     def _key(self, name: str) -> str:
         return f"proof/{self._proof}/{self._number}/{name}"
 
     def _put(self, outcome: Outcome) -> None:
-        key = self._key(str(self._loop.meeting.rank))
-        self._loop.meeting.store.set(key, msgspec.msgpack.encode(outcome))  # type: ignore[arg-type]
+        key = self._key(str(self._state.meeting.rank))
+        self._state.meeting.store.set(key, msgspec.msgpack.encode(outcome))  # type: ignore[arg-type]
 
     def _outcome(self, rank: int) -> Outcome:
         return msgspec.msgpack.decode(
-            self._loop.meeting.store.get(self._key(str(rank))), type=Outcome
+            self._state.meeting.store.get(self._key(str(rank))), type=Outcome
         )
 
     def _prepared(self) -> Judge:
         """Choose samples on rank 0; raise a NotProvableError if nothing can be decided here."""
-        loop = self._loop
-        meeting, terms = loop.meeting, loop.context.terms
+        context, meeting = self._state.context, self._state.meeting
+        terms = context.terms
         modules = [module for model in self._models for module in model.modules()]
         for holds, why in (
             (meeting.world == 1, "there is only one rank"),
-            (loop.context.reader is not None, "the data is a stream"),
-            (loop.context.data is not None, "each node stores only its own samples"),
+            (context.reader is not None, "the data is a stream"),
+            (context.data is not None, "each node stores only its own samples"),
             (not self._models, "no model is wrapped"),
             (
                 not all(isinstance(model, WeightedDDP) for model in self._models),
@@ -620,7 +620,7 @@ class Rehearsal:
                 raise NotProvableError(why)
         assert meeting.sizes is not None, "rank 0 has the sizes"
         arrangements = arranged(
-            meeting.sizes, meeting.world, terms, loop.context.limits, self._sorted_by_class
+            meeting.sizes, meeting.world, terms, context.limits, self._sorted_by_class
         )
         return Judge(arrangements, terms.loss_mean)
 
@@ -649,12 +649,12 @@ class Rehearsal:
         return by_class
 
     def _tried(self, trial: Trial) -> Generator[Any, None, Outcome]:
-        rank = self._loop.meeting.rank
+        rank = self._state.meeting.rank
         self._sums = [torch.zeros(_SUMS, dtype=torch.float64) for _ in self._models]
         self._trained.clear()
         self._collectives, drew = 0, False
         try:
-            batch = self._batch(trial.parts[rank] or self._loop.fillers)
+            batch = self._batch(trial.parts[rank] or self._state.fillers)
         except Exception as raised:
             return self._failed(raised, drew)
         with ExitStack() as held:
@@ -689,7 +689,7 @@ class Rehearsal:
         return Outcome(sketches, error, random=drew or self._drew, tolerance=tolerance)
 
     def _batch(self, indices: list[int]) -> Any:
-        self._read([*indices, *self._loop.fillers])
+        self._read([*indices, *self._state.fillers])
         with self._random():
             before = _random_state()
             batch = self._loader.collated([copy.deepcopy(self._samples[i]) for i in indices])
@@ -787,13 +787,13 @@ class Rehearsal:
     @contextmanager
     def _step(self, trial: Trial) -> Iterator[None]:
         """Show the script a step for its calls of the session in a trial."""
-        loop, rank = self._loop, self._loop.meeting.rank
-        current, indices = loop.current, trial.parts[rank]
-        weight = trial.weights[loop.context.terms.loss_mean][rank]
+        state, rank = self._state, self._state.meeting.rank
+        current, indices = state.current, trial.parts[rank]
+        weight = trial.weights[state.context.terms.loss_mean][rank]
         load = float(len(indices))
         step = Step(
-            epoch=loop.epoch,
-            step=loop.step + 1,
+            epoch=state.progress.epoch,
+            step=state.progress.step + 1,
             segment=-1,
             indices=indices,
             load=load,
@@ -868,14 +868,14 @@ class Rehearsal:
 
     def _comparing(self, name: str, method: Any) -> Any:
         def comparing(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if group.size() == self._loop.meeting.world:
+            if group.size() == self._state.meeting.world:
                 self._compare(name, _shapes((args, kwargs)))
             return method(group, *args, **kwargs)
 
         return comparing
 
     def _compare(self, name: str, shapes: str) -> None:
-        meeting, number = self._loop.meeting, self._collectives
+        meeting, number = self._state.meeting, self._collectives
         self._collectives += 1
         keys = [self._key(f"collective/{number}/{rank}") for rank in range(meeting.world)]
         meeting.store.set(keys[meeting.rank], f"{name.strip('_')} of {shapes}")

@@ -37,7 +37,7 @@ from paceline.train.proof import WRONG, Loading, NotProvableError, ProofResult, 
 from paceline.train.stacks import is_users
 
 if TYPE_CHECKING:
-    from paceline.train.loop import Loop
+    from paceline.train.state import TrainingState
 
 logger = logging.getLogger(__name__)
 
@@ -69,37 +69,42 @@ class _UnsafeError(Exception):
     """Reason why a statement is not run, as words that follow "line 3 "."""
 
 
-def prove_first(loop: Loop, loader: Loading, frame: FrameType) -> None:
+def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None:
     """Check the loss before the first step; if it is wrong, train with equal local batches.
 
     If no plan makes local batches uneven, there is nothing to check. `frame` asks the loader for
     its first batch. A PacelineError means that limits leave no room for equal local batches.
     """
-    assert loop.wiring is not None
-    if not loop.may_be_uneven:
+    assert state.wiring is not None
+    meeting, limits = state.meeting, state.context.limits.of_parts
+    # The largest local batch when a step is split equally.
+    equal = -(-state.context.terms.global_batch // meeting.world)
+    has_room = not limits or min(limits) >= equal
+    planned = state.context.environment.run is not None
+    if meeting.world == 1 or meeting.lanes is not None or (has_room and not planned):
         return
-    loader.answer = answer = prove(loop, loader, frame)
+    loader.answer = answer = prove(state, loader, frame)
     if answer.verdict != WRONG:
-        if loop.meeting.leads:
+        if meeting.leads:
             sys.stderr.write(f"paceline: {answer.why} The proof took {answer.cost_s:.2f} s.\n")
         return
-    if loop.short:
+    if not has_room:
         raise PacelineError(
-            f"{answer.why} {answer.do} Or give limits of at least {loop.least_fair} samples, so "
+            f"{answer.why} {answer.do} Or give limits of at least {equal} samples, so "
             "that all ranks can train with equal local batches."
         )
     logger.warning("all ranks train with equal local batches: %s %s", answer.why, answer.do)
-    if loop.wiring.leader is not None:
-        loop.wiring.leader.keep_equal(f"{answer.why} {answer.do}")
+    if state.wiring.leader is not None:
+        state.wiring.leader.keep_equal(f"{answer.why} {answer.do}")
 
 
-def prove(loop: Loop, loader: Loading, frame: FrameType) -> ProofResult:
+def prove(state: TrainingState, loader: Loading, frame: FrameType) -> ProofResult:
     """Check the loss of the loop that reads a loader; all ranks call it.
 
     `frame` is the frame that asks the loader for its first batch.
     """
     body = _Body()
-    rehearsal = Rehearsal(loop, loader, body.at_step, body.after_backward)
+    rehearsal = Rehearsal(state, loader, body.at_step, body.after_backward)
     body.rehearsal = rehearsal
     batches = rehearsal.batches()
     try:

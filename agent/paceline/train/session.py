@@ -24,7 +24,7 @@ from torch import nn
 from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
-from paceline.data import Stream
+from paceline.data import Sharded, Stream
 from paceline.train import mesh as lanes
 from paceline.train import stacks
 from paceline.train.amounts.budgeting import (
@@ -33,7 +33,6 @@ from paceline.train.amounts.budgeting import (
     counted,
     of_ranks,
     planned,
-    refuse_profile,
 )
 from paceline.train.amounts.sizes import Sizes, resolve
 from paceline.train.batchnorm import adapt, shares_statistics
@@ -43,6 +42,7 @@ from paceline.train.checkpoint.saver import Saver, Schedule
 from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
+from paceline.train.exclusions import refuse, refuse_call
 from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
@@ -59,8 +59,7 @@ from paceline.train.profile import (
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding import Use, sequence_of, torch_generator
-from paceline.train.streams.reader import StreamReader
-from paceline.train.streams.suiting import kind_of, refuse_arguments, refuse_call
+from paceline.train.streams.reader import StreamReader, refuse_small
 from paceline.wire import Evaluation
 
 if TYPE_CHECKING:
@@ -158,34 +157,38 @@ class Session:
         for name, value in (yes_or_no | {"prove": prove}).items():
             if not isinstance(value, bool):
                 raise TypeError(f"{name}={value!r}: give True or False")
-        if uneven_steps and micro_batches:
-            raise ValueError("uneven_steps and micro_batches cannot be combined: leave one out")
-        if loss_mean == "ranks" and micro_batches:
-            raise ValueError(
-                "loss_mean='ranks' and micro_batches cannot be combined: a micro-batch's part of "
-                "such a loss is unknown; leave micro_batches out"
-            )
         stream = dataset if isinstance(dataset, Stream) else None
         samples, grid = 0 if stream else length(dataset), Shapes.of(shapes)
         batch, token_budget = counted(global_batch, token_budget)
+        layout = lanes.described(mesh)
+        given = yes_or_no | {
+            "loss_mean='ranks'": loss_mean == "ranks",
+            "drop_last": drop_last,
+            "limits": limits is not None,
+            # A length of shapes needs the sizes of later samples.
+            "shapes": grid.samples > 1 or (stream is not None and grid.length > 0),
+            "sizes": not isinstance(sizes, str) or sizes != "auto",
+            "token_budget": token_budget is not None,
+            "mesh": mesh is not None and mesh.mesh.numel() != rank_and_world()[1],
+            "paceline.data.Stream": stream is not None,
+            "paceline.data.Sharded": isinstance(dataset, Sharded),
+        }
+        self._given = {name for name, is_given in given.items() if is_given}
+        refuse(self._given)
         if loss_mean is None:
             loss_mean = "samples" if token_budget is None else "size"
-        beside = {"drop_last": drop_last, "limits": limits, "shapes": grid.samples > 1}
-        beside |= {"uneven_steps": uneven_steps}
-        room = budgeted(dataset, token_budget, token_limits, beside)
+        room = budgeted(token_budget, token_limits)
         terms = Terms(samples, batch, seed, drop_last, loss_mean, coast_steps, grid, token_budget)
         if stream is not None:
-            refuse_arguments(stream, batch, sizes, grid, yes_or_no)
-        layout = lanes.described(mesh)
-        lanes.refuse_beside(mesh, dataset, yes_or_no)
+            refuse_small(stream, batch)
         workers = rank_and_world()[1] if mesh is None else mesh.mesh.numel()
         environment = Environment.read(os.environ)
         # Register before the rendezvous, where ranks may hang.
         stacks.register(os.environ)
-        self._given_limits = given = listed_limits(limits)
+        self._given_limits = listed = listed_limits(limits)
         meeting = meet(
             asdict(terms)
-            | {"limits": given, "dataset": kind_of(dataset), "token_limits": room}
+            | {"limits": listed, "dataset": _kind_of(dataset), "token_limits": room}
             | {"mesh": layout, "prove": prove}
             | yes_or_no,
             lambda: (
@@ -203,7 +206,7 @@ class Session:
             environment.warn_unknown()
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
-        limits_known = limits_of(given, [], terms.global_batch, self.world, micro_batches)
+        limits_known = limits_of(listed, [], terms.global_batch, self.world, micro_batches)
         limits_known = replace(limits_known, tokens=of_ranks(room, self.world))
         context = RunContext(
             terms,
@@ -230,12 +233,12 @@ class Session:
     @property
     def epoch(self) -> int:
         """Return the epoch that the loader is in, or was in last."""
-        return self._loop.epoch
+        return self._loop.progress.epoch
 
     @property
     def step(self) -> int:
         """Return the run's step that the script is in, or was in last, across epochs; -1: none."""
-        return self._loop.step
+        return self._loop.progress.step
 
     @property
     def steps_per_epoch(self) -> int:
@@ -255,7 +258,7 @@ class Session:
                     optimizer.step()
                     schedule.step()
         """
-        return self._loop.steps_per_epoch
+        return self._loop.progress.steps_per_epoch
 
     def total_steps(self, epochs: int) -> int:
         """Return the steps of the first `epochs` epochs together, for learning-rate schedules.
@@ -288,7 +291,7 @@ class Session:
 
         Its numbers differ from those that `paceline.generator` gives to the data set; see there.
         """
-        seed, epoch = self._loop.context.terms.seed, self._loop.epoch
+        seed, epoch = self._loop.context.terms.seed, self._loop.progress.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
 
     def loader(self, **options: Any) -> Loader:
@@ -390,10 +393,8 @@ class Session:
                 failed on another rank, which the message names.
         """
         loop = self._loop
-        refuse_profile(loop.context.terms.token_budget)
-        refuse_call(loop.context.reader, "profile")
-        lanes.refuse_profile(loop.meeting.lanes)
-        if loop.begun or loop.profiles:
+        refuse_call("profile", self._given)
+        if loop.begun or loop.findings.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
         if not callable(run_batch):
             raise TypeError(
@@ -403,7 +404,7 @@ class Session:
         batch = loop.context.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
         models, hold = loop.gate.models, partial(loop.context.device.trial, self.step + 1)
-        loop.typical = shared_typical(loop.meeting.store, loop.meeting.sizes, most)
+        loop.findings.typical = shared_typical(loop.meeting.store, loop.meeting.sizes, most)
         with loop.statistics.kept():
             profiles = profile_ranks(
                 loop.meeting, models, loop.context.device.finish, hold, run_batch, most
@@ -411,20 +412,20 @@ class Session:
         micro_batches = loop.context.limits.micro_batches
         limits = limits_of(self._given_limits, profiles, batch, self.world, micro_batches)
         loop.context = replace(loop.context, limits=limits)
-        loop.profiles = profiles
+        loop.findings.profiles = profiles
         return profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs left: fewer after a checkpoint, none after a stop."""
-        loop = self._loop
+        progress = self._loop.progress
         whole("epochs", total, 0)
-        loop.refuse_closed()
-        loop.epochs = total
-        while loop.next_epoch < total and not self.stopped:
-            epoch = loop.next_epoch
+        self._loop.refuse_closed()
+        self._loop.findings.epochs = total
+        while progress.next_epoch < total and not self.stopped:
+            epoch = progress.next_epoch
             yield epoch
             # The body may have left the loader unused.
-            loop.next_epoch = max(loop.next_epoch, epoch + 1)
+            progress.next_epoch = max(progress.next_epoch, epoch + 1)
 
     def checkpoint(
         self,
@@ -458,7 +459,7 @@ class Session:
                 data or of another model.
             PacelineError: training has begun, or the directory cannot be used.
         """
-        refuse_call(self._loop.context.reader, "checkpoint")
+        refuse_call("checkpoint", self._given)
         self._loop.refuse_begun("call session.checkpoint(…)")
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
@@ -529,7 +530,7 @@ class Session:
             for name, value in metrics.items()
         }
         loop = self._loop
-        now, trained = time.time(), loop.trained.upto(self.step)
+        now, trained = time.time(), loop.progress.trained.upto(self.step)
         loop.evaluated(
             Evaluation(0, self.rank, self.step, self.epoch, trained, now, samples, values)
         )
@@ -551,7 +552,8 @@ class Session:
             ValueError: the state is of other data, or not rank 0's.
         """
         self._loop.refuse_begun("load the session's state")
-        self._loop.resume(Position.of_state(state, self._loop.context.terms.samples))
+        position = Position.of_state(state, self._loop.context.terms.samples)
+        self._loop.progress.resume(position)
 
     def close(self) -> None:
         """End the background threads within a few seconds; they deliver pending messages first.
@@ -565,6 +567,13 @@ class Session:
             return
         atexit.unregister(self.close)
         self._loop.close()
+
+
+def _kind_of(dataset: Any) -> str:
+    """Describe a session's kind of data, which must be the same on all ranks."""
+    if isinstance(dataset, Stream):
+        return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
+    return "Sharded" if isinstance(dataset, Sharded) else "plain"
 
 
 def close_all() -> None:

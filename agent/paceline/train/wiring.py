@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -138,18 +138,21 @@ def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Findings:
-    """Facts that a session has collected before its first iteration.
+    """Facts that a session collects, most of them before its first iteration.
 
-    `lookahead` counts steps. `devices` and `profiles` have one entry for each rank, or none.
-    `epochs` and `gradient_bytes` (of one rank) may be unknown.
+    `lookahead` is the number of steps that the loader fetches before training reaches them.
+    `devices` and `profiles` have one entry for each rank, or none. `typical` are samples of typical
+    sizes, ascending; empty before profiling. `epochs`, which the script trains, and
+    `gradient_bytes` (of one rank) may be unknown.
     """
 
-    lookahead: int
+    lookahead: int = 0
     epochs: int | None = None
-    devices: Sequence[RankDevice] = ()
-    profiles: Sequence[Profile] = ()
+    devices: list[RankDevice] = field(default_factory=list)
+    profiles: list[Profile] = field(default_factory=list)
+    typical: list[int] = field(default_factory=list)
     gradient_bytes: int | None = None
 
 
@@ -182,7 +185,7 @@ def describe(
         limits=limits.of_parts,
         placement=_placement(meeting, context.environment),
         uneven_steps=context.uneven_steps,
-        devices=list(findings.devices),
+        devices=findings.devices,
         grid=terms.shapes.samples,
         length_grid=float(terms.shapes.length),
         shards=None if context.data is None else context.data.shards,

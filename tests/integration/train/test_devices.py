@@ -91,25 +91,25 @@ def test_one_rank_alone_makes_no_trial() -> None:
 def test_a_trial_that_fails_tells_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from paceline.train.telling import trial
+    from paceline.train import device
 
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(trial, "_multiply", full)
-    assert trial.flops(torch.device("cpu"), lambda began: None) is None
+    monkeypatch.setattr(device, "_multiply", full)
+    assert device.flops(torch.device("cpu"), lambda began: None) is None
     assert "the trial of cpu failed: out of memory" in caplog.text
 
 
 def test_a_trial_counts_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands still but for what the emulated device takes: 0.1 s a product."""
-    from paceline.train.telling import trial
+    from paceline.train import device
 
     now = [0.0]
-    monkeypatch.setattr(trial.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(device.time, "perf_counter", lambda: now[0])
 
     def hold(began: float) -> None:
         now[0] = began + 0.1
 
-    assert trial.flops(torch.device("cpu"), hold) == pytest.approx(2 * 512**3 / 0.1)
-    assert now[0] == pytest.approx(trial.TRIAL_S, abs=0.11)
+    assert device.flops(torch.device("cpu"), hold) == pytest.approx(2 * 512**3 / 0.1)
+    assert now[0] == pytest.approx(device.TRIAL_S, abs=0.11)

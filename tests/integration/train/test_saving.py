@@ -193,7 +193,7 @@ def test_a_stop_between_two_accumulated_steps_loses_no_sample(tmp_path: Path, st
                         stepped += kept
                         kept.clear()
                     if session.step == stop and not attempt:
-                        session._loop._end_plan()
+                        session._loop.end_plan()
             assert session.stopped is (not attempt)
     assert sorted(stepped) == sorted([*range(1200)] * 2)
 

@@ -552,7 +552,7 @@ def test_set_epoch_gives_the_order_of_distributed_sampler(first: int, epochs: in
             loader.set_epoch(epoch)
             assert [i for indices, *_ in loader for i in indices.tolist()] == list(sampler)
             assert session.epoch == epoch
-        assert session._loop.trained.upto(session.step) == 20 * epochs
+        assert session._loop.progress.trained.upto(session.step) == 20 * epochs
         assert list(session.epochs(first + epochs + 1)) == [first + epochs]
         with pytest.raises(paceline.PacelineError, match="the next pass over the loader is epoch"):
             loader.set_epoch(first)

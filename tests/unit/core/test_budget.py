@@ -22,9 +22,9 @@ from paceline.core.amounts.budget import (
     refuse_larger,
     refuse_tight,
 )
-from paceline.core.amounts.trained import Trained
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.epochs import epoch_order
+from paceline.train.progress import Trained
 from paceline.wire import Segment
 
 SIZES = st.lists(

@@ -11,20 +11,16 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from paceline.core.amounts.shapes import Shapes
 from paceline.core.terms import Terms
-from paceline.train import compiling
-from paceline.train.compiling import (
-    ShapeWarning,
-    is_compiled,
-    recompilations,
-    suggested_grid,
-)
+from paceline.train.compiling import is_compiled, recompilations
+from paceline.train.features.shapes import ShapeWarning, suggested_grid
 from paceline.train.parts import Step
 from paceline.train.timing import CpuClock, RunningStep
 
@@ -34,10 +30,6 @@ def _anew() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def terms(shapes: Shapes | None = None, batch: int = 64) -> Terms:
-    return Terms(256, batch, 0, False, "samples", 2, shapes or Shapes())
 
 
 @pytest.mark.usefixtures("_anew")
@@ -83,25 +75,37 @@ def test_the_suggested_grid_divides_the_global_batch() -> None:
             assert batch % suggested_grid(batch, world) == 0
 
 
+def told(recompiled: int) -> RunningStep:
+    """A step in which functions were recompiled so often."""
+    step = RunningStep(Step(0, 0, 0, [], 0.0, 0.0, 0.0, 0.0, None, 0), CpuClock(), 0.0, None)
+    step.recompiles = recompiled
+    return step
+
+
+def warning_of(batch: int, models: list[Any], *, on_cuda: bool = False) -> ShapeWarning:
+    device: Any = SimpleNamespace(on_cuda=on_cuda)
+    return ShapeWarning(Terms(256, batch, 0, False, "samples", 2), 2, models, device)
+
+
 @pytest.mark.usefixtures("_anew")
 def test_a_rank_says_once_that_compiled_models_meet_changing_shapes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    warning = ShapeWarning(terms(), 2, [torch.compile(nn.Linear(3, 1), backend="eager")])
-    warning.begin(on_cuda=False)
-    warning.look(3)
+    warning = warning_of(64, [torch.compile(nn.Linear(3, 1), backend="eager")])
+    warning.connect()
+    warning.measured(told(3))
     assert len(caplog.messages) == 1
     assert "a model is compiled by torch.compile" in caplog.text
     assert "Session(shapes=8)" in caplog.text
 
 
 def test_a_rank_says_once_that_it_compiles_again(caplog: pytest.LogCaptureFixture) -> None:
-    warning = ShapeWarning(terms(batch=7), 2, [nn.Linear(3, 1)])
-    warning.begin(on_cuda=False)
-    warning.look(0)
+    warning = warning_of(7, [nn.Linear(3, 1)])
+    warning.connect()
+    warning.measured(told(0))
     assert not caplog.messages
-    warning.look(3)
-    warning.look(4)
+    warning.measured(told(3))
+    warning.measured(told(4))
     assert len(caplog.messages) == 1
     assert "recompiled 3 times in a step" in caplog.text
     assert "must divide global_batch, 7" in caplog.text
@@ -111,21 +115,9 @@ def test_cudnns_benchmark_is_named_where_it_matters(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    ShapeWarning(terms(), 2, []).begin(on_cuda=False)
-    ShapeWarning(terms(), 1, []).begin(on_cuda=True)
-    ShapeWarning(terms(Shapes(8)), 2, []).begin(on_cuda=True)
+    warning_of(64, []).connect()
     assert not caplog.messages
-    ShapeWarning(terms(), 2, []).begin(on_cuda=True)
+    warning_of(64, [], on_cuda=True).connect()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "torch.backends.cudnn.benchmark is on" in caplog.text
     assert "Set it to False, or: Session(shapes=8)" in caplog.text
-
-
-@pytest.mark.usefixtures("_anew")
-def test_with_a_grid_a_rank_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    model = torch.compile(nn.Linear(3, 1), backend="eager")
-    for warning in (ShapeWarning(terms(Shapes(8)), 2, [model]), ShapeWarning(terms(), 1, [model])):
-        warning.begin(on_cuda=False)
-        warning.look(5)
-    assert not caplog.messages
-    assert compiling.recompilations() == 0

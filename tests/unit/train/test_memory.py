@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from paceline.core.amounts.budget import Budget
 from paceline.core.errors import PacelineError
-from paceline.train.amounts import memory
-from paceline.train.amounts.budgeting import with_learned
-from paceline.train.amounts.memory import Learned, Memory, learned_by
 from paceline.train.environment import Environment
+from paceline.train.features import memory
+from paceline.train.features.memory import Learned, Memory, learned_by, with_learned
 from paceline.train.profile import Limits
 from paceline.wire import RankDevice
 

@@ -17,9 +17,9 @@ from torch.optim import lr_scheduler
 from paceline.core.errors import PacelineError
 from paceline.train.collectives import own
 from paceline.train.ddp import CurrentStep
+from paceline.train.features import gathers
+from paceline.train.features.uneven import Schedules, refuse_collectives
 from paceline.train.parts import Step
-from paceline.train.sync import gathers
-from paceline.train.sync.uneven import Schedules, refuse_collectives
 
 
 def step(number: int, *, pooled: bool = False, samples: int = 1, first: int = 0) -> Step:

@@ -6,7 +6,7 @@ the sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,24 +20,11 @@ from paceline.core.amounts.budget import (
     refuse_small,
     refuse_tight,
 )
-from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
-from paceline.data import Sharded, Stream
-from paceline.train.amounts.memory import Learned
 from paceline.train.epochs import EpochSteps
 from paceline.train.meeting import Meeting, shared_sizes
-from paceline.train.profile import Limits
-from paceline.wire import RankDevice
 
 Floats = npt.NDArray[np.float64]
-
-_BESIDE = {
-    "drop_last": "the last step of an epoch holds the remaining samples: leave drop_last out",
-    "limits": "limits counts samples: give token_limits, in the unit of the sizes",
-    "shapes": "the number of samples varies between steps, so no grid divides it: leave out the "
-    "samples of shapes; its length is allowed",
-    "uneven_steps": "relaxed policies cannot keep a token budget: leave uneven_steps out",
-}
 
 
 def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, float | None]:
@@ -57,16 +44,11 @@ def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, 
     return 1, budget_of(token_budget)
 
 
-def budgeted(
-    dataset: Any, token_budget: float | None, token_limits: Any, beside: Mapping[str, Any]
-) -> list[float]:
+def budgeted(token_budget: float | None, token_limits: Any) -> list[float]:
     """Check the token limits: one for each rank, or one for all; empty if there are none.
 
-    A token budget supports none of the `Session` options in `beside`.
-
     Raises:
-        TypeError, ValueError: the limits are no numbers above 0, there is no token budget for them,
-            or one of the other options is given; the message names it.
+        TypeError, ValueError: the limits are no numbers above 0, or there is no token budget.
     """
     if token_budget is None:
         if token_limits is not None:
@@ -75,7 +57,6 @@ def budgeted(
                 "global_batch, or limits, which counts samples"
             )
         return []
-    _refuse_beside(dataset, beside)
     return [] if token_limits is None else _listed(token_limits)
 
 
@@ -100,31 +81,6 @@ def of_ranks(token_limits: list[float], world: int) -> list[float]:
     return token_limits * world if len(token_limits) == 1 else token_limits
 
 
-def _refuse_beside(dataset: Any, options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if value is not None and value is not False:
-            raise ValueError(f"{name} and token_budget cannot be combined: {_BESIDE[name]}")
-    if isinstance(dataset, Stream):
-        raise ValueError(
-            "paceline.data.Stream and token_budget cannot be combined: the sizes of later samples "
-            "are unknown; give global_batch"
-        )
-    if isinstance(dataset, Sharded):
-        raise ValueError(
-            "paceline.data.Sharded and token_budget cannot be combined: steps keep the epoch's "
-            "order, wherever the samples are; give global_batch, or data that each rank can read"
-        )
-
-
-def refuse_profile(token_budget: float | None) -> None:
-    """Raise a PacelineError for `Session.profile` with a token budget."""
-    if token_budget is not None:
-        raise PacelineError(
-            "profile: it measures how many samples fit into memory, but with token_budget the "
-            "number of samples in a step varies: do not call it, and give Session token_limits"
-        )
-
-
 def checked_sizes(
     sizes: Floats,
     token_budget: float | None,
@@ -144,58 +100,18 @@ def checked_sizes(
         refuse_larger(sizes, token_budget)
         if token_limits:
             limits = of_ranks(token_limits, workers)
-            _refuse(limits, float(sizes.max()), token_budget, micro_batches)
+            refuse_limits(limits, float(sizes.max()), token_budget, micro_batches)
     return sizes
 
 
-def _refuse(limits: Sequence[float], longest: float, budget: float, micro_batches: bool) -> None:
+def refuse_limits(
+    limits: Sequence[float], longest: float, budget: float, micro_batches: bool
+) -> None:
+    """Raise a ValueError if token limits have no room for the longest sample, or for a step."""
     if micro_batches:
         refuse_small(np.array(limits), longest)
     else:
         refuse_tight(np.array(limits), longest, budget)
-
-
-def with_learned(
-    limits: Limits,
-    learned: Sequence[Learned | None],
-    budget: Budget,
-    devices: Sequence[RankDevice] = (),
-) -> Limits:
-    """Reduce the limits to what ranks learned when their memory ran out in earlier attempts.
-
-    With micro-batches, a learned limit holds for all ranks with an equal device: it adds at most a
-    micro-batch and prevents them from running out, too. If more than the largest sample ran out,
-    a micro-batch has room for the largest sample. Without micro-batches, other ranks need room for
-    the samples that no longer fit. `learned` and `devices` are by rank, [W].
-
-    Raises:
-        PacelineError: not every step fits into the ranks' memory.
-    """
-    known = {rank: word for rank, word in enumerate(learned) if word is not None}
-    if not known:
-        return limits
-    longest = float(budget.sizes.max())
-    # Without a limit, a rank's local batch holds at most the whole budget.
-    tokens = list(limits.tokens) or [budget.tokens] * len(learned)
-    for by, word in known.items():
-        alike, fits = [by], word.limit
-        if limits.micro_batches:
-            alike += [rank for rank, each in enumerate(devices) if _same(each, devices[by])]
-            fits = max(fits, longest) if word.ran_out > longest else fits
-        for rank in alike:
-            tokens[rank] = min(tokens[rank], fits)
-    try:
-        _refuse(tokens, longest, budget.tokens, limits.micro_batches)
-    except ValueError as error:
-        raise PacelineError(
-            f"memory ran out in earlier attempts, on ranks {list(known)}. {error}"
-        ) from error
-    return replace(limits, tokens=tokens)
-
-
-def _same(device: RankDevice, other: RankDevice) -> bool:
-    named = (device.kind, device.name, device.memory_bytes)
-    return named == (other.kind, other.name, other.memory_bytes)
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:

@@ -180,7 +180,7 @@ def _note_loaders(seen: ScriptRecord, steps: int, end: Callable[[], NoReturn]) -
             if known is None:
                 return inner
             # The rehearsal proves the loss after the examined steps.
-            loader._loop.proves = False
+            loader.proves = False
             return _watched(known, loader, inner, steps, end)
 
         return passing

@@ -13,14 +13,17 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
+from torch.utils.data import Dataset
 
 from paceline.core.errors import PacelineError
+from paceline.core.streaming.ledger import LEAST_BATCHES
 from paceline.core.streaming.reading import Claim, ShardClaims, ShardOrder, difference
 from paceline.data.stream import Stream
+from paceline.train.feature import Feature
 from paceline.train.meeting import Meeting
 from paceline.train.streams import news
 from paceline.train.streams.news import BufferSize, News
-from paceline.train.streams.processes import in_processes
+from paceline.train.streams.processes import OPTIONS, in_processes
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -37,9 +40,20 @@ _SEND_S = 0.05
 # Time between two checks whether the leader gives more room.
 _POLL_S = 0.05
 _JOIN_S = 2.0
+# Options of a DataLoader that concern reading in processes.
+_READERS = {*OPTIONS, "persistent_workers"}
 
 
-class StreamReader:
+def refuse_small(stream: Stream, global_batch: int) -> None:
+    """Raise a ValueError if a stream's buffer leaves the plan no choice."""
+    if stream.buffer < LEAST_BATCHES * global_batch:
+        raise ValueError(
+            f"Stream(buffer={stream.buffer}): must be at least {LEAST_BATCHES} times global_batch, "
+            f"{LEAST_BATCHES * global_batch}, to leave a choice for balanced steps"
+        )
+
+
+class StreamReader(Feature):
     """Reader of one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
 
     A sample's number is the number of samples that the rank had read before it in the epoch. The
@@ -65,9 +79,17 @@ class StreamReader:
         # Options of the processes that read, if there are any.
         self.options: dict[str, Any] = {}
 
-    def begin(self, epoch: int) -> None:
+    def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Read from the buffer, in the loader's process.
+
+        Options about processes are for this rank's thread.
+        """
+        self.options = {name: options[name] for name in OPTIONS if name in options}
+        return _Buffered(self), {n: v for n, v in options.items() if n not in _READERS}
+
+    def begin_epoch(self, epoch: int) -> None:
         """Begin to read an epoch, and drop the remaining samples of another one."""
-        self.close()
+        self._end()
         self._samples = {}
         # At the end of an epoch, this rank may have had the room of all ranks.
         self._room = self._equal
@@ -90,7 +112,15 @@ class StreamReader:
             self._changed.notify_all()
         return taken or [self._filler()] * len(numbers)
 
-    def close(self) -> None:
+    def left_epoch(self, epoch: int) -> None:
+        """End the thread."""
+        self._end()
+
+    def release(self) -> None:
+        """End the thread."""
+        self._end()
+
+    def _end(self) -> None:
         """End the thread, waiting for it unless the source does not answer."""
         if self._pass is None or self._thread is None:
             return
@@ -224,6 +254,19 @@ class StreamReader:
             with self._changed:
                 if len(self._samples) >= self._room.samples and not over.is_set():
                     self._changed.wait(_POLL_S)
+
+
+class _Buffered(Dataset[Any]):
+    """A rank's buffer as a map-style data set, which yields each sample once."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        self._reader = reader
+
+    def __getitem__(self, number: int) -> Any:
+        return self._reader.take([number])[0]
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return self._reader.take(numbers)
 
 
 class _NewsSender:

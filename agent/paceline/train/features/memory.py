@@ -2,27 +2,71 @@
 
 The script owns the training loop, so running out of memory ends the rank. The launcher restarts all
 ranks, and they repeat that step from the checkpoint. `Memory` stores the learned limit in a file of
-the run on the rank's node, because memory belongs to a device and not to a rank.
+the run on the rank's node, because memory belongs to a device and not to a rank. `LearnedLimits`
+applies the limits of earlier attempts to a session with a token budget.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from paceline.core.amounts.budget import shown
+from paceline.core.amounts.budget import Budget, shown
+from paceline.core.errors import PacelineError
 from paceline.node import rundir
+from paceline.train.amounts.budgeting import refuse_limits
+from paceline.train.feature import Feature
 from paceline.train.meeting import Meeting, gathered
-from paceline.train.profile import out_of_memory
+from paceline.train.profile import Limits, out_of_memory
+from paceline.train.state import TrainingState
+from paceline.train.timing import RunningStep
+from paceline.wire import RankDevice
 
 logger = logging.getLogger(__name__)
 
 # Maximum of the new limit, as a fraction of the load that did not fit: memory is fragmented, and
 # batches with the same load differ.
 _MARGIN = 0.9
+
+
+class LearnedLimits(Feature):
+    """Token limits of a session, from what ranks learned in earlier attempts."""
+
+    def __init__(self, state: TrainingState, budget: Budget) -> None:
+        self._state, self._budget = state, budget
+        # None before the first iteration.
+        self._memory: Memory | None = None
+
+    def connect(self) -> None:
+        """Apply the limits that ranks learned in earlier attempts."""
+        state = self._state
+        meeting, before = state.meeting, state.context.limits
+        self._memory = Memory(state.context.environment.memory, meeting.process)
+        learned = learned_by(meeting, self._memory.known)
+        limits = with_learned(before, learned, self._budget, state.findings.devices)
+        state.context = replace(state.context, limits=limits)
+        if meeting.leads and limits != before:
+            logger.warning(
+                "memory ran out in earlier attempts: token_limits is %s now", limits.tokens
+            )
+
+    def turn_over(self, running: RunningStep, closing: bool) -> None:
+        if self._memory is not None and not closing:
+            self._memory.fitted(running.step.load)
+
+    def end_epoch(self, ran_out: bool, raised: bool) -> None:
+        running = self._state.current.running
+        if self._memory is not None and raised and running is not None:
+            self._memory.left(running.step.load)
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
 
 
 class Learned(msgspec.Struct, frozen=True):
@@ -57,6 +101,49 @@ def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
     words = gathered(meeting.world * len(lanes), known)
     groups = ([words[rank] for rank in group] for group in zip(*lanes, strict=True))
     return [min(filter(None, group), key=lambda each: each.limit, default=None) for group in groups]
+
+
+def with_learned(
+    limits: Limits,
+    learned: Sequence[Learned | None],
+    budget: Budget,
+    devices: Sequence[RankDevice] = (),
+) -> Limits:
+    """Reduce the limits to what ranks learned when their memory ran out in earlier attempts.
+
+    With micro-batches, a learned limit holds for all ranks with an equal device: it adds at most a
+    micro-batch and prevents them from running out, too. If more than the largest sample ran out,
+    a micro-batch has room for the largest sample. Without micro-batches, other ranks need room for
+    the samples that no longer fit. `learned` and `devices` are by rank, [W].
+
+    Raises:
+        PacelineError: not every step fits into the ranks' memory.
+    """
+    known = {rank: word for rank, word in enumerate(learned) if word is not None}
+    if not known:
+        return limits
+    longest = float(budget.sizes.max())
+    # Without a limit, a rank's local batch holds at most the whole budget.
+    tokens = list(limits.tokens) or [budget.tokens] * len(learned)
+    for by, word in known.items():
+        alike, fits = [by], word.limit
+        if limits.micro_batches:
+            alike += [rank for rank, each in enumerate(devices) if _same(each, devices[by])]
+            fits = max(fits, longest) if word.ran_out > longest else fits
+        for rank in alike:
+            tokens[rank] = min(tokens[rank], fits)
+    try:
+        refuse_limits(tokens, longest, budget.tokens, limits.micro_batches)
+    except ValueError as error:
+        raise PacelineError(
+            f"memory ran out in earlier attempts, on ranks {list(known)}. {error}"
+        ) from error
+    return replace(limits, tokens=tokens)
+
+
+def _same(device: RankDevice, other: RankDevice) -> bool:
+    named = (device.kind, device.name, device.memory_bytes)
+    return named == (other.kind, other.name, other.memory_bytes)
 
 
 class Memory:

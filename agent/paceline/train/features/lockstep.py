@@ -1,10 +1,10 @@
 """Detection of ranks that are out of step: no reduction pairs gradients of two different steps.
 
-The loop calls this module for each step, for each reduction that begins, and when the script leaves
-a loop. On each rank a thread publishes these events once a second in the ranks' store. Rank 0's
-thread compares the entries of all ranks (`paceline.core.lockstep`). If some rank can never match
-the others again, rank 0 stores the reason, and every rank's thread logs it. No control plane is
-needed.
+The loop calls this feature for each step and when the script leaves a loop, and wrapped models call
+it for each reduction that begins. On each rank a thread publishes these events once a second in the
+ranks' store. Rank 0's thread compares the entries of all ranks (`paceline.core.lockstep`). If some
+rank can never match the others again, rank 0 stores the reason, and every rank's thread logs it. No
+control plane is needed.
 
 The check adds no time to reductions that come in a regular rhythm, such as one in each step. The
 ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
@@ -25,8 +25,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +35,15 @@ from torch.distributed import DistError
 from paceline.core import lockstep
 from paceline.core.errors import PacelineError
 from paceline.core.lockstep import RankProgress
-from paceline.train.meeting import Meeting
+from paceline.train.feature import Feature
+from paceline.train.meeting import place
+from paceline.train.parts import Step
+from paceline.train.state import TrainingState
+from paceline.train.timing import RunningStep
 from paceline.wire import Phase
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-    from paceline.train.liveness import Activity
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,9 @@ GRACE_S = 10.0
 _POLL_S = 0.002
 # The interval of comparisons after a collective failed.
 _SEARCH_S = 0.05
-# The longest search for the failed rank after a collective failed.
+# The longest search for the failed rank after a collective failed, and after this rank raised.
 _EXPLAIN_S = 8.0
+_NAMED_S = 0.5
 # A process that has not published for this long is gone, or its node is.
 _SILENT_S = 4.0
 # At most this many skipped steps are logged.
@@ -68,33 +70,18 @@ _DECODER = msgspec.msgpack.Decoder(RankProgress)
 _NAMESPACE = Path("/proc/self/ns/pid")
 
 
-class Lockstep:
-    """Thread that keeps one rank in step with the others. All methods are for the training thread.
+class Lockstep(Feature):
+    """Thread that keeps one rank in step with the others; there are several ranks.
 
-    `begin_step`, `reducing`, `end_body` and `leave` raise a PacelineError if ranks are out of step.
-
-    Args:
-        meeting: the result of the ranks' rendezvous.
-        place: machine and network of this process. Processes with the same place, in the same PID
-            namespace, can look up each other's PIDs.
-        activity: returns the step and the phase of this rank; the thread calls it.
-        fail: called in the thread with the reason when ranks are out of step.
-        end: called in rank 0's thread when some rank has asked for the end of the plan.
+    All methods are for the training thread. `begin_step`, `end_turn`, `end_epoch` and a model's
+    reductions raise a PacelineError if ranks are out of step.
     """
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        place: str,
-        activity: Callable[[], Activity],
-        fail: Callable[[PacelineError], None],
-        end: Callable[[], None],
-    ) -> None:
-        self._rank, self._world = meeting.rank, meeting.world
-        self._activity, self._fail, self._end = activity, fail, end
-        # This rank asks for the end of the plan.
-        self._asked = False
-        self._progress = RankProgress(place=f"{place} {_namespace()}", process=os.getpid())
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._rank, self._world = state.meeting.rank, state.meeting.world
+        # Processes with the same place, in the same PID namespace, can look up each other's PIDs.
+        self._progress = RankProgress(place=f"{place()} {_namespace()}", process=os.getpid())
         # The newest activity, and when it began.
         self._since: tuple[object, float] = (None, 0.0)
         # The descriptor of a reduction: steps since the previous one, and the model.
@@ -125,65 +112,85 @@ class Lockstep:
         # On rank 0, the number of stored notes.
         self._stored = 0
         self._failed_at = 0.0
+        # Made in `begin`.
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        if self._thread is not None:
+            return
+        current = self._state.current
+        current.reducing, current.explained = self._reducing, self.explained
+        self._state.is_out_of_step = lambda: self._failure is not None
         self._thread = threading.Thread(
-            target=self._run, args=(meeting.store,), name="paceline-lockstep", daemon=True
+            target=self._run,
+            args=(self._state.meeting.store,),
+            name="paceline-lockstep",
+            daemon=True,
         )
         self._thread.start()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note that this rank enters the loop over the loader."""
         self._progress.epoch, self._progress.in_loop = epoch, True
 
-    def begin_step(self, step: int, *, relaxed: bool) -> None:
+    def begin_step(self, step: Step) -> None:
         """Note that this rank begins a step; raise a PacelineError if ranks are out of step."""
         self._refuse()
-        self._progress.relaxed = relaxed
-        self._progress.step = step
+        self._progress.relaxed = self._state.gate.relaxed is not None
+        self._progress.step = step.step
 
-    def reducing(
-        self, step: int, model: int, waiting: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def _reducing(self, running: RunningStep, model: int) -> None:
         """Note that this rank begins a reduction; wait for the others if it is unexpected.
 
-        `model` is the number of the wrapped model. `waiting` returns a context for the time of
-        waiting for other ranks.
+        `model` is the number of the wrapped model.
         """
+        step = running.step.step
         kind = (step - self._reduced_in, model)
         expected = self._follows.get(self._previous) == kind
         self._progress.reduce(step, model)
         if not expected:
-            with waiting():
+            with running.meeting():
                 self._wait_at(f"reduction/{self._progress.reductions}/{step}/{model}")
             self._follows[self._previous] = kind
         self._previous, self._reduced_in = kind, step
 
-    def end_body(self, step: int, *, passes: bool, relaxed: bool) -> None:
-        """Note that the body of a step has ended. Without a backward pass, wait for the others.
+    def end_turn(self, running: RunningStep) -> None:
+        """Note that a step's body has ended. Without a backward pass, wait for the other ranks.
 
-        With `relaxed`, gradients are not reduced in each step, so there is nothing to wait for.
+        Under a relaxed synchroniser, gradients are not reduced in each step, so there is nothing to
+        wait for.
         """
+        if running.step.more:
+            return
+        step, gate = running.step.step, self._state.gate
+        passes = running.passes or not gate.models
         if not passes:
             self._progress.skip(step)
         self._progress.through = max(self._progress.through, step)
-        if not passes and not relaxed:
-            self._wait_at(f"body/{step}")
+        if not passes and gate.relaxed is None:
+            with running.waiting():
+                self._wait_at(f"body/{step}")
         self._refuse()
 
-    def leave(self, *, raised: bool, waits: bool = False) -> None:
-        """Note that the script has left its loop; `raised` if an error ended the loop.
+    def end_epoch(self, ran_out: bool, raised: bool) -> None:
+        """Note that the loop over the loader has reached its end, or that the script left it."""
+        if raised:
+            self._leave(raised=True)
+            # The call logs the reason.
+            self.explained(PacelineError(), _NAMED_S)
+        elif ran_out:
+            self._progress.in_loop = False
+        elif self._state.failure is None:
+            self._leave(raised=False)
+            # Only statistics are exchanged after this, and only if all ranks left after the same
+            # step.
+            waits = self._state.statistics.differ and self._state.gate.relaxed is None
+            if waits and self._failure is None:
+                self._wait_at(f"left/{self._progress.epoch}/{self._progress.step}")
 
-        With `waits`, wait until all ranks have left after the same step, because a collective
-        follows.
-        """
+    def _leave(self, *, raised: bool) -> None:
         self._progress.leave(raised)
         self._progress.in_loop = False
         self._wake.set()
-        if waits and self._failure is None:
-            self._wait_at(f"left/{self._progress.epoch}/{self._progress.step}")
-
-    def end_epoch(self) -> None:
-        """Note that the loop over the loader has reached its end."""
-        self._progress.in_loop = False
 
     def explained(self, error: BaseException, most_s: float = _EXPLAIN_S) -> PacelineError:
         """Return an error that names the rank because of which a collective failed.
@@ -201,24 +208,17 @@ class Lockstep:
             return PacelineError(self._without_store())
         return PacelineError(f"the exchange with other ranks failed: {error}")
 
-    def ask_to_end(self) -> None:
-        """Ask rank 0 to end the plan. A signal's handler may call this."""
-        self._asked = True
-
-    @property
-    def failed(self) -> bool:
-        """Return True if ranks are out of step, or a rank has failed."""
-        return self._failure is not None
-
-    def end(self) -> None:
+    def close(self) -> None:
         """Publish that the session is closed; the thread continues."""
         if self._progress.in_loop:
             self._progress.leave(raised=False)
         self._progress.closed, self._progress.in_loop = True, False
         self._wake.set()
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """End the thread. Rank 0, the store's host, gives the others time to read the reason."""
+        if self._thread is None:
+            return
         if self._rank == 0 and self._failure is not None:
             time.sleep(max(0.0, self._failed_at + 2 * TICK_S - time.monotonic()))
         self._closing = True
@@ -294,10 +294,10 @@ class Lockstep:
         self._publish(store)
         if self._rank == 0 or self._explaining:
             self._compare(store)
-        if self._asked:
+        if self._state.asked_to_end:
             store.set(_key("end"), "")
         if self._rank == 0 and store.check([_key("end")]):
-            self._end()
+            self._state.end_plan()
         if self._failure is None and store.check([_key("failure")]):
             self._fell_out(store.get(_key("failure")).decode())
         while store.check([_key(f"note/{self._notes}")]):
@@ -309,12 +309,12 @@ class Lockstep:
         """Log that ranks are out of step, and end all waits on this rank."""
         self._failure, self._failed_at = failure, time.monotonic()
         logger.error("%s", failure)
-        self._fail(PacelineError(failure))
+        self._state.fail_waits(PacelineError(failure))
         with self._changed:
             self._changed.notify_all()
 
     def _observe(self) -> None:
-        at, now = self._activity(), time.monotonic()
+        at, now = self._state.activity(), time.monotonic()
         if self._since[0] != at:
             self._since = at, now
         self._progress.phase, self._progress.since_s = str(at[1]), now - self._since[1]

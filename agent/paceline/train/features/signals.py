@@ -17,26 +17,35 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from paceline.train.feature import Feature
+
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class SignalHandler:
+class Signals(Feature):
     """Handler of the signals that end a process. It does nothing outside of the main thread.
 
     Args:
         ask: asks the leader to end the plan. The handler calls it, so it must not block. It
             returns False outside of the loop: there the signal acts at once, as nothing is saved.
+        close: closes the session, before a default action ends the process.
     """
 
-    def __init__(self, ask: Callable[[], bool]) -> None:
-        self._ask, self._process = ask, os.getpid()
+    def __init__(self, ask: Callable[[], bool], close: Callable[[], None]) -> None:
+        self._ask, self._close, self._process = ask, close, os.getpid()
         # Handlers of the script, or default actions.
         self._previous: dict[int, Any] = {}
         # Received signals that are not yet delivered to the script.
         self._came: list[int] = []
 
-    def install(self) -> None:
-        """Install the handlers, also over handlers that the script has set since the last call."""
+    def begin(self) -> None:
+        self._install()
+
+    def begin_epoch(self, epoch: int) -> None:
+        # The script may have set handlers since the last epoch.
+        self._install()
+
+    def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -45,7 +54,10 @@ class SignalHandler:
                 self._previous[number] = handler
                 signal.signal(number, self._on_signal)
 
-    def deliver(self, before_end: Callable[[], None]) -> None:
+    def stopped(self) -> None:
+        self._deliver(self._close)
+
+    def _deliver(self, before_end: Callable[[], None]) -> None:
         """Run the script's handlers of the received signals, or the default actions.
 
         `before_end` is called before a default action, which ends the process.
@@ -60,14 +72,14 @@ class SignalHandler:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """Restore the script's handlers and deliver the received signals."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, handler)
-        self.deliver(lambda: None)
+        self._deliver(lambda: None)
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -79,4 +91,4 @@ class SignalHandler:
         if number not in self._came:
             self._came.append(number)
         if not self._ask():
-            self.deliver(lambda: None)
+            self._deliver(lambda: None)

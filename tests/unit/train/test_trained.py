@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.trained import Trained
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms
+from paceline.train.progress import Trained
 
 
 def terms(samples: int, batch: int, drop_last: bool) -> Terms:

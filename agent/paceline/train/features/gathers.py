@@ -23,6 +23,9 @@ import torch.distributed as dist
 from paceline.core.errors import PacelineError
 from paceline.train.collectives import listen, own
 from paceline.train.ddp import CurrentStep
+from paceline.train.feature import Feature
+from paceline.train.fsdp.model import is_sharded
+from paceline.train.state import TrainingState
 from paceline.wire import ALLREDUCE
 
 _DIMENSIONS = 15
@@ -43,10 +46,21 @@ _NAMES = {
 _LISTS = ("allgather", "reduce_scatter")
 
 
-def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Callable[[], None]:
+class GatherCheck(Feature):
+    """Check of the script's own gathers."""
+
+    def __init__(self, state: TrainingState) -> None:
+        models = state.gate.models
+        self._end = refuse_uneven(state.current, lambda: any(map(is_sharded, models)))
+
+    def close(self) -> None:
+        self._end()
+
+
+def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Callable[[], None]:
     """Install the check; return a function that removes it.
 
-    `is_sharded` returns whether the session has wrapped a model of `fully_shard`.
+    `any_sharded` returns True if the session has wrapped a model of `fully_shard`.
     """
     thread = threading.get_ident()
 
@@ -57,7 +71,7 @@ def refuse_uneven(current: CurrentStep, is_sharded: Callable[[], bool]) -> Calla
         step = running.step
         if step.even and step.synchroniser == ALLREDUCE:
             return
-        if threading.get_ident() != thread or (name not in _LISTS and is_sharded()):
+        if threading.get_ident() != thread or (name not in _LISTS and any_sharded()):
             return
         mine, others = _tensors(name, args)
         if mine is None or mine.dim() == 0 or mine.dim() > _DIMENSIONS:

@@ -1,0 +1,112 @@
+"""Base of the loop's optional features, whose methods tell the life of a loop in their order.
+
+`features.choice` makes a feature only if its option is set, and `Hooks` lists once the methods that
+features override, so a feature that is off costs nothing. Features share a `state.TrainingState`;
+they know neither each other nor the loop. All hooks run in the training thread. Ranks synchronise
+at the gate (`sync.gate.SyncGate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.train.parts import Step
+from paceline.train.timing import RunningStep
+
+
+class Feature:
+    """An optional feature of the loop. It overrides the hooks that it needs; here they do nothing.
+
+    A step has several turns, which are iterations of the script's loop, if its batch is cut into
+    micro-batches, or if this rank takes over batches of other ranks.
+    """
+
+    def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the data set and the options of the loader's DataLoader."""
+        return dataset, options
+
+    def begin(self) -> None:
+        """Begin with the loader's first iteration, to which other ranks may come late or never."""
+
+    def connect(self) -> None:
+        """Prepare for the plan, which comes next; may replace the context's limits. Collective."""
+
+    def before_epoch(self) -> None:
+        """Run before a pass over the loader, of which it is not known yet if it has steps."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Run at the start of an epoch that has steps."""
+
+    def loading(self) -> None:
+        """Run before a batch is loaded, and before the DataLoader starts its processes."""
+
+    def loaded(self, batch: Any, data_s: float) -> Any:
+        """Return the batch that was loaded, for which the script waited `data_s` seconds."""
+        return batch
+
+    def begin_step(self, step: Step) -> None:
+        """Run before the gate at a step's start; its batch is loaded."""
+
+    def begin_turn(self, turn: Step) -> None:
+        """Run at the start of a turn, before the script's body."""
+
+    def end_turn(self, running: RunningStep) -> None:
+        """Run before the gate at a turn's end, unless the script left the loop in it."""
+
+    def turn_over(self, running: RunningStep, closing: bool) -> None:
+        """Run after the gate at a turn's end; `closing` if the script left the loop in it."""
+
+    def measured(self, running: RunningStep) -> None:
+        """Take a turn whose times are known."""
+
+    def step_over(self, step: Step) -> None:
+        """Run after the gate at a planned step's end."""
+
+    def end_epoch(self, ran_out: bool, raised: bool) -> None:
+        """Run before the gate at an epoch's end.
+
+        `ran_out` unless the script left its loop early, and `raised` if an exception ended it.
+        """
+
+    def epoch_over(self, ran_out: bool) -> None:
+        """Run after the gate at an epoch's end, where collectives are still allowed."""
+
+    def left_epoch(self, epoch: int) -> None:
+        """Run outside the loop over the loader, after an epoch."""
+
+    def stopped(self) -> None:
+        """Run after the last epoch of a run that an operator or a signal ended."""
+
+    def close(self) -> None:
+        """Run when the session is closed, before the gate is."""
+
+    def release(self) -> None:
+        """Run after the gate is closed, to end threads and process groups."""
+
+    def disconnect(self) -> None:
+        """Run before this rank leaves the ranks' store, on rank 0 after the others have left."""
+
+    def closed(self) -> None:
+        """Run after everything else; may end the process."""
+
+
+class Hooks:
+    """Lists of the hooks that features override, in the order of the features."""
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        def of(name: str) -> list[Callable[..., Any]]:
+            unchanged = getattr(Feature, name)
+            mine = (each for each in features if getattr(type(each), name) is not unchanged)
+            return [getattr(each, name) for each in mine]
+
+        self.begin, self.connect = of("begin"), of("connect")
+        self.before_epoch, self.begin_epoch = of("before_epoch"), of("begin_epoch")
+        self.loading, self.loaded = of("loading"), of("loaded")
+        self.begin_step, self.begin_turn = of("begin_step"), of("begin_turn")
+        self.end_turn, self.turn_over = of("end_turn"), of("turn_over")
+        self.measured, self.step_over = of("measured"), of("step_over")
+        self.end_epoch, self.epoch_over = of("end_epoch"), of("epoch_over")
+        self.left_epoch, self.stopped = of("left_epoch"), of("stopped")
+        self.close, self.release = of("close"), of("release")
+        self.disconnect, self.closed = of("disconnect"), of("closed")

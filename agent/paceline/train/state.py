@@ -1,0 +1,242 @@
+"""State of training on a rank, which the session, the loop and its features share.
+
+`Session` makes it as a `loop.Loop`, which extends it by the life of the loop, and queries it.
+Features (`feature.Feature`) get it as a `TrainingState` and reach each other's results only
+through it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from paceline.core.errors import PacelineError
+from paceline.train.batchnorm import RunningStatistics
+from paceline.train.checkpoint.position import Position
+from paceline.train.context import RunContext
+from paceline.train.ddp import CurrentStep
+from paceline.train.feature import Feature, Hooks
+from paceline.train.liveness import Activity
+from paceline.train.meeting import Meeting, introduce
+from paceline.train.mesh import SilentReporter
+from paceline.train.profile import shared_moments
+from paceline.train.progress import Progress
+from paceline.train.report import Reporter
+from paceline.train.sync.gate import SyncGate
+from paceline.train.timing import RunningStep
+from paceline.train.wiring import Findings, Wiring
+from paceline.wire import Evaluation, Phase
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingState:
+    """State of training on this rank. For one thread, except where a method says otherwise."""
+
+    def __init__(self, context: RunContext, meeting: Meeting) -> None:
+        self.context = context
+        self._rank, self._filler = meeting.rank, meeting.filler
+        # None once the session is closed.
+        self._meeting: Meeting | None = meeting
+        accumulates = context.limits.micro_batches
+        self.current = CurrentStep(meeting.world, accumulates=accumulates, group=meeting.group)
+        seed = context.terms.seed
+        self.gate = SyncGate(self.current, meeting.store, meeting.rank, seed, meeting.lanes)
+        self.statistics = RunningStatistics(self.current, self.gate.models)
+        self.progress = Progress(context)
+        self.findings = Findings()
+        # The number of checks of the loss that have begun.
+        self.proofs = 0
+        # Set from the loader's first iteration until the session is closed.
+        self.wiring: Wiring | None = None
+        self.features: list[Feature] = []
+        self.on = Hooks(self.features)
+        # The newest finished iterations of the script's loop.
+        self._over: deque[RunningStep] = deque(maxlen=2)
+        # Evaluations that the script reported before the first iteration.
+        self._evaluations: list[Evaluation] = []
+        # This rank saves, or asks the other ranks if a checkpoint is due.
+        self.saving = False
+        # A signal asks all ranks to end after the same step.
+        self.asked_to_end = False
+        # Returns True if ranks are out of step, or a rank has failed.
+        self.is_out_of_step: Callable[[], bool] = lambda: False
+        # An error that Python swallowed. The next use of the session raises it.
+        self.failure: PacelineError | None = None
+        # The value of `stopped` at closing.
+        self._stopped = False
+        self.closed = False
+
+    @property
+    def meeting(self) -> Meeting:
+        """Return the result of the ranks' rendezvous; raise a PacelineError after `close`."""
+        self.refuse_closed()
+        assert self._meeting is not None
+        return self._meeting
+
+    @property
+    def fillers(self) -> list[int]:
+        """Return a filler batch: as many samples as the grid, or as many as fit in memory."""
+        grid, limits = self.context.terms.shapes.samples, self.context.limits.samples
+        return [self._filler] * (min(grid, max(1, limits[self._rank])) if limits else grid)
+
+    @property
+    def begun(self) -> bool:
+        """Return True if the loader's first iteration has begun."""
+        return self.wiring is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Return True if an operator ended the run."""
+        if self.wiring is None:
+            return self._stopped
+        return self.wiring.follower.stopped and not self.wiring.follower.reforms
+
+    @property
+    def reforms(self) -> bool:
+        """Return True if the plan ended because nodes join or leave."""
+        return self.wiring is not None and self.wiring.follower.reforms
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return True if training has not begun and no checkpoint's position was loaded."""
+        start = self.progress.start
+        return not self.begun and start.step == 0 and start.used is None
+
+    @property
+    def reporter(self) -> Reporter | SilentReporter | None:
+        """Return the maker of this rank's records; None without a control plane."""
+        return self.wiring.reporter if self.wiring is not None else None
+
+    def introduce(self) -> None:
+        """Exchange the ranks' devices; all ranks call it once a model is in place."""
+        meeting, device = self.meeting, self.context.device
+
+        def trial() -> float | None:
+            samples = max(1, self.context.terms.global_batch // meeting.world)
+            moments = shared_moments(meeting.store, meeting.sizes)
+            return device.measured_flops(self.progress.step + 1, moments, samples)
+
+        known = self.context.environment.run is not None
+        self.findings.devices = introduce(meeting, device.described(), trial, may_try=known)
+
+    def activity(self) -> Activity:
+        """Return the rank's current or last step, and its phase. Any thread may call this."""
+        running, wiring, step = self.current.running, self.wiring, self.progress.step
+        if self.saving:
+            return step, Phase.CHECKPOINT
+        if running is not None and (phase := running.phase) is not Phase.DATA:
+            return running.step.step, phase
+        if wiring is not None and wiring.follower.waits:
+            return step, Phase.PLAN
+        return step, Phase.DATA if self.progress.in_epoch else Phase.SCRIPT
+
+    def running(self) -> RunningStep:
+        """Return the current step; raise a PacelineError outside the loop over the loader."""
+        if self.current.running is None:
+            raise PacelineError(
+                "there is no current step: use this inside the loop over session.loader()"
+            )
+        return self.current.running
+
+    def finish_step(self) -> None:
+        """End the current iteration's times, if there is one, and report them."""
+        running, self.current.running = self.current.running, None
+        if running is None:
+            return
+        running.over()
+        self._over.append(running)
+        for measured in self.on.measured:
+            measured(running)
+        if (reporter := self.reporter) is not None:
+            reporter.over(running)
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures of the newest iteration that is over on host and device, or {}."""
+        over = (turn.figures() for turn in reversed(self._over) if turn.readable)
+        return next(over, {})
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Report an evaluation, or keep it until the control plane is connected."""
+        self.refuse_closed()
+        if self.wiring is None:
+            self._evaluations.append(evaluation)
+        elif self.wiring.reporter is not None:
+            self.wiring.reporter.evaluated(evaluation)
+
+    def refuse_begun(self, wish: str) -> None:
+        """Raise a PacelineError if training has begun; `wish` is the call to make before."""
+        self.refuse_closed()
+        if self.begun:
+            raise PacelineError(f"training has begun: {wish} before the loader's first iteration")
+
+    def refuse_closed(self) -> None:
+        """Raise a PacelineError if the session is closed, or an earlier loop failed."""
+        if self.closed:
+            raise PacelineError("this session is closed: create another Session")
+        if self.failure is not None:
+            raise PacelineError(str(self.failure)) from self.failure
+
+    def fail_later(self, error: PacelineError) -> None:
+        """Keep an error for the next use of the session.
+
+        Python swallows an error that a generator raises while it is closed.
+        """
+        self.failure = error
+        logger.warning("%s", error)
+
+    def fail_waits(self, error: PacelineError) -> None:
+        """Fail this rank's wait for the plan. Any thread may call this."""
+        if self.wiring is not None:
+            self.wiring.follower.fail(error)
+
+    def end_plan(self) -> None:
+        """End the plan, on rank 0, as by an operator's stop. Any thread may call this."""
+        if self.wiring is not None and self.wiring.leader is not None:
+            self.wiring.leader.asked_to_end = True
+
+    def ask_to_end(self) -> bool:
+        """Ask all ranks to end after the same step; return False outside the script's loop.
+
+        A signal's handler may call this.
+        """
+        self.asked_to_end = True
+        self.end_plan()
+        return self.progress.in_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass over the loader; see `Loader.set_epoch`."""
+        self.refuse_closed()
+        self.progress.set_epoch(epoch, fresh=self.is_fresh)
+
+    def position(self) -> Position:
+        """Return the training position, with the current batch counted as used.
+
+        Before a step's last micro-batch, a PacelineError is raised: the optimiser has not stepped.
+        """
+        running, progress = self.current.running, self.progress
+        if running is not None and running.step.more:
+            raise PacelineError(
+                "state_dict() in the middle of a step: save where session.batch.last is true"
+            )
+        streams = self.context.reader is not None
+        if streams and progress.in_epoch:
+            raise PacelineError(
+                "state_dict() in the middle of an epoch: a stream cannot be resumed there; save "
+                "after the loop over the loader"
+            )
+        # A stop leaves an epoch in its middle; the run that resumes here trains the rest of it, or
+        # with a stream that epoch again.
+        if progress.in_epoch or self.stopped:
+            step = progress.step
+            return Position(progress.epoch, step + 1) if streams else self.position_after(step)
+        if not self.begun:
+            return progress.start
+        return Position(progress.next_epoch, progress.step + 1)
+
+    def position_after(self, step: int) -> Position:
+        """Return the position after a step of the current epoch."""
+        leader = self.wiring.leader if self.wiring is not None else None
+        used = leader.used(step) if leader is not None else None
+        return Position(self.progress.epoch, step + 1, used)

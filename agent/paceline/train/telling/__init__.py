@@ -1,1 +1,0 @@
-"""Measurement of a device whose speed is not known by its name; `loop` calls it."""
