@@ -98,6 +98,8 @@ class Loop:
         self.proves = context.prove
         # The number of such checks that have begun.
         self.proofs = 0
+        # True while this rank waits for other ranks in such a check.
+        self.waits_in_proof = False
         # Steps that the loader fetches before training reaches them.
         self._lookahead = 0
         self._refusing = (
@@ -211,6 +213,8 @@ class Loop:
         running, wiring = self.current.running, self.wiring
         if self._saving:
             return self.step, Phase.CHECKPOINT
+        if self.waits_in_proof:
+            return self.step + 1, Phase.SYNC
         if running is not None and (phase := running.phase) is not Phase.DATA:
             return running.step.step, phase
         if wiring is not None and wiring.follower.waits:
