@@ -63,7 +63,7 @@ def test_a_rank_without_a_batch_is_named(stack: Stack, tmp_path: Path) -> None:
     seen = until(hang, "the hang to be told", 150, PAUSE_S)
     assert (tmp_path / "hangs").exists()
     assert (seen["waiting"], seen["holding"]) == ([0], [1])
-    assert seen["words"].endswith("It waits for rank 1, which is waiting for its batch.")
+    assert seen["words"].endswith("It waits for rank 1, which is waiting for a batch.")
     said = paceline("hang", run, "--after", "5", "--server", stack.url)
     out, err = said.communicate(timeout=DEADLINE_S)
     assert said.returncode == 4, err

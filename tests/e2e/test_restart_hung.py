@@ -72,7 +72,7 @@ def test_a_run_that_hangs_starts_again(stack: Stack, tmp_path: Path) -> None:
     [restarted] = restarts(stack, run)
     assert restarted["who"] == "the control plane"
     assert restarted["details"] == {"attempt": 0, "ranks": [1]}
-    assert "It waits for rank 1, which is waiting for its batch." in restarted["why"]
+    assert "It waits for rank 1, which is waiting for a batch." in restarted["why"]
     # It went on from its newest checkpoint.
     said = paceline("logs", run, "--rank", "0", "--output", "stdout", "--server", stack.url)
     out, err = said.communicate(timeout=DEADLINE_S)
@@ -98,6 +98,6 @@ def test_a_run_that_hangs_too_often_fails(stack: Stack, tmp_path: Path) -> None:
     message = until(failed, "the run to fail", 2 * TRAINING_S, PAUSE_S)["message"]
     first = message.partition("\n")[0]
     assert first.startswith("rank 1 was killed by SIGKILL, because the run hung: No step has ended")
-    assert "It waits for rank 1, which is waiting for its batch." in first
+    assert "It waits for rank 1, which is waiting for a batch." in first
     assert "in __getitem__" in message
     assert [each["details"]["attempt"] for each in restarts(stack, run)] == [0, 1]

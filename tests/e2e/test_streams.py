@@ -78,7 +78,12 @@ def test_each_sample_is_trained_once(
     if policy == "bsp":
         assert (samples[:, :40] == BATCH // WORLD).all(), "rank 0's part is the longest"
     else:
-        steady = load[:, 10:45]  # of the first epoch, whose end is uneven
+        # An epoch's end is uneven. Steps without an expected time were planned before the ranks'
+        # speeds were known.
+        within = np.arange(load.shape[1]) % (SAMPLES // BATCH) < 45
+        expected = np.array(columns["ett_s"], float)
+        steady = load[:, within & np.isfinite(expected).all(axis=0)]
+        assert steady.shape[1] > 20
         seconds = np.array(EMULATE["a_s"])[:, None] * steady + EMULATE["b_s"][0]
         assert (seconds.max(axis=0) / seconds.mean(axis=0)).mean() < 1.05
     with Store.open(f"sqlite:///{shared_stack.data / 'paceline.db'}") as store:

@@ -561,7 +561,8 @@ class Rehearsal:
             if meeting.leads:
                 store.set(self._key("order"), msgspec.msgpack.encode(order))  # type: ignore[arg-type]
             else:
-                order = msgspec.msgpack.decode(store.get(self._key("order")), type=_NextTrial)
+                with self._waiting():
+                    order = msgspec.msgpack.decode(store.get(self._key("order")), type=_NextTrial)
             if order.trial is None:
                 self.answer = order.answer
                 return
@@ -592,9 +593,18 @@ class Rehearsal:
         self._state.meeting.store.set(key, msgspec.msgpack.encode(outcome))  # type: ignore[arg-type]
 
     def _outcome(self, rank: int) -> Outcome:
-        return msgspec.msgpack.decode(
-            self._state.meeting.store.get(self._key(str(rank))), type=Outcome
-        )
+        with self._waiting():
+            stored = self._state.meeting.store.get(self._key(str(rank)))
+        return msgspec.msgpack.decode(stored, type=Outcome)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Report meanwhile that this rank waits for the others, as in a reduction of gradients."""
+        self._state.waits_in_proof = True
+        try:
+            yield
+        finally:
+            self._state.waits_in_proof = False
 
     def _prepared(self) -> Judge:
         """Choose samples on rank 0; raise a NotProvableError if nothing can be decided here."""
@@ -879,9 +889,10 @@ class Rehearsal:
         self._collectives += 1
         keys = [self._key(f"collective/{number}/{rank}") for rank in range(meeting.world)]
         meeting.store.set(keys[meeting.rank], f"{name.strip('_')} of {shapes}")
-        words = [
-            _awaited(meeting.store, key, self._key(str(rank))) for rank, key in enumerate(keys)
-        ]
+        with self._waiting():
+            words = [
+                _awaited(meeting.store, key, self._key(str(rank))) for rank, key in enumerate(keys)
+            ]
         if len(set(words)) > 1:
             said = ", ".join(f"{word} on rank {rank}" for rank, word in enumerate(words))
             raise PacelineError(f"the ranks call different collectives in the loop: {said}")

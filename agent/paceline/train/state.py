@@ -48,6 +48,8 @@ class TrainingState:
         self.findings = Findings()
         # The number of checks of the loss that have begun.
         self.proofs = 0
+        # True while this rank waits for other ranks in such a check.
+        self.waits_in_proof = False
         # Set from the loader's first iteration until the session is closed.
         self.wiring: Wiring | None = None
         self.features: list[Feature] = []
@@ -126,6 +128,8 @@ class TrainingState:
         running, wiring, step = self.current.running, self.wiring, self.progress.step
         if self.saving:
             return step, Phase.CHECKPOINT
+        if self.waits_in_proof:
+            return step + 1, Phase.SYNC
         if running is not None and (phase := running.phase) is not Phase.DATA:
             return running.step.step, phase
         if wiring is not None and wiring.follower.waits:

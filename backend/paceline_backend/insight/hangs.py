@@ -39,7 +39,7 @@ _WAITING = frozenset({Phase.SYNC, Phase.PLAN})
 _OUTSIDE = frozenset({Phase.CHECKPOINT, Phase.SCRIPT})
 _DOES = {
     Phase.PLAN: "waiting for the plan",
-    Phase.DATA: "waiting for its batch",
+    Phase.DATA: "waiting for a batch",
     Phase.COMPUTE: "in the loop's body",
     Phase.SYNC: "in the reduction of the gradients",
     Phase.CHECKPOINT: "saving a checkpoint",
@@ -88,7 +88,7 @@ class Hang:
         description="summary; empty: ranks make progress",
         examples=[
             "No step has ended for 95 s; a step takes 0.4 s. Ranks 0, 1 and 3 are in the reduction "
-            "of the gradients. They wait for rank 2, which is waiting for its batch."
+            "of the gradients. They wait for rank 2, which is waiting for a batch."
         ],
     )
 

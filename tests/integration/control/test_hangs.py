@@ -92,7 +92,7 @@ def test_ranks_that_hold_up_a_run_are_ended(store: Store, bus_url: str, bus: red
     [order] = orders(bus, "n1")
     assert isinstance(order, EndRanks)
     assert (order.attempt, order.ranks) == (0, [1])
-    assert "It waits for rank 1, which is waiting for its batch." in order.reason
+    assert "It waits for rank 1, which is waiting for a batch." in order.reason
     assert on_control(bus) == [order]  # for `paceline run`
     row = {"who": "the control plane", "action": "run.restart-hung"}
     assert audited(store) == [row | {"details": {"attempt": 0, "ranks": [1]}}]

@@ -150,7 +150,7 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
     coasted = next(s for s in training.segments if s.source == "coast")
     assert (coasted.synchroniser.name, coasted.why) == ("pairwise", "")
 
-    last = again[-1]
+    last = next(s for s in reversed(made) if s.synchroniser.name == "pairwise")
     with store.write() as connection:
         changed = msgspec.structs.replace(last, synchroniser=ALLREDUCE, why="because")
         update = sa.update(schema.segments).where(schema.segments.c.seq == last.seq)

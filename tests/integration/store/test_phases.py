@@ -100,7 +100,7 @@ def test_rest_tells_who_waits_for_whom(store: Store, bus_url: str) -> None:
     write(store, long_phase(0, 2, Phase.SYNC, 50.0), long_phase(1, 1, Phase.DATA, 50.0))
     with serving(store, bus_url) as web:
         answer = get(web, "r")
-        assert answer["words"].endswith("It waits for rank 1, which is waiting for its batch.")
+        assert answer["words"].endswith("It waits for rank 1, which is waiting for a batch.")
         assert [answer[name] for name in ("hung", "step", "waiting", "holding")] == [
             True,
             1,

@@ -33,7 +33,7 @@ def test_ranks_wait_for_one_that_has_no_batch() -> None:
     assert (seen.hung, seen.waiting, seen.holding, seen.silent) == (True, [0, 1, 3], [2], [])
     assert seen.words == (
         "No step has ended for 95 s; a step takes 0.4 s. Ranks 0, 1 and 3 are in the reduction of "
-        "the gradients. They wait for rank 2, which is waiting for its batch."
+        "the gradients. They wait for rank 2, which is waiting for a batch."
     )
 
 
