@@ -64,7 +64,6 @@ from paceline.wire.messages import (
     StepBatch,
     StepRecord,
     StopTraining,
-    SwitchRequested,
 )
 from paceline.wire.metrics import (
     MOST_METRICS,
@@ -149,7 +148,6 @@ __all__ = [
     "StepBatch",
     "StepRecord",
     "StopTraining",
-    "SwitchRequested",
     "WireError",
     "answers",
     "commands",

@@ -14,7 +14,7 @@ stream                    writer → reader            messages
                           a session → ingest
 ``live(run)``             ingest → controller        `Committed`: what a plan rests on;
                                                      `RunChanged` for all parts of a Hello
-                          web, worker → controller   `SwitchRequested`, `RunChanged`
+                          web, worker → controller   `RunChanged`
 ``CHANGES``               ingest, web, worker → web, no messages: runs about which something was
                           worker                     committed, each with its earliest new step; "":
                                                      a request may have changed something else

@@ -27,7 +27,6 @@ from paceline.wire import (
     RunState,
     Segment,
     StepBatch,
-    SwitchRequested,
     WireError,
     control,
     decode_all,
@@ -201,9 +200,7 @@ class Controller:
         return self._history is None or attempt > self._history.hello.attempt
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, SwitchRequested):
-            self._load_policy()
-        elif isinstance(message, RunChanged):
+        if isinstance(message, RunChanged):
             with self._store.read() as connection:
                 attempt = runs.latest_attempt(connection, self._key)
             # A Hello that came in parts is only in the database, not on the live stream.
