@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from paceline.train.plan import leader as leaders
-from paceline.wire import Adopted, Message, RunChanged, Segment, StepBatch, decode, encode
+from paceline.wire import Adopted, Hello, Message, RunChanged, Segment, StepBatch, decode, encode
 from paceline_backend.control import controller as controllers
 from paceline_backend.control.controller import Controller
 from paceline_backend.insight.replay import ReplayReport, replay
@@ -152,7 +152,10 @@ class _Attempt:
         run = self._run
         if batch:
             telemetry.write(run.store, [(run.id, message) for message in batch])
-            self._live += [decode(encode(message, run.id))[1] for message in batch]
+            self._live += [
+                RunChanged() if isinstance(message, Hello) else decode(encode(message, run.id))[1]
+                for message in batch
+            ]
 
     def _hold_back(self) -> None:
         """What the leader has reported waits, while it reports more."""

@@ -20,7 +20,6 @@ from paceline.wire import (
     CONTROL_LENGTH,
     ENDED,
     Adopted,
-    Hello,
     Message,
     Proposal,
     RunChanged,
@@ -43,7 +42,7 @@ from paceline_backend.planning.offer import Offer, offer
 from paceline_backend.policies import Policy
 from paceline_backend.server import tracing
 from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, StoreUnavailableError, meta, refusals, runs, switches
+from paceline_backend.store import Store, StoreUnavailableError, meta, runs, switches
 
 logger = logging.getLogger(__name__)
 
@@ -203,16 +202,10 @@ class Controller:
         if isinstance(message, RunChanged):
             with self._store.read() as connection:
                 attempt = runs.latest_attempt(connection, self._key)
-            # A Hello that came in parts is only in the database, not on the live stream.
             if self._is_new(attempt):
                 self._load()
             else:
                 self._load_policy()
-        elif isinstance(message, Hello):
-            if reason := refusals.of_hello(message):
-                self._report("a Hello is ignored", reason)
-            elif self._is_new(message.attempt):
-                self._load()
         elif self._history is None:
             return
         elif isinstance(message, StepBatch):
