@@ -145,7 +145,7 @@ class _Item:
     planned: bool = False
     # The run's earliest step that is new in the item's batch.
     step: int | None = None
-    # Set for a Hello whose parts are stored.
+    # Set for a Hello, as it arrived.
     packed: hellos.PackedHello | None = None
     # The entry is the part with which the run's Hello became complete.
     completes: bool = False
@@ -574,6 +574,8 @@ def _item(received: Received) -> _Item:
     item = _Item(received.entry, received.run, received.message, received.reason)
     if item.reason is None and not isinstance(item.message, _TAKEN):
         item.reason = f"{type(item.message).__name__} is not telemetry"
+    if isinstance(item.message, Hello):
+        item.packed = hellos.pack(item.entry.fields[b"data"])
     return item
 
 
