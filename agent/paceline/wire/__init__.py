@@ -71,7 +71,7 @@ from paceline.wire.metrics import (
     MetricBatch,
     MetricRecord,
 )
-from paceline.wire.segment import Paces, Segment, pack_indices
+from paceline.wire.segment import Paces, Segment, flatten, pack_samples
 from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
@@ -157,10 +157,11 @@ __all__ = [
     "decode_signed",
     "encode",
     "encode_steps",
+    "flatten",
     "is_node",
     "live",
     "node_telemetry",
-    "pack_indices",
+    "pack_samples",
     "run_telemetry",
     "signed",
     "writer_of",

@@ -215,8 +215,11 @@ class Controller:
             self._adopted(self._history, message.segment)
 
     def _adopted(self, state: History, segment: Segment) -> None:
-        samples = state.hello.samples
-        if reason := segment.problem(state.hello.world, samples):
+        # An adopted offer was validated before it was proposed, and its samples are unpacked.
+        taken = next((made for made in self._offers if made.segment == segment), None)
+        if taken is not None:
+            segment = taken.segment
+        elif reason := segment.problem(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)
             return
         late = segment.seq < state.seq
@@ -226,7 +229,6 @@ class Controller:
         if late or (segment.seq > state.seq and not state.lost):
             raise _GapError
         epoch = state.epoch
-        taken = next((o for o in self._offers if o.segment == segment), None)
         if taken is not None and segment.shuffled:
             state.shuffled(segment.version, taken.plan)
         state.adopt(segment)
