@@ -74,7 +74,9 @@ def parts(message: Message) -> list[Any]:
 
 def heard(sent: Iterable[Message]) -> list[Any]:
     """What a run's live stream says of messages that ingest has stored."""
-    shown = [RunChanged() if isinstance(message, Hello) else message for message in sent]
+    shown: list[Message] = [
+        RunChanged() if isinstance(message, Hello) else message for message in sent
+    ]
     return [part for message in shown for part in parts(message)]
 
 

@@ -108,7 +108,7 @@ def test_telemetry_is_stored_published_and_deleted(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
     add_run(store, "r")
-    messages = [
+    messages: list[Message] = [
         hello(world=2),
         adopted(0, 0),
         StepBatch([record(0, 0), record(1, 0)]),
