@@ -50,7 +50,7 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect
-from paceline.wire.parts import MOST_SAMPLES, in_parts
+from paceline.wire.parts import MOST_SAMPLES, encode_hello
 from paceline_backend import backends
 from paceline_backend.control.consumer import Consumer
 from paceline_backend.control.ingest_process import IngestProcess
@@ -252,8 +252,8 @@ def largest_hello(client: redis.Redis, run: str) -> None:
     """Send the largest permitted Hello in parts."""
     sizes = np.random.default_rng(7).uniform(1, 500, MOST_SAMPLES).astype("<f8").tobytes()
     hello = Hello(0, WORLD, 64, 0, sizes, "samples", False, None, 2, 1.0, "0", "2", "cpu")
-    for part in in_parts(hello):
-        fields: dict[Any, Any] = dict(encode(part, run))
+    for entry in encode_hello(hello, run):
+        fields: dict[Any, Any] = {**entry}
         client.xadd(run_telemetry(run), fields)
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from paceline.train.plan import leader as leaders
-from paceline.wire import Adopted, Message, Segment, StepBatch, SwitchRequested, decode, encode
+from paceline.wire import Adopted, Hello, Message, RunChanged, Segment, StepBatch, decode, encode
 from paceline_backend.control import controller as controllers
 from paceline_backend.control.controller import Controller
 from paceline_backend.insight.replay import ReplayReport, replay
@@ -137,8 +137,8 @@ class _Attempt:
         policies = run.chances.policies
         name, parameters = policies[int(run.rng.integers(len(policies)))]
         with run.store.write() as connection:
-            row = switches.add(connection, run.id, name, parameters, "test")
-        self._live.append(SwitchRequested(row["version"], name, run.clock.now))
+            switches.add(connection, run.id, name, parameters, "test")
+        self._live.append(RunChanged())
 
     def _ingest(self) -> None:
         """Stores some of what was reported."""
@@ -152,7 +152,10 @@ class _Attempt:
         run = self._run
         if batch:
             telemetry.write(run.store, [(run.id, message) for message in batch])
-            self._live += [decode(encode(message, run.id))[1] for message in batch]
+            self._live += [
+                RunChanged() if isinstance(message, Hello) else decode(encode(message, run.id))[1]
+                for message in batch
+            ]
 
     def _hold_back(self) -> None:
         """What the leader has reported waits, while it reports more."""

@@ -22,8 +22,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep
 from paceline.train.fsdp.model import WeightedFSDP, begin
 from paceline.train.plan.leader import Leader
-from paceline.wire import ALLREDUCE, Segment
-from paceline.wire.segment import pack_indices
+from paceline.wire import ALLREDUCE, Segment, pack_samples
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Problem
@@ -337,14 +336,14 @@ def by_presets(names: list[str], steps: int = 2) -> Iterator[list[str]]:
             seed=terms.seed,
         )
         plan = policies.plan(policies.make(name, {}), problem, _measured(world), shuffle=True)
-        counts, indices = pack_indices(plan.assignments)
+        batches = plan.batches
         assert plan.synchroniser == ALLREDUCE
         return Segment(
             seq=leader.seq,
             epoch=ledger.epoch,
             first_step=leader._step,
-            counts=counts,
-            indices=indices,
+            counts=batches.counts.tolist(),
+            indices=pack_samples(batches.samples),
             policy=name,
             version=0,
             source="coast",

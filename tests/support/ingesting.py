@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import redis
 
-from paceline.wire import INGEST_GROUP, TELEMETRY, Message, StepBatch, decode_all
+from paceline.wire import (
+    INGEST_GROUP,
+    TELEMETRY,
+    Hello,
+    Message,
+    RunChanged,
+    StepBatch,
+    decode_all,
+)
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.store import Store
@@ -62,6 +70,14 @@ def messages(client: redis.Redis, stream: str) -> list[Message]:
 def parts(message: Message) -> list[Any]:
     """A message, or its records."""
     return [*message.records] if isinstance(message, StepBatch) else [message]
+
+
+def heard(sent: Iterable[Message]) -> list[Any]:
+    """What a run's live stream says of messages that ingest has stored."""
+    shown: list[Message] = [
+        RunChanged() if isinstance(message, Hello) else message for message in sent
+    ]
+    return [part for message in shown for part in parts(message)]
 
 
 def reasons(client: redis.Redis) -> list[str]:

@@ -23,10 +23,10 @@ from paceline.wire import (
     Adopted,
     Hello,
     Proposal,
+    RunChanged,
     Segment,
     StepBatch,
     StepRecord,
-    SwitchRequested,
     control,
     decode,
     live,
@@ -81,7 +81,7 @@ def switch(store: Store, bus_url: str, run: str, policy: str, **parameters: Any)
     with store.write() as connection:
         row = switches.add(connection, run, policy, parameters, "test")
     with connect(bus_url) as bus:
-        publish(bus, live(run), SwitchRequested(row["version"], policy, time.time()), run)
+        publish(bus, live(run), RunChanged(), run)
     return int(row["version"])
 
 

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from paceline.wire import Adopted, Hello, RoundRecord, Segment, StepRecord, pack_indices
+from paceline.wire import (
+    Adopted,
+    Hello,
+    RoundRecord,
+    Segment,
+    StepRecord,
+    decode,
+    flatten,
+    pack_samples,
+)
+from paceline.wire.parts import encode_hello
 from paceline_backend.store import Store, schema
 
 
@@ -75,6 +85,17 @@ def hello(world: int = 2, attempt: int = 0, **fields: Any) -> Hello:
         "uneven_steps": True,
     }
     return Hello(**(values | fields))
+
+
+def pack_indices(assignments: list[list[Any]]) -> tuple[list[list[int]], bytes]:
+    """`counts` and `indices` of a segment with these samples, [step][rank]."""
+    counts, samples = flatten(assignments)
+    return counts, pack_samples(samples)
+
+
+def in_parts(whole: Hello) -> list[Any]:
+    """The messages in which rank 0 sends a Hello."""
+    return [decode(entry)[1] for entry in encode_hello(whole)]
 
 
 def record(step: int, rank: int, attempt: int = 0, **fields: Any) -> StepRecord:

@@ -22,12 +22,11 @@ from paceline.wire import (
     StepBatch,
     StepRecord,
     node_telemetry,
-    pack_indices,
     run_telemetry,
 )
 from paceline.wire.bus import connect, publish
 from paceline_backend.testing.control_plane import ControlPlane
-from support.records import hello
+from support.records import hello, pack_indices
 from support.waiting import until
 
 SAMPLES, BATCH = 64, 8

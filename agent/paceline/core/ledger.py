@@ -135,7 +135,7 @@ class Ledger:
         if limits is not None and (np.asarray(segment.counts) > limits).any():
             most = np.max(segment.counts, axis=0).tolist()
             return f"ranks get up to {most} samples a step; {limits.tolist()} fit in memory"
-        indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
+        indices = segment.samples
         if self._ends is not None and not self._in_order(indices, totals):
             return "its steps do not follow the epoch's order, which keeps them within the budget"
         if budget is not None:

@@ -211,7 +211,9 @@ class Reporter:
         self._attempt = attempt
         self._rank = rank
         self._by_size = by_size
-        self._seq = 0
+        # Number of the newest record, and the step whose further batches will join it, if any.
+        self._seq = -1
+        self._joins: int | None = None
         self._over: deque[RunningStep] = deque()
         # Held by the thread that reads steps.
         self._reading = threading.Lock()
@@ -249,6 +251,7 @@ class Reporter:
             self._read_all()
             self._report_sent(0)
             self._send_open()
+            self._joins = None
 
     def _read_all(self) -> None:
         while self._over:
@@ -305,8 +308,7 @@ class Reporter:
             return
         if self._sums:
             self._send_metrics(record)
-        self._emitter.record(msgspec.structs.replace(record, seq=self._seq))
-        self._seq += 1
+        self._emitter.record(record)
 
     def _send_metrics(self, record: StepRecord) -> None:
         """Send the metrics of a step before its record, so that a complete step has metrics."""
@@ -325,10 +327,13 @@ class Reporter:
     def _record(self, running: RunningStep) -> StepRecord:
         step = running.step
         compute_s, sync_s, loss = running.read()
+        if step.step != self._joins:
+            self._seq += 1
+        self._joins = step.step if step.shared or step.more else None
         return StepRecord(
             attempt=self._attempt,
             rank=self._rank,
-            seq=0,
+            seq=self._seq,
             step=step.step,
             epoch=step.epoch,
             segment=step.segment,

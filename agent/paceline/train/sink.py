@@ -15,7 +15,7 @@ from paceline.core.outage import Outage
 from paceline.node.spool import Spool
 from paceline.wire import TELEMETRY, Hello, Message, MetricBatch, RoundBatch, StepBatch, encode
 from paceline.wire.bus import connect
-from paceline.wire.parts import in_parts
+from paceline.wire.parts import encode_hello
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class Sink:
         # Messages, each with its number of records.
         self._held: deque[tuple[_Fields, int]] = deque()
         self._held_bytes = 0
-        # Parts that neither bus nor spool has accepted.
-        self._hello: deque[Message] = deque()
+        # Entries of a Hello that neither bus nor spool has accepted.
+        self._hello: deque[_Fields] = deque()
         self._lost = 0
         self._noted = 0
         away = "the bus does not accept telemetry; writing it to the spool"
@@ -80,17 +80,17 @@ class Sink:
 
     def _deliver_hello(self, hello: Hello) -> None:
         try:
-            self._hello = deque(in_parts(hello))
+            self._hello = deque(encode_hello(hello, self._run))
         except ValueError as error:
             logger.error("the control plane cannot plan this attempt: %s", error)
             return
-        while self._hello and self._taken(encode(self._hello[0], self._run), 1):
+        while self._hello and self._taken(self._hello[0], 1):
             self._hello.popleft()
 
     def retry(self) -> None:
         """Offer the messages in memory to bus and spool again."""
         # A Hello goes first: the control plane must know the attempt.
-        while self._hello and self._to_bus(encode(self._hello[0], self._run)):
+        while self._hello and self._to_bus(self._hello[0]):
             self._hello.popleft()
         while self._held and not (self._bus_paused and self._spool_paused):
             fields, records = self._held[0]
@@ -110,13 +110,13 @@ class Sink:
     def end(self) -> None:
         """Offer the messages in memory for the last time, and count the rest as lost."""
         self.retry()
-        while self._hello and self._to_spool(encode(self._hello[0], self._run), 1, now=True):
+        while self._hello and self._to_spool(self._hello[0], 1, now=True):
             self._hello.popleft()
         if self._hello:
             logger.error(
                 "the run's description could not be sent: the control plane will not show this "
                 "attempt (%d bytes; a larger PACELINE_SPOOL_BYTES would keep it on the node)",
-                sum(_size(encode(part, self._run)) for part in self._hello),
+                sum(map(_size, self._hello)),
             )
             self._lost += 1
         before = self._lost

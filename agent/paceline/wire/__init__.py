@@ -64,7 +64,6 @@ from paceline.wire.messages import (
     StepBatch,
     StepRecord,
     StopTraining,
-    SwitchRequested,
 )
 from paceline.wire.metrics import (
     MOST_METRICS,
@@ -72,7 +71,7 @@ from paceline.wire.metrics import (
     MetricBatch,
     MetricRecord,
 )
-from paceline.wire.segment import Paces, Segment, pack_indices
+from paceline.wire.segment import Paces, Segment, flatten, pack_samples
 from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
@@ -149,7 +148,6 @@ __all__ = [
     "StepBatch",
     "StepRecord",
     "StopTraining",
-    "SwitchRequested",
     "WireError",
     "answers",
     "commands",
@@ -159,10 +157,11 @@ __all__ = [
     "decode_signed",
     "encode",
     "encode_steps",
+    "flatten",
     "is_node",
     "live",
     "node_telemetry",
-    "pack_indices",
+    "pack_samples",
     "run_telemetry",
     "signed",
     "writer_of",

@@ -412,14 +412,6 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
     gpu_states: list[GpuState] = []
 
 
-class SwitchRequested(msgspec.Struct, frozen=True, tag="switch_requested"):
-    """A request for another policy, which takes effect with the first segment of this version."""
-
-    version: int
-    policy: str
-    at: float
-
-
 class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
     """A plan that the controller offers.
 
@@ -508,7 +500,7 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
 
 
 class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
-    """Notice that the control plane changed a run's state or stored a new attempt's Hello."""
+    """Notice that a run has a new state, policy or Hello, which the reader finds in the store."""
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
@@ -530,7 +522,6 @@ Message = (
     | HelloPart
     | RunState
     | NodeState
-    | SwitchRequested
     | Proposal
     | StopTraining
     | Launch

@@ -2,8 +2,8 @@
 
 A data set of 20 million samples makes a `Hello` of 160 MB. As a single entry of a stream, this
 message would block the bus, ingest and the live streams of all runs, and would exceed any sensible
-time-out. So rank 0 sends it as parts of `PART_BYTES` (`in_parts`). Ingest stores each part as it
-arrives, in any order, and joins them (`joined`) once the last one is there.
+time-out. So rank 0 sends it as parts of `PART_BYTES` (`encode_hello`). Ingest stores each part as
+it arrives, in any order, and joins them (`joined`) once the last one is there.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-def in_parts(hello: Hello) -> list[Hello | HelloPart]:
-    """Return the messages that bring a Hello to ingest: the Hello itself if it is small.
+def encode_hello(hello: Hello, run: str = "") -> list[dict[bytes, bytes]]:
+    """Return the bus entries that bring a Hello to ingest: one, or one for each part.
 
     Raise a ValueError if the data set has more than `MOST_SAMPLES`.
     """
@@ -97,13 +97,13 @@ def in_parts(hello: Hello) -> list[Hello | HelloPart]:
             f"the data set has {hello.samples:,} samples, but the control plane plans at most "
             f"{MOST_SAMPLES:,}: use paceline.data.Stream"
         )
-    data = encode(hello)[b"data"]
+    entry = encode(hello, run)
+    data = entry[b"data"]
     if len(data) <= PART_BYTES:
-        return [hello]
-    name, view = digest(data), memoryview(data)
-    cuts = range(0, len(data), PART_BYTES)
+        return [entry]
+    name, cuts = digest(data), range(0, len(data), PART_BYTES)
     return [
-        HelloPart(hello.attempt, name, number, len(cuts), bytes(view[at : at + PART_BYTES]))
+        encode(HelloPart(hello.attempt, name, number, len(cuts), data[at : at + PART_BYTES]), run)
         for number, at in enumerate(cuts)
     ]
 

@@ -6,6 +6,7 @@ With its `Paces`, the leader picks the samples of a stream without the controlle
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from paceline.wire import problems
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
+
+Ints = npt.NDArray[np.int64]
 
 # JSON and doubles represent a step's number below this bound exactly.
 MOST_STEPS = 2**53
@@ -66,12 +69,15 @@ class Paces(msgspec.Struct, frozen=True):
         return None
 
 
-class Segment(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True, dict=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
     The same policy code with the run's sizes and the feedback rows of `feedback` gives the same
     plan again. Ranks validate nothing: the leader calls `problem` before it adopts a segment, and
     ingest calls it before it stores one. So every segment that a leader adopts can be stored.
+
+    A process unpacks the samples of a segment at most once, and not at all if it packed them:
+    `samples` keeps the array.
     """
 
     # Number of the segment among the adopted segments of this attempt, from 0.
@@ -80,7 +86,7 @@ class Segment(msgspec.Struct, frozen=True):
     first_step: int
     # [step][rank] samples
     counts: list[list[int]]
-    # Little-endian uint32, all steps and ranks in order; see `assignments`.
+    # Little-endian uint32, all steps and ranks in order; see `samples`.
     indices: bytes
     # Name of the preset.
     policy: str
@@ -131,11 +137,20 @@ class Segment(msgspec.Struct, frozen=True):
         """Number of steps."""
         return len(self.counts)
 
-    def assignments(self) -> list[list[npt.NDArray[np.int64]]]:
+    @cached_property
+    def samples(self) -> Ints:
+        """Sample indices of all steps and ranks in order, [Σ counts]. Callers do not change it."""
+        return np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
+
+    def keeping(self, samples: Ints) -> Segment:
+        """Return this segment, which was packed from `samples` and need not be unpacked."""
+        self.__dict__["samples"] = samples.astype(np.int64, copy=False)
+        return self
+
+    def assignments(self) -> list[list[Ints]]:
         """Return sample indices, [step][rank] → int64 array (possibly empty)."""
-        flat = np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
         ends = np.cumsum([n for row in self.counts for n in row])
-        parts = iter(np.split(flat, ends[:-1]) if len(ends) else [])
+        parts = iter(np.split(self.samples, ends[:-1]) if len(ends) else [])
         return [[next(parts) for _ in row] for row in self.counts]
 
     def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
@@ -162,12 +177,17 @@ class Segment(msgspec.Struct, frozen=True):
         )
 
 
-def pack_indices(assignments: list[list[npt.NDArray[np.int64]]]) -> tuple[list[list[int]], bytes]:
-    """Return `Segment.counts` and `Segment.indices` for [step][rank] index arrays."""
+def flatten(assignments: list[list[Ints]]) -> tuple[list[list[int]], Ints]:
+    """Return `Segment.counts` and `Segment.samples` for [step][rank] index arrays."""
     counts = [[len(part) for part in step] for step in assignments]
     flat = [part for step in assignments for part in step]
     joined = np.concatenate(flat) if flat else np.empty(0)
-    return counts, joined.astype("<u4").tobytes()
+    return counts, joined.astype(np.int64, copy=False)
+
+
+def pack_samples(samples: Ints) -> bytes:
+    """Return `Segment.indices` for `Segment.samples`."""
+    return samples.astype("<u4").tobytes()
 
 
 def _of_texts(segment: Segment) -> str | None:
@@ -192,6 +212,7 @@ def _of_counts(segment: Segment, width: int) -> str | None:
 def _of_indices(segment: Segment, samples: int | None) -> str | None:
     if samples is None or not segment.indices:
         return None
+    # A view of the bytes: most callers need the samples themselves never or later.
     most = int(np.frombuffer(segment.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None

@@ -12,9 +12,9 @@ stream                    writer → reader            messages
                                                      and what their ranks spooled
 ``TELEMETRY``             ranks and agents without   all of these
                           a session → ingest
-``live(run)``             ingest → controller        `Committed`: what a plan rests on;
-                                                     `RunChanged` for all parts of a Hello
-                          web, worker → controller   `SwitchRequested`, `RunChanged`
+``live(run)``             ingest → controller        `Committed`: what a plan rests on, with
+                                                     `RunChanged` for a Hello
+                          web, worker → controller   `RunChanged`
 ``CHANGES``               ingest, web, worker → web, no messages: runs about which something was
                           worker                     committed, each with its earliest new step; "":
                                                      a request may have changed something else

@@ -20,14 +20,12 @@ from paceline.wire import (
     CONTROL_LENGTH,
     ENDED,
     Adopted,
-    Hello,
     Message,
     Proposal,
     RunChanged,
     RunState,
     Segment,
     StepBatch,
-    SwitchRequested,
     WireError,
     control,
     decode_all,
@@ -44,7 +42,7 @@ from paceline_backend.planning.offer import Offer, offer
 from paceline_backend.policies import Policy
 from paceline_backend.server import tracing
 from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, StoreUnavailableError, meta, refusals, runs, switches
+from paceline_backend.store import Store, StoreUnavailableError, meta, runs, switches
 
 logger = logging.getLogger(__name__)
 
@@ -201,21 +199,13 @@ class Controller:
         return self._history is None or attempt > self._history.hello.attempt
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, SwitchRequested):
-            self._load_policy()
-        elif isinstance(message, RunChanged):
+        if isinstance(message, RunChanged):
             with self._store.read() as connection:
                 attempt = runs.latest_attempt(connection, self._key)
-            # A Hello that came in parts is only in the database, not on the live stream.
             if self._is_new(attempt):
                 self._load()
             else:
                 self._load_policy()
-        elif isinstance(message, Hello):
-            if reason := refusals.of_hello(message):
-                self._report("a Hello is ignored", reason)
-            elif self._is_new(message.attempt):
-                self._load()
         elif self._history is None:
             return
         elif isinstance(message, StepBatch):
@@ -225,8 +215,11 @@ class Controller:
             self._adopted(self._history, message.segment)
 
     def _adopted(self, state: History, segment: Segment) -> None:
-        samples = state.hello.samples
-        if reason := segment.problem(state.hello.world, samples):
+        # An adopted offer was validated before it was proposed, and its samples are unpacked.
+        taken = next((made for made in self._offers if made.segment == segment), None)
+        if taken is not None:
+            segment = taken.segment
+        elif reason := segment.problem(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)
             return
         late = segment.seq < state.seq
@@ -236,7 +229,6 @@ class Controller:
         if late or (segment.seq > state.seq and not state.lost):
             raise _GapError
         epoch = state.epoch
-        taken = next((o for o in self._offers if o.segment == segment), None)
         if taken is not None and segment.shuffled:
             state.shuffled(segment.version, taken.plan)
         state.adopt(segment)

@@ -102,10 +102,10 @@ _TAKEN = (
     *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),
     *(DataEpoch, Hello, HelloPart, RunState, NodeState),
 )
-# Messages that controllers receive.
-_PLANNED_ON = (Hello, StepBatch, Adopted, RunState)
-# Messages after which open pages refresh. Steps do so, too.
-_SHOWN = (Hello, Adopted, Fallback, Evaluation, RunState)
+# Messages that controllers receive as they came. Of a Hello they receive only a `RunChanged`.
+_PLANNED_ON = (StepBatch, Adopted, RunState)
+# Messages after which open pages refresh. Hellos and steps do so, too.
+_SHOWN = (Adopted, Fallback, Evaluation, RunState)
 # Maximum time that a run's end is held back. Otherwise a run that never stops reporting would never
 # end.
 _HOLD_S = 30.0
@@ -145,10 +145,15 @@ class _Item:
     planned: bool = False
     # The run's earliest step that is new in the item's batch.
     step: int | None = None
-    # Set for a Hello whose parts are stored.
+    # Set for a Hello, as it arrived.
     packed: hellos.PackedHello | None = None
     # The entry is the part with which the run's Hello became complete.
     completes: bool = False
+
+    @property
+    def introduces(self) -> bool:
+        """True if an attempt's Hello is stored with this entry."""
+        return self.completes or isinstance(self.message, Hello)
 
 
 class Ingest:
@@ -516,9 +521,7 @@ class Ingest:
         for item in bad:
             rejected.add(pipeline, *item.entry, item.reason or "", item.tries)
         _publish(client, pipeline, [item for item in items if item.reason is None])
-        for run in {
-            each.run for each in items if each.completes or isinstance(each.message, Hello)
-        } - ended:
+        for run in {each.run for each in items if each.introduces} - ended:
             # The run continues after an end, after which its streams were to expire.
             streams.keep(pipeline, run)
         for run in ended:
@@ -540,14 +543,14 @@ def _publish(client: redis.Redis, pipeline: Pipeline, items: Sequence[_Item]) ->
     committed: dict[str, list[msgspec.Raw]] = {}
     changed: dict[str, int | None] = {}
     for item in items:
-        # A Hello that came in parts is too large for the live stream.
-        if item.completes:
+        # A Hello is too large for the live stream, so the controller reads it in the database.
+        if item.introduces:
             data = encode(RunChanged(), item.run)[b"data"]
         else:
             data = item.entry.fields.get(b"data", b"")
-        if item.planned and (item.completes or isinstance(item.message, _PLANNED_ON)):
+        if item.planned and (item.introduces or isinstance(item.message, _PLANNED_ON)):
             committed.setdefault(item.run, []).append(msgspec.Raw(data))
-        if item.completes or item.step is not None or isinstance(item.message, _SHOWN):
+        if item.introduces or item.step is not None or isinstance(item.message, _SHOWN):
             steps = [step for step in (changed.get(item.run), item.step) if step is not None]
             changed[item.run] = min(steps, default=None)
     if committed:
@@ -571,6 +574,8 @@ def _item(received: Received) -> _Item:
     item = _Item(received.entry, received.run, received.message, received.reason)
     if item.reason is None and not isinstance(item.message, _TAKEN):
         item.reason = f"{type(item.message).__name__} is not telemetry"
+    if isinstance(item.message, Hello):
+        item.packed = hellos.pack(item.entry.fields[b"data"])
     return item
 
 

@@ -261,7 +261,7 @@ class History:
         self.forget_memory()
 
     def _trained(self, segment: Segment) -> None:
-        samples = np.frombuffer(segment.indices, "<u4").astype(np.int64)
+        samples = segment.samples
         batches = Batches(np.asarray(segment.counts, np.int64), samples)
         self._remaining[samples] = False
         if segment.moves is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.pool import is_pooled
-from paceline.wire import ALLREDUCE, Segment
+from paceline.wire import ALLREDUCE, Segment, pack_samples
 from paceline_backend import policies
 from paceline_backend.planning.feedback import Window, single_batches
 from paceline_backend.planning.history import History
@@ -101,7 +101,7 @@ def offer(
         epoch=history.epoch,
         first_step=history.step,
         counts=plan.batches.counts.tolist(),
-        indices=plan.batches.samples.astype("<u4").tobytes(),
+        indices=pack_samples(plan.batches.samples),
         policy=policy.name,
         version=version,
         source="controller",
@@ -123,7 +123,7 @@ def offer(
         paces=plan.paces,
         anew=history.anew,
     )
-    return Offer(segment, plan)
+    return Offer(segment.keeping(plan.batches.samples), plan)
 
 
 def _plan(

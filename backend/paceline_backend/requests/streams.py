@@ -19,7 +19,6 @@ from paceline.wire import (
     CHANGES_LENGTH,
     TELEMETRY,
     RunChanged,
-    SwitchRequested,
     control,
     live,
     node_telemetry,
@@ -97,9 +96,9 @@ def lengths(client: redis.Redis, names: Iterable[str]) -> list[int]:
     return pipeline.execute()
 
 
-def announce(client: redis.Redis, run: str, message: RunChanged | SwitchRequested) -> None:
+def announce(client: redis.Redis, run: str) -> None:
     """Notify a run's controller and open pages of a change that the control plane has committed."""
-    publish(client, live(run), message, run)
+    publish(client, live(run), RunChanged(), run)
     client.xadd(CHANGES, {run: b""}, maxlen=CHANGES_LENGTH)
 
 
@@ -118,7 +117,7 @@ def tell_end(client: redis.Redis, run: str) -> None:
     query the database when the bus is back.
     """
     try:
-        announce(client, run, RunChanged())
+        announce(client, run)
         expire(client, run)
     except redis.RedisError as error:
         log.warning("run %s has ended; open pages show it when the bus is back: %s", run, error)
@@ -127,7 +126,7 @@ def tell_end(client: redis.Redis, run: str) -> None:
 def tell_change(client: redis.Redis, run: str) -> None:
     """Notify a run's followers that its row has changed; an error of the bus is only logged."""
     try:
-        announce(client, run, RunChanged())
+        announce(client, run)
     except redis.RedisError as error:
         log.warning("run %s has changed; open pages show it later: %s", run, error)
 

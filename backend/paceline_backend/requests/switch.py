@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.wire import SwitchRequested
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import check_policy, check_stream, refuse_observed
 from paceline_backend.store import Connection, Store, runs, switches
@@ -48,7 +47,5 @@ def switch(
             details = {"policy": policy, "parameters": dict(parameters), "from": known["policy"]}
             revision = record_change(connection, change, "run.policy", details)
             row = switches.add(connection, run, policy, parameters, by.known_as, by.why)
-        made = {**row, "revision": revision}
-        message = SwitchRequested(made["version"], policy, made["requested_at"])
-        streams.announce(bus, run, message)
-    return made
+        streams.announce(bus, run)
+    return {**row, "revision": revision}

@@ -35,7 +35,7 @@ from paceline.wire import (
     encode,
     encode_steps,
 )
-from paceline.wire.parts import in_parts
+from paceline.wire.parts import encode_hello
 from paceline_backend import policies
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario
@@ -158,8 +158,8 @@ class Broadcast:
         emulated = self._simulation.devices.as_dict() if shown else None
         started_at = self._time(hello.started_at)
         hello = msgspec.structs.replace(hello, started_at=started_at, emulated=emulated)
-        for part in in_parts(hello):
-            self._send(part)
+        for entry in encode_hello(hello, self._run):
+            self._add(entry)
 
     def _sign(self, state: State) -> None:
         """Send the run's state if it is new, or if the last heartbeat is `_SIGN_S` old."""

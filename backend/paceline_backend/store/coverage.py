@@ -203,9 +203,8 @@ def _used(
     segment = part.segment
     world = len(segment.counts[0])
     everything = (segment.steps * world, segment.first_step, part.end - 1)
-    flat = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
     if part.whole and reported.get((part.attempt, segment.seq)) == everything:
-        return flat
+        return segment.samples
     rows = connection.execute(
         sa.select(worker_steps.c.step, worker_steps.c.rank).where(
             worker_steps.c.run == run,

@@ -3,10 +3,11 @@
 A Hello is stored in parts (`wire.parts`) and not in the run's row: SQLite rewrites a whole row with
 each change, and a Hello can have hundreds of megabytes.
 
-Ingest calls `add` to store parts as they arrive; `add` returns the Hellos that became complete.
-Ingest then reads such a Hello (`read`), validates it, and stores it like one that arrived whole
-(`write`), without writing the parts again. `of_run` reads the Hello that the run's row names, and
-ignores it if its parts are not those that were validated.
+A Hello is stored as it arrived: the stored bytes are those that were decoded and validated. One
+that arrived whole is cut into parts (`pack`) and stored with `write`. Ingest calls `add` to store
+parts as they arrive; `add` returns the Hellos that became complete. Ingest then reads such a Hello
+(`read`), validates it, and calls `write`, which does not write its parts again. `of_run` reads the
+Hello that the run's row names, and ignores it if its parts are not those that were validated.
 """
 
 from __future__ import annotations
@@ -49,9 +50,8 @@ class PackedHello(NamedTuple):
     parts: list[bytes] | int
 
 
-def pack(hello: Hello) -> PackedHello:
-    """Encode a Hello for `write`. Call it outside a transaction, because it can take a while."""
-    data = blobs.pack(hello)
+def pack(data: bytes) -> PackedHello:
+    """Prepare an encoded Hello for `write`. Call it outside a transaction: it can take a while."""
     cuts = range(0, len(data), PART_BYTES)
     return PackedHello(digest(data), [data[at : at + PART_BYTES] for at in cuts])
 

@@ -26,7 +26,6 @@ from paceline.wire import (
     State,
     StepBatch,
     StopTraining,
-    SwitchRequested,
     commands,
     control,
     decode,
@@ -269,7 +268,7 @@ def test_switch(client: httpx.Client, store: Store, bus_url: str) -> None:
     answer = client.get(f"{V1}/runs/{run}").json()
     assert (answer["policy"], answer["version"]) == ("bsp", 2)
     messages = entries(bus_url, live(run))
-    assert messages[0] == (run, SwitchRequested(1, "chronica", switch["requested_at"]))
+    assert messages[0] == (run, RunChanged())
     telemetry.write(store, [(run, RunState(State.FINISHED, time.time(), "n"))])
     late = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"}, headers=ANY)
     assert late.status_code == 409

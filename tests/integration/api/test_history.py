@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from paceline.wire import RankDevice, RoundBatch, StepBatch, pack_indices
+from paceline.wire import RankDevice, RoundBatch, StepBatch
 from paceline_backend.api.export import written
 from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.details.rows import TABLES, Wanted, parts
 from paceline_backend.store.history import days
 from support.pages import keep_forecast
-from support.records import a_round, add_run, adopted, hello, record
+from support.records import a_round, add_run, adopted, hello, pack_indices, record
 from support.web import ANY, serving
 
 V1 = "/api/v1"

@@ -30,14 +30,14 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect, publish
-from paceline.wire.parts import MOST_SAMPLES, PART_BYTES, digest, in_parts, joined
+from paceline.wire.parts import MOST_SAMPLES, PART_BYTES, digest, encode_hello, joined
 from paceline_backend.planning.load import load
 from paceline_backend.requests import sessions
 from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, hellos, runs, schema
 from support.ingesting import ingesting, reasons, said, settled
-from support.records import add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, in_parts, record
 from support.waiting import until
 
 STREAM = run_telemetry("r")
@@ -79,7 +79,7 @@ def test_a_small_hello_is_one_message_and_a_large_one_is_small_entries() -> None
     assert joined(data, digest(data), 2) == whole
     many = hello(sizes=bytes(8 * (MOST_SAMPLES + 1)))
     with pytest.raises(ValueError, match=f"at most {MOST_SAMPLES:,}: use paceline.data.Stream"):
-        in_parts(many)
+        encode_hello(many)
 
 
 def test_parts_come_in_any_order_and_repeatedly(

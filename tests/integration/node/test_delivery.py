@@ -15,7 +15,7 @@ from paceline.node import delivery as delivering
 from paceline.node.delivery import Delivery
 from paceline.node.rundir import Record
 from paceline.node.spool import Spool
-from paceline.wire import TELEMETRY, State, SwitchRequested, decode, encode
+from paceline.wire import TELEMETRY, State, StopTraining, decode, encode
 from paceline.wire.bus import connect
 from support.node import link_to
 
@@ -38,8 +38,8 @@ def delivery(bus_url: str, tmp_path: Path) -> Iterator[Delivery]:
         made.close()
 
 
-def numbered(number: int) -> SwitchRequested:
-    return SwitchRequested(number, "bsp", 1.0)
+def numbered(number: int) -> StopTraining:
+    return StopTraining("", number)
 
 
 def spool(directory: Path, count: int, chunks: int = 1, run: str = "r") -> None:
@@ -57,7 +57,7 @@ def taken(bus: redis.Redis) -> list[int | str]:
     if entries:
         bus.xdel(TELEMETRY, *(number for number, _ in entries))
     messages = [decode(fields)[1] for _, fields in entries]
-    return [m.version if isinstance(m, SwitchRequested) else str(m.state) for m in messages]  # type: ignore[union-attr]
+    return [m.first_attempt if isinstance(m, StopTraining) else str(m.state) for m in messages]  # type: ignore[union-attr]
 
 
 def test_no_more_waits_than_the_bus_may_hold(

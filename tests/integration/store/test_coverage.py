@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.wire import Message, RunState, State, StepBatch, pack_indices
+from paceline.wire import Message, RunState, State, StepBatch
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.coverage import coverage
-from support.records import add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, pack_indices, record
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from paceline.wire import (
     RoundRecord,
     StepBatch,
     live,
-    pack_indices,
 )
 from paceline.wire.bus import connect, publish
 from paceline.wire.synchronisation import convert
@@ -32,7 +31,7 @@ from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.store import Store, StoreRefusedError, rounds, schema, telemetry
 from paceline_backend.store.coverage import coverage
 from support.leading import working
-from support.records import a_round, add_run, adopted, hello, record
+from support.records import a_round, add_run, adopted, hello, pack_indices, record
 from support.waiting import until
 from support.web import serving
 

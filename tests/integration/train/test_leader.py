@@ -36,6 +36,7 @@ from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.contexts import met, run_context
 from support.ranks import Ranks
+from support.records import pack_indices
 from support.waiting import until
 
 RUN = "r1"
@@ -94,7 +95,7 @@ def run(bus_url: str) -> Iterator[Run]:
 
 def segment(assignments: list[list[list[int]]], **changes: Any) -> Segment:
     """A controller's segment that begins the run."""
-    counts, indices = wire.pack_indices([[np.array(p) for p in row] for row in assignments])
+    counts, indices = pack_indices([[np.array(p) for p in row] for row in assignments])
     made = Segment(0, 0, 0, counts, indices, "chronica", 3, "controller", False)
     return msgspec.structs.replace(made, **changes)
 
@@ -405,7 +406,7 @@ def test_coasting_uses_every_sample_once_and_is_valid(
     seen = used.tolist()
     while not ledger.over:
         parts = ledger.coast(data.draw(st.integers(1, 4)), world, sizes, shares)
-        counts, indices = wire.pack_indices(parts)
+        counts, indices = pack_indices(parts)
         flat = np.concatenate(list(chain(*parts)))
         left = ledger.left - len(flat)
         over = left == 0 or (drop_last and left < batch)

@@ -27,10 +27,10 @@ from paceline.wire import (
     StepBatch,
     StepRecord,
 )
-from paceline.wire.parts import in_parts
 from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.ranks import Ranks
+from support.records import in_parts
 from support.reports import RUN, hello, in_spool, on_bus, step_record, steps_of
 from support.waiting import DEADLINE_S, until
 

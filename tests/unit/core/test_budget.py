@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import wire
 from paceline.core.amounts.budget import (
     ROUNDING,
     Budget,
@@ -26,6 +25,7 @@ from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.epochs import epoch_order
 from paceline.train.progress import Trained
 from paceline.wire import Segment
+from support.records import pack_indices
 
 SIZES = st.lists(
     st.one_of(st.sampled_from([0.0, 0.1, 1.0, 2.5, 3.0]), st.floats(0.01, 50.0)),
@@ -169,7 +169,7 @@ def test_an_epoch_is_coasted_once_within_budget_and_limits(
         if steps == resumed_at:
             ledger = Ledger(1, order, BatchRules(7, budget=budget), np.array(used, np.int64))
         assert ledger.batch_sizes(3) == [len(step) for step in whole[steps : steps + 3]]
-        counts, indices = wire.pack_indices(ledger.coast(1, world, budget.sizes, shares))
+        counts, indices = pack_indices(ledger.coast(1, world, budget.sizes, shares))
         flat = np.frombuffer(indices, "<u4").astype(np.int64)
         over = len(flat) == ledger.left
         made = Segment(0, 1, 0, counts, indices, "bsp", 0, "coast", over, shares=shares)

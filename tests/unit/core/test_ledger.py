@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from paceline import wire
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms
@@ -26,6 +25,7 @@ from paceline.train.profile import Limits
 from paceline.wire import Adopted, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 from support.contexts import met, run_context
+from support.records import pack_indices
 
 
 @given(data=st.data())
@@ -42,7 +42,7 @@ def test_coasting_keeps_limits(data: st.DataObject) -> None:
     ledger = Ledger(1, epoch_order(samples, 5, 1), BatchRules(batch, limits=limits))
     seen = []
     while not ledger.over:
-        counts, indices = wire.pack_indices(ledger.coast(2, world, sizes, shares))
+        counts, indices = pack_indices(ledger.coast(2, world, sizes, shares))
         assert (np.array(counts) <= limits).all()
         flat = np.frombuffer(indices, "<u4").astype(np.int64)
         over = len(flat) == ledger.left

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.wire import Message, StepBatch, pack_indices
+from paceline.wire import Message, StepBatch
 from paceline_backend.insight.report import run_report
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.runs import UnknownRunError
-from support.records import add_run, adopted, hello, record
+from support.records import add_run, adopted, hello, pack_indices, record
 
 EMULATED = {"a_s": [0.01, 0.03], "b_s": [0.1, 0.3]}
 SIZES = np.ones(40).tobytes()

@@ -14,14 +14,14 @@ from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.parts import decode_part, get_part
 from paceline.train.plan.leader import Leader
-from paceline.wire import Moves, Segment, pack_indices
+from paceline.wire import Moves, Segment
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import AHEAD_SHARE, ROOM, History
 from paceline_backend.planning.offer import offer
 from support.contexts import met, run_context
-from support.records import adopted
+from support.records import adopted, pack_indices
 from support.sharded import VirtualRun, sharded_hello, shards
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.wire import Adopted, pack_indices
+from paceline.wire import Adopted
 from paceline_backend import policies
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import History
 from paceline_backend.policies import Feedback, plan
-from support.records import adopted, hello, record
+from support.records import adopted, hello, pack_indices, record
 
 
 def test_records_of_ranks_and_steps_that_there_are_not_do_not_count() -> None:

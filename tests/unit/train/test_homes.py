@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.plan.homes import Homes
-from paceline.wire import Moves, Segment, pack_indices
-from support.records import adopted
+from paceline.wire import Moves, Segment
+from support.records import adopted, pack_indices
 from support.sharded import shards
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline.core.dealing import equal_counts
 from paceline.core.ledger import BatchRules
-from paceline.wire import ALLREDUCE, Paces, Segment, pack_indices
+from paceline.wire import ALLREDUCE, Paces, Segment, flatten, pack_samples
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -205,7 +205,7 @@ class StreamLedger:
         """Return a proposal with the samples of its steps; it may have fewer steps than before."""
         paces = segment.paces
         assignments = self._take(segment.steps, paces if segment.shares else None)
-        counts, indices = pack_indices(assignments)
+        counts, samples = flatten(assignments)
         ett_s: list[list[float]] = []
         if paces is not None:
             speeds = Speeds(paces)
@@ -213,10 +213,13 @@ class StreamLedger:
                 lengths = np.array([len(part) for part in step])
                 load = np.array([self.sizes[part].sum() for part in step])
                 ett_s.append(speeds.step_s(lengths, load).tolist())
-        end = self.over_with(self.left - len(indices) // 4)
         return msgspec.structs.replace(
-            segment, counts=counts, indices=indices, ett_s=ett_s, epoch_end=end
-        )
+            segment,
+            counts=counts,
+            indices=pack_samples(samples),
+            ett_s=ett_s,
+            epoch_end=self.over_with(self.left - len(samples)),
+        ).keeping(samples)
 
     def coast(
         self,

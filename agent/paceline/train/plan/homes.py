@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.data.prefetcher import NodePart
-from paceline.wire import Moves, Segment, Shards
+from paceline.wire import Moves, Segment, Shards, pack_samples
 
 Ints = npt.NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class Homes:
     def parts(self, segment: Segment) -> list[NodePart]:
         """Update the homes by an adopted segment, and return its part for each node, [nodes]."""
         counts = np.asarray(segment.counts)  # [steps, W]
-        samples = np.frombuffer(segment.indices, "<u4")
+        samples = segment.samples
         of_node = np.repeat(np.tile(self.nodes, len(counts)), counts.ravel())
         self.of[samples] = of_node
         after = None
@@ -52,8 +52,8 @@ class Homes:
         return [
             NodePart(
                 segment.epoch,
-                samples[of_node == node].tobytes(),
-                None if after is None else np.flatnonzero(after == node).astype("<u4").tobytes(),
+                pack_samples(samples[of_node == node]),
+                None if after is None else pack_samples(np.flatnonzero(after == node)),
             )
             for node in range(len(self.prefetchers))
         ]

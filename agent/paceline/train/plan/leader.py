@@ -4,7 +4,7 @@ Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the
 valid proposal. If none is there in time, it coasts: it plans a few steps itself and keeps the
 ranks' shares, policy and synchronisation of the last segment. It never waits for a controller that
 has not shown that it is alive, and `Waits` decides when it waits longer because plans always arrive
-too late. `cut_part` cuts local batches that do not fit into a rank's memory into micro-batches.
+too late. `cut_steps` cuts local batches that do not fit into a rank's memory into micro-batches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool
-from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, pack_indices
+from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, flatten, pack_samples
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -61,6 +61,8 @@ LONGEST_WAIT_S = 5.0
 BETWEEN_WAITS = 20.0
 # Segments from whose times a step's time is derived.
 _PACE = 8
+# Bytes of a packed sample.
+_SAMPLE_BYTES = 4
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -354,17 +356,17 @@ class Leader:
         if self._stream is not None:
             self._stream.ledger.paces = paces
         assignments = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
-        counts, indices = pack_indices(assignments)
-        return Segment(
+        counts, samples = flatten(assignments)
+        made = Segment(
             seq=self.seq,
             epoch=self._ledger.epoch,
             first_step=self._step,
             counts=counts,
-            indices=indices,
+            indices=pack_samples(samples),
             policy=last.policy if last is not None else "bsp",
             version=last.version if last is not None else 0,
             source="equal" if self._equal_because else "coast",
-            epoch_end=self._ledger.over_with(self._ledger.left - len(indices) // 4),
+            epoch_end=self._ledger.over_with(self._ledger.left - len(samples)),
             shares=shares,
             plan_s=time.perf_counter() - started,
             threads=list(last.threads) if last is not None else [],
@@ -373,15 +375,13 @@ class Leader:
             homes=homes is not None,
             paces=paces,
         )
+        return made.keeping(samples)
 
     def _adopt(self, segment: Segment) -> Part:
-        segment = msgspec.structs.replace(segment, pooled=self._pools(segment))
+        samples = segment.samples
+        pooled = self._pools(segment)
+        segment = msgspec.structs.replace(segment, pooled=pooled).keeping(samples)
         parts = self._parts(segment)
-        if self._micro:
-            parts = [
-                cut_part(part, most, self._sizes, self._terms)
-                for part, most in zip(parts, self._micro, strict=True)
-            ]
         if segment.pooled:
             pool.put(self._store, parts)
         # Last, because the nodes' parts are long and not for all ranks.
@@ -391,11 +391,10 @@ class Leader:
             ):
                 parts[rank] = msgspec.structs.replace(parts[rank], node=of_node)
         self._put(segment.seq, parts)
-        indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         ends = np.cumsum([sum(row) for row in segment.counts])
-        for k, samples in enumerate(np.split(indices, ends[:-1])):
-            self._ahead.append((segment.first_step + k, samples))
-        self._ledger.use(indices)
+        for k, of_step in enumerate(np.split(samples, ends[:-1])):
+            self._ahead.append((segment.first_step + k, of_step))
+        self._ledger.use(samples)
         self._begun.append((time.monotonic(), self._step))
         self._step += segment.steps
         self._last = segment
@@ -408,11 +407,18 @@ class Leader:
 
     def _parts(self, segment: Segment) -> list[Part]:
         counts = np.asarray(segment.counts)  # [steps, W]
-        flat = np.frombuffer(segment.indices, dtype="<u4")
-        of = features(self._sizes[flat], counts)
-        # Ranks identify a sample by the number of samples that they had read before it.
+        of = features(self._sizes[segment.samples], counts)
+        samples, ends = _by_rank(segment.samples, counts)
+        micro: list[list[list[MicroBatch]]] = [[]] * self._world
+        if self._micro:
+            of_ranks = np.split(samples, ends[:-1])
+            whole = zip(self._micro, of_ranks, counts.T, of.load.T, strict=True)
+            made = [cut_steps(*of_rank, self._sizes, self._terms) for of_rank in whole]
+            samples = np.concatenate([in_order for in_order, _ in made])
+            micro = [pieces for _, pieces in made]
+        # Ranks identify a sample of a stream by the number of samples that they had read before it.
         if self._stream is not None:
-            flat = self._stream.ledger.places[flat].astype("<u4")
+            samples = self._stream.ledger.places[samples]
         uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
         weights = weights_of(self._terms.loss_mean, counts, of.load)
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
@@ -422,10 +428,11 @@ class Leader:
             of.load.T.tolist(),
             weights.T.tolist(),
             ett,
-            _by_rank(flat, counts),
+            _packed(samples, ends),
             of.squares.T.tolist(),
             of.longest.T.tolist(),
             segment.threads or [0] * self._world,
+            micro,
             strict=True,
         )
         return [
@@ -444,9 +451,10 @@ class Leader:
                 threads=threads,
                 synchroniser=segment.synchroniser,
                 pooled=segment.pooled,
+                micro=cuts,
                 uneven=uneven,
             )
-            for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
+            for of_rank, loads, weights, ett_s, indices, squares, longest, threads, cuts in columns
         ]
 
 
@@ -464,12 +472,20 @@ def weights_of(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
     return weights
 
 
-def _by_rank(flat: npt.NDArray[np.uint32], counts: Ints) -> list[bytes]:
-    """Regroup samples from step-major to rank-major order, by the `counts`, [steps, W]."""
+def _by_rank(samples: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Regroup samples from step-major to rank-major order, by the `counts`, [steps, W].
+
+    Also return the end of each rank's samples, [W].
+    """
     ranks = np.tile(np.arange(counts.shape[1]), counts.shape[0])
-    packed = flat[np.argsort(np.repeat(ranks, counts.ravel()), kind="stable")].tobytes()
-    ends = np.cumsum(counts.sum(axis=0) * flat.itemsize).tolist()
-    return [packed[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    in_order = np.argsort(np.repeat(ranks, counts.ravel()), kind="stable")
+    return samples[in_order], np.cumsum(counts.sum(axis=0))
+
+
+def _packed(samples: Ints, ends: Ints) -> list[bytes]:
+    """Pack the samples of each rank, [W]."""
+    packed, cuts = pack_samples(samples), (_SAMPLE_BYTES * ends).tolist()
+    return [packed[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
 
 
 class Waits:
@@ -511,28 +527,35 @@ class Waits:
             self._next_s = min(2 * self._next_s, LONGEST_WAIT_S)
 
 
-def cut_part(part: Part, most: float, sizes: Floats, terms: Terms) -> Part:
-    """Cut the steps of a rank's part with more than `most` into micro-batches.
+def cut_steps(
+    most: float, samples: Ints, counts: Ints, loads: Floats, sizes: Floats, terms: Terms
+) -> tuple[Ints, list[list[MicroBatch]]]:
+    """Cut a rank's steps with more than `most` into micro-batches.
 
-    `most` is in samples, or in size units with a token budget. No step of the part is cut yet.
-    `sizes` has λ of each sample, [N].
+    Return the rank's samples in the order in which it trains them, and the micro-batches of each
+    step, [steps], or an empty list if no step is cut.
+
+    Args:
+        most: what the rank computes at once, in samples, or in size units with a token budget.
+        samples: the rank's samples of all steps in order.
+        counts: their number in each step, [steps].
+        loads: their total size in each step, [steps].
+        sizes: λ of each sample, [N].
+        terms: of the run.
     """
     by_tokens = terms.token_budget is not None
-    amounts = part.loads if by_tokens else part.counts
+    amounts = (loads if by_tokens else counts).tolist()
     if not any(amount > most for amount in amounts):
-        return part
-    flat = np.frombuffer(part.indices, dtype="<u4")
-    ends = np.cumsum(part.counts)
+        return samples, []
+    grid = terms.shapes.samples
     steps, micro = [], []
-    for amount, samples in zip(amounts, np.split(flat, ends[:-1]), strict=True):
-        whole, pieces = sizes[samples], list[Ints]()
+    for amount, of_step in zip(amounts, np.split(samples, np.cumsum(counts)[:-1]), strict=True):
+        whole, pieces = sizes[of_step], list[Ints]()
         if amount > most:
-            grid = terms.shapes.samples
             pieces = cut_within(whole, most) if by_tokens else cut(whole, int(most), grid)
-        steps.append(samples[np.concatenate(pieces)] if pieces else samples)
+        steps.append(of_step[np.concatenate(pieces)] if pieces else of_step)
         micro.append([_micro_batch(whole, whole[piece], terms) for piece in pieces])
-    indices = np.concatenate(steps).astype("<u4").tobytes()
-    return msgspec.structs.replace(part, indices=indices, micro=micro)
+    return np.concatenate(steps), micro
 
 
 def _micro_batch(whole: Floats, sizes: Floats, terms: Terms) -> MicroBatch:

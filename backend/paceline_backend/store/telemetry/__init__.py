@@ -48,7 +48,7 @@ from paceline.wire import (
     RunState,
     StepBatch,
 )
-from paceline_backend.store import hellos, refusals
+from paceline_backend.store import blobs, hellos, refusals
 from paceline_backend.store.database import Store, StoreRefusedError
 from paceline_backend.store.telemetry import handlers, locked, phases, steps
 from paceline_backend.store.telemetry.locked import lose
@@ -91,8 +91,9 @@ def write(
     """Write telemetry in one transaction; on any `StoreError`, nothing is written.
 
     `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` has
-    the Hellos among them that were validated and stored, by index. Without `roll_up`, new roll-ups
-    are left to `rollups.fill`, because more telemetry is waiting.
+    the Hellos among them that were validated, by index, as they arrived; others are validated and
+    encoded here. Without `roll_up`, new roll-ups are left to `rollups.fill`, because more telemetry
+    is waiting.
     """
     known_hellos = packed or {}
     new = {
@@ -153,4 +154,4 @@ def write(
 def _packed(run: str, hello: Hello) -> hellos.PackedHello:
     if reason := refusals.of_hello(hello):
         raise StoreRefusedError(f"run {run}: Hello.{reason}")
-    return hellos.pack(hello)
+    return hellos.pack(blobs.pack(hello))
