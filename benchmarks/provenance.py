@@ -25,7 +25,10 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_sha256(script: Path) -> str:
-    """Return the SHA-256 of a Python file's statements, without comments and docstrings."""
+    """Return the SHA-256 of a Python file's statements, without comments and docstrings.
+
+    Imports do not count either: a module that moves changes no picture.
+    """
     text = script.read_text()
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -33,6 +36,9 @@ def code_sha256(script: Path) -> str:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
     for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for row in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[row] = ""
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
             docstring = node.body[0]
             for row in range(docstring.lineno - 1, docstring.end_lineno or docstring.lineno):
