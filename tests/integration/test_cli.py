@@ -22,7 +22,7 @@ from paceline.node.client import Client
 from paceline_backend.cli import register
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store
-from support.command_line import Main, in_process
+from support.command_line import Main
 from support.node import (
     SLEEP,
     family,
@@ -73,17 +73,9 @@ def web(answer: object, status: int = 200, kind: str = "application/json") -> It
 
 
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    return in_process(monkeypatch, capsys)
-
-
-@pytest.fixture
-def server(tmp_path: Path, bus_url: str) -> Iterator[httpx.Client]:
+def server(client: httpx.Client) -> httpx.Client:
     """The real REST server over SQLite and a real bus."""
-    store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
-    with serving(store, bus_url) as client:
-        yield client
-    store.close()
+    return client
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline_backend.store import Store, nodes
-from support.command_line import Main, in_process
+from support.command_line import Main
 from support.groups import answer
 from support.web import serving
 
@@ -26,11 +26,6 @@ def where(
         answer(store, "n2", left=True)
         with serving(store, bus_url) as client:
             yield "--server", str(client.base_url).rstrip("/")
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    return in_process(monkeypatch, capsys)
 
 
 def test_nodes_are_listed_cordoned_and_uncordoned(main: Main, where: tuple[str, str]) -> None:

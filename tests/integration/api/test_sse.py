@@ -53,12 +53,6 @@ def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
     ingest.join(timeout=DEADLINE_S)
 
 
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(bus_url) as opened:
-        yield opened
-
-
 @dataclass
 class Events:
     """What one client received."""

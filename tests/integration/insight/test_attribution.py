@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx
 import numpy as np
 import pytest
@@ -13,21 +10,8 @@ from paceline.wire import StepBatch
 from paceline_backend.insight.attribution import read_rows
 from paceline_backend.store import Store, telemetry
 from support.records import add_run, adopted, hello, record
-from support.web import serving
 
 URL = "/api/v1/runs/r/attribution"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as opened:
-        yield opened
 
 
 def write(store: Store, steps: range, slow: float = 2.0, world: int = 4) -> None:

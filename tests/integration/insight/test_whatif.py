@@ -6,7 +6,6 @@ import copy
 import json
 import multiprocessing
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,12 +295,6 @@ def test_presets_for_which_no_time_is_left_are_named(monkeypatch: pytest.MonkeyP
     assert {omitted.reason for omitted in answer.left_out} == {
         "no time was left: simulating other presets took 0 s"
     }
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
 
 
 def trained(store: Store, steps: int = 80) -> tuple[str, Training]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -35,14 +34,12 @@ stopping = import_module("paceline_backend.requests.stop")  # the package has a 
 
 
 @pytest.fixture
-def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-    with Store.open(database_url) as opened:
-        node = NodeState("n1", "n1.local", 8, 2**30, [], time.time(), "0.1.0", [])
-        telemetry.write(opened, [("", node)])
-        with opened.write() as connection:
-            nodes.expect(connection, "n1")  # its agent has a session
-        yield opened
+def store(store: Store) -> Store:
+    node = NodeState("n1", "n1.local", 8, 2**30, [], time.time(), "0.1.0", [])
+    telemetry.write(store, [("", node)])
+    with store.write() as connection:
+        nodes.expect(connection, "n1")  # its agent has a session
+    return store
 
 
 def orders(bus_url: str) -> list[Any]:

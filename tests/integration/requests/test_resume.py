@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -36,11 +35,9 @@ EMULATED = {"a_s": [1e-5, 2e-5], "b_s": [0.0, 0.0]}
 
 
 @pytest.fixture
-def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-    with Store.open(database_url) as opened:
-        beat(opened)
-        yield opened
+def store(store: Store) -> Store:
+    beat(store)
+    return store
 
 
 def beat(store: Store, *, left: bool = False) -> None:

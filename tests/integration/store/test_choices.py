@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -22,12 +21,6 @@ GROUPS = convert("hierarchical", ROUNDS | {"groups": [[0], [1]]})
 OTHERS = convert("hierarchical", ROUNDS | {"groups": [[0, 1]]})
 
 Plan = tuple[int, Synchronisation, str]  # version, how, why; each of two steps
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, *plans: Plan, attempt: int = 0, first_step: int = 0) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,6 @@ from paceline_backend.store import Store, reads, runs, segments, telemetry
 from paceline_backend.store.history import RunFilter
 from paceline_backend.store.rollups.reading import RankChoice
 from support.records import add_run, adopted, hello, record
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, run: str, *messages: Message) -> None:

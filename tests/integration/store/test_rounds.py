@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -37,12 +36,6 @@ from support.waiting import until
 from support.web import serving
 
 PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, *messages: Message) -> None:

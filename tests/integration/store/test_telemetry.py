@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
@@ -43,12 +42,6 @@ from paceline_backend.store.telemetry import steps
 from support.records import add_run, adopted, hello, record
 
 _names = (f"run-{number}" for number in count())
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def rows(store: Store, table: sa.Table, key: int | None = None) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ from support.command_line import Main, in_process
 from support.records import add_run, adopted, hello, record
 
 DAY = 86_400.0
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 @pytest.fixture
