@@ -130,7 +130,6 @@ LONG = (
     "integration/api/test_limits.py::test_a_lone_surrogate_is_refused",
     "integration/api/test_matrix.py",
     "integration/api/test_schemathesis.py",
-    "integration/api/test_sse.py::test_a_bus_that_dies_interrupts_nothing",
     "integration/api/test_streams.py::test_many_streams_share_few_connections",
     "integration/backends/test_kubernetes_container.py",
     "integration/control/test_advisor.py::test_it_switches_a_run_that_allows_it",

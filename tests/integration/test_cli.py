@@ -399,19 +399,6 @@ def test_what_nobody_asked_for_does_not_hinder_training(
     assert words in refused
 
 
-def test_token(bus_url: str, tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
-    with serving(store, bus_url, token="a-secret") as server:
-        code, _, err = main("policies", "--server", url(server))
-        assert code == 3
-        assert "requires a token" in err
-        monkeypatch.setenv("PACELINE_TOKEN", "a-secret")
-        code, out, _ = main("policies", "--json", "--server", url(server))
-        assert code == 0
-        assert "bsp" in {policy["name"] for policy in json.loads(out)}
-    store.close()
-
-
 def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Path) -> None:
     where = ("--server", url(server))
     code, out, _ = main("policies", *where)

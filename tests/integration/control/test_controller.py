@@ -343,32 +343,32 @@ def test_without_its_lease_a_controller_is_silent(store: Store, bus_url: str) ->
         assert len(training.proposals()) <= made + 1
 
 
-def test_an_unknown_policy_leaves_the_leader_coasting(
-    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("policy", "parameters", "why"),
+    [
+        ("chronica", {"window": "long"}, "parameters.window: 'long'"),
+        ("not-installed-here", {}, "no policy 'not-installed-here'"),
+    ],
+)
+def test_after_a_policy_that_cannot_be_made_another_plans(
+    store: Store,
+    bus_url: str,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    parameters: dict[str, Any],
+    why: str,
 ) -> None:
-    run = new_run(store, "not-installed-here")
+    run = new_run(store, policy, **parameters)
     with (
         working(ingest(store, bus_url), planning(manager(store, bus_url))),
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
-        until(lambda: "no policy 'not-installed-here'" in caplog.text, "the reason in the log")
+        until(lambda: why in caplog.text, "the reason in the log")
         training.coast(2)
         assert training.proposals() == []
-
-
-def test_after_a_policy_that_cannot_be_made_another_plans(
-    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = new_run(store, "chronica", window="long")
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS) as training,
-    ):
-        until(lambda: "parameters.window: 'long'" in caplog.text, "the reason in the log")
-        training.coast(2)
         switch(store, bus_url, run, "bsp")
         assert training.follow(2)[-1].policy == "bsp"
-    assert caplog.text.count("parameters.window: 'long'") == 1
+    assert caplog.text.count(why) == 1
     assert "Traceback" not in caplog.text
 
 

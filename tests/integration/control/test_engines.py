@@ -208,17 +208,6 @@ def test_a_controller_that_ends_leaves_no_hole(
     assert len(TableEngine.orders) == 1
 
 
-def test_a_worker_that_waits_to_submit_keeps_nobody_from_planning(
-    store: Store, bus_url: str, worker: Engines, bus: redis.Redis
-) -> None:
-    run = begin(store, bus_url)
-    worker.look(bus)
-    with store.read() as connection:
-        key = runs.key_of(connection, run)
-    assert leases.acquire(store, key, "other", 3) is not None
-    assert runs.get(store, run)["controller"]["owner"] == "other"
-
-
 def test_a_claim_lasts_as_long_as_the_engine_takes(
     store: Store,
     bus: redis.Redis,
@@ -650,17 +639,6 @@ def test_a_node_takes_part(store: Store, bus: redis.Redis, bus_url: str, worker:
     assert enlist(store, bus_url, run, "n1").needed
     assert len(orders(bus, "n1")) == 1
     assert states(store, run) == {"n1": "starting", "n2": "pending"}
-
-
-def test_only_one_node_trains_a_run_on_one(
-    store: Store, bus: redis.Redis, bus_url: str, worker: Engines
-) -> None:
-    run = begin(store, bus_url)
-    come(store, bus_url, run, "n1")
-    answer(store, "n2", run=run)
-    assert not enlist(store, bus_url, run, "n2").needed
-    assert runs.get(store, run)["node"] == "n1"
-    assert orders(bus, "n2") == []
 
 
 def test_a_node_has_one_run(store: Store, bus_url: str, worker: Engines) -> None:

@@ -136,13 +136,6 @@ def test_other_runs_are_left_alone(
     assert orders(bus, "n1") == []
 
 
-def test_time_between_epochs_is_no_hang(store: Store, bus_url: str, bus: redis.Redis) -> None:
-    run(store)
-    hang(store, 3600.0, Phase.SCRIPT)
-    scan(HangWatch(store, bus_url, "me", clock=Clock()))
-    assert orders(bus, "n1") == []
-
-
 def test_a_bus_that_is_away_leaves_no_record(store: Store) -> None:
     run(store)
     hang(store, 61.0)

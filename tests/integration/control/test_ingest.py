@@ -196,34 +196,6 @@ def test_streams_of_a_run_that_goes_on_stay(store: Store, bus: redis.Redis, bus_
         until(lambda: bus.ttl(control("r")) == -1, "its streams to stay")
 
 
-def test_poison_is_rejected_and_the_rest_goes_on(
-    store: Store, bus: redis.Redis, bus_url: str
-) -> None:
-    add_run(store, "r")
-    bus.xadd(TELEMETRY, {"some": "thing"})
-    bus.xadd(TELEMETRY, {"v": "1", "run": "r", "data": b"\xff"})
-    bus.xadd(TELEMETRY, {"v": "99", "run": "r", "data": b""})
-    for step in range(40):
-        send(bus, StepBatch([record(step, 0)]))
-        if step in (7, 8, 23):
-            send(bus, StepBatch([record(100, 0), record(2**63, 0)]))
-    send(bus, RunState("sleeping", 1.0, "n"), StopTraining("because", 0))
-    with ingesting(store, bus_url) as ingest:
-        until(lambda: settled(bus), "all is acknowledged")
-    assert stored(store) == 40
-    assert len(said(bus, live("r"))) == 40
-    reasons = [fields[b"reason"].decode() for _, fields in bus.xrange(REJECTED)]
-    assert len(reasons) == 8
-    for part in (
-        "protocol version 99",
-        "message: Expected `object`, got `int`",
-        "state: invalid enum value 'sleeping'",
-        "not telemetry",
-    ):
-        assert sum(part in reason for reason in reasons) == 1, part
-    assert ingest.stats.rows == 40
-
-
 def test_no_poison_stops_ingest_and_each_is_rejected(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
@@ -301,20 +273,6 @@ def test_a_failure_that_does_not_come_again_costs_nothing(
     with ingesting(store, bus_url):
         until(lambda: settled(bus), "it is acknowledged")
     assert (stored(store), bus.xlen(REJECTED)) == (1, 0)
-
-
-def test_unknown_run_is_rejected_and_logged_once(
-    store: Store, bus: redis.Redis, bus_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    add_run(store, "r")
-    with ingesting(store, bus_url):
-        for step in range(3):
-            send(bus, StepBatch([record(step, 0)]), run="ghost")
-            send(bus, StepBatch([record(step, 0)]))
-            until(lambda: settled(bus), "all is acknowledged")
-    assert (stored(store), bus.xlen(REJECTED)) == (3, 3)
-    assert not bus.exists(live("ghost"))
-    assert sum("'ghost'" in message for message in caplog.messages) == 1
 
 
 def test_entries_that_a_dead_consumer_had_read_are_taken_over(

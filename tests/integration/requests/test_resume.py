@@ -143,25 +143,6 @@ def test_steps_done_again_are_told(client: httpx.Client, store: Store) -> None:
     ]
 
 
-def test_who_asks_may_start_it(client: httpx.Client, store: Store, bus_url: str) -> None:
-    """As `paceline resume` does in the foreground: no agent need be there."""
-    failed(store, env={"SECRET": "x"})
-    beat(store, left=True)
-    answer = client.post("runs/r/resume", json={"launch": False})
-    assert (answer.status_code, answer.json()["state"]) == (202, "pending")
-    assert answer.json()["max_restarts"] == 1, "as before"
-    assert launches(bus_url, store) == []
-
-
-@pytest.mark.parametrize("name", ["pending", "starting", "running"])
-def test_a_run_that_is_not_over_is_refused(client: httpx.Client, store: Store, name: str) -> None:
-    add_run(store, "r", node="n1", state=name)
-    answer = client.post("runs/r/resume")
-    assert answer.status_code == 409
-    detail = f"run r is {name}: only a run that failed or was stopped can be resumed"
-    assert answer.json()["detail"] == detail
-
-
 @pytest.mark.parametrize(
     ("columns", "why"),
     [

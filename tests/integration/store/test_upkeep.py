@@ -206,12 +206,6 @@ def test_the_worker_deletes_one_run_at_a_look_for_its_bytes(
     assert ids(store) == {"2", "1"}
 
 
-def test_the_worker_prunes(store: Store) -> None:
-    a_run(store, "old", 40.0)
-    upkeep.prune_runs(store, Keep(days=30.0), threading.Event())
-    assert ids(store) == set()
-
-
 def test_prune_wants_a_limit(main: Main, store: Store) -> None:
     a_run(store, "old", 40.0)
     assert main("db", "prune", "--database", url_of(store))[0] == 2
