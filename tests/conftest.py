@@ -195,7 +195,6 @@ LONG = (
     "integration/test_cli_logs.py::test_a_run_in_the_foreground_beside_an_agent",
     "integration/test_cli_logs.py::test_ranks_of_a_real_run",
     "integration/test_docker.py",
-    "integration/test_doctor.py::test_a_fault_is_found_and_no_other[session",
     "integration/test_doctor.py::test_a_framework_without_its_adapter",
     "integration/test_doctor.py::test_a_script_that_saves_by_itself",
     "integration/test_doctor.py::test_a_script_without_a_fault",
