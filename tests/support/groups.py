@@ -67,6 +67,8 @@ def orders(bus: redis.Redis, node: str) -> list[Message]:
 class ReportedRuns:
     """The above over one database and one bus."""
 
+    by = ME
+
     def __init__(self, store: Store, bus: redis.Redis, bus_url: str) -> None:
         self.store, self.bus, self.bus_url = store, bus, bus_url
         self.answer = partial(answer, store)
@@ -79,4 +81,4 @@ class ReportedRuns:
 
     def ask(self, change: Callable[..., Any], run: str, *rest: Any, **options: Any) -> Any:
         """Somebody asks for a change of a run."""
-        return change(self.store, self.bus_url, RequestedChange(run, ME), *rest, **options)
+        return change(self.store, self.bus_url, RequestedChange(run, self.by), *rest, **options)
