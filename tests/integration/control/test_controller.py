@@ -112,22 +112,6 @@ def past_youth(training: Leading) -> list[Segment]:
     return segments
 
 
-@pytest.mark.parametrize(
-    ("step_s", "steps"), [(3.0, 1), (0.33, 3), (0.1, 4), (0.02, 12), (1e-4, 64)]
-)
-def test_segments_last_about_a_second_but_few_steps(
-    store: Store, bus_url: str, step_s: float, steps: int
-) -> None:
-    """Very fast steps: a quarter of a second, so that the controller keeps up."""
-    run = new_run(store)
-    with planned(store, bus_url, run, global_batch=4, step_s=step_s) as training:
-        young = past_youth(training)
-        assert young[0].steps == 2
-        assert max(s.steps for s in young[1:]) <= steps
-        assert training.follow(1)[0].steps == steps
-        training.assert_exact()
-
-
 def test_segments_adapt_when_steps_become_faster(store: Store, bus_url: str) -> None:
     run = new_run(store)
     with planned(store, bus_url, run, global_batch=8, step_s=0.5) as training:
