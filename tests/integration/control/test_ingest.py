@@ -396,32 +396,24 @@ def test_killed_again_and_again_while_producing(
     assert Counter(map(msgspec.msgpack.encode, said(bus, live("r")))) == sent
 
 
-def test_bus_that_is_killed_and_comes_back_with_its_data(
-    store: Store, own_bus: EmbeddedBus, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("keeps", [True, False], ids=["with its data", "without"])
+def test_bus_that_is_killed_and_comes_back(
+    store: Store, own_bus: EmbeddedBus, caplog: pytest.LogCaptureFixture, keeps: bool
 ) -> None:
     add_run(store, "r")
     with ingesting(store, own_bus.url), connect(own_bus.url) as client:
         send(client, StepBatch([record(0, 0)]))
         until(lambda: stored(store) == 1, "the first record")
         own_bus.kill()
-        until(lambda: "ingest waits for the bus" in caplog.text, "it noticed")
-        own_bus.start()
-        send(client, StepBatch([record(1, 0)]))
-        until(lambda: stored(store) == 2, "the record after the outage")
-        until(lambda: "the bus is back" in caplog.text, "it says so")
-
-
-def test_bus_that_comes_back_without_its_data(store: Store, own_bus: EmbeddedBus) -> None:
-    add_run(store, "r")
-    with ingesting(store, own_bus.url), connect(own_bus.url) as client:
-        send(client, StepBatch([record(0, 0)]))
-        until(lambda: stored(store) == 1, "the first record")
-        own_bus.kill()
-        shutil.rmtree(own_bus.directory)
+        if keeps:
+            until(lambda: "ingest waits for the bus" in caplog.text, "it noticed")
+        else:
+            shutil.rmtree(own_bus.directory)
         own_bus.start()
         send(client, StepBatch([record(1, 0)]))
         until(lambda: stored(store) == 2, "the record after the outage")
         until(lambda: settled(client), "it is acknowledged")
+        until(lambda: not keeps or "the bus is back" in caplog.text, "it says so")
 
 
 def test_bus_that_is_away_at_the_start(store: Store, own_bus: EmbeddedBus) -> None:

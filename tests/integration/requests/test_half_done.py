@@ -153,17 +153,28 @@ def test_a_stop_that_is_quicker_than_the_launch_ends_it(
     assert runs.get(store, run)["state"] == "stopped"
 
 
-def test_a_resume_that_worked_is_no_error_although_the_bus_goes_away(
-    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("change", ["resume", "stop"])
+def test_what_worked_is_no_error_although_the_bus_goes_away(
+    store: Store,
+    bus_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    change: str,
 ) -> None:
     def publish(*_: object, **__: object) -> None:
         raise redis.ConnectionError("gone")
 
-    add_run(store, "r", node="n1", state="failed")
     monkeypatch.setattr(streams, "publish", publish)
-    requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
-    assert [type(order) for order in orders(bus_url)] == [Launch]
-    assert "run r has changed; open pages show it later: gone" in caplog.text
+    if change == "resume":
+        add_run(store, "r", node="n1", state="failed")
+        requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
+        assert [type(order) for order in orders(bus_url)] == [Launch]
+        assert "run r has changed; open pages show it later: gone" in caplog.text
+    else:
+        add_run(store, "r")
+        requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
+        assert runs.get(store, "r")["state"] == "stopped"
+        assert "run r has ended; open pages show it when the bus is back: gone" in caplog.text
 
 
 def test_a_resume_is_not_stored_if_earlier_orders_cannot_be_deleted(
@@ -178,16 +189,3 @@ def test_a_resume_is_not_stored_if_earlier_orders_cannot_be_deleted(
         requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
     row = runs.get(store, "r")
     assert (row["state"], row["message"], row["revision"]) == ("failed", "as it was", 0)
-
-
-def test_a_stop_that_is_stored_is_done_although_the_bus_goes_away(
-    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def publish(*_: object, **__: object) -> None:
-        raise redis.ConnectionError("gone")
-
-    add_run(store, "r")
-    monkeypatch.setattr(streams, "publish", publish)
-    requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
-    assert runs.get(store, "r")["state"] == "stopped"
-    assert "run r has ended; open pages show it when the bus is back: gone" in caplog.text
