@@ -15,7 +15,6 @@ from paceline_backend.policies.presets.chronica import (
     PaperScheduler,
     compensate,
 )
-from paceline_backend.policies.solve.holdings import Holdings
 from support import gradients
 from support.cluster import Cluster, plaid_like
 
@@ -210,25 +209,3 @@ def test_levelled_shuffling_balances_at_once_and_moves_little() -> None:
     assert moved < 1.01 * surplus.sum()
     paper = ChronicaShuffler(paper=True).shuffle(case, models)
     assert totals(paper).max() > 1.1 * level
-
-
-def test_samples_used_already_keep_their_holder() -> None:
-    case = problem([[100.0] * 5, [100.0] * 5], batch=2)
-    case = Problem(**{**vars(case), "remaining": np.arange(4), "order": np.arange(4)})
-    placement = ChronicaShuffler().shuffle(case, Models.unknown(2))
-    assert (placement[4:] == case.placement[4:]).all()
-    assert np.bincount(placement[:4]).tolist() == [2, 2]
-
-
-def test_holdings_stay_sorted() -> None:
-    sizes = np.array([3.0, 1.0, 2.0, 2.0, 5.0])
-    held = Holdings(np.arange(5), sizes)
-    assert held.samples == [1, 2, 3, 0, 4]
-    assert held.fitting(2.5) == 2
-    assert held.fitting(0.5) == 0
-    assert [held.nearest(size) for size in (0, 2, 3.9, 4.1, 9)] == [0, 1, 3, 4, 4]
-    assert held.take(1) == (2, 2.0)
-    assert held.load == 11
-    held.put(2, 2.0)
-    assert held.samples == [1, 2, 3, 0, 4]
-    assert held.sizes == sorted(held.sizes)

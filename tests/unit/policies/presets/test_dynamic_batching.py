@@ -13,7 +13,6 @@ from paceline.core.emulation import Emulation, Slowdown
 from paceline_backend import policies
 from paceline_backend.policies.base import Feedback, Floats, Models
 from paceline_backend.policies.presets.dynamic_batching import DynamicAllocator, proportional
-from paceline_backend.policies.solve import counts as counted
 from support.cluster import Cluster
 from support.simulated import simulate
 
@@ -56,14 +55,6 @@ class Loop:
         first = self.training.step
         self.training.step += len(times)
         return self(feedback_of(times, self.counts, first))
-
-
-def test_worked_example() -> None:
-    """b = (1, 1), t = (1, 3) → (2, ⅔), rescaled to the batch → (1.5, 0.5)."""
-    raw = proportional(np.array([1, 1]), np.array([1.0, 3.0]))
-    assert raw == pytest.approx([2, 2 / 3])
-    low, high = np.zeros(2, np.int64), np.full(2, 2)
-    assert counted.spread(raw, 2, low, high) == pytest.approx([1.5, 0.5])
 
 
 def test_equations_4_and_5_as_printed() -> None:
@@ -154,13 +145,6 @@ def test_converges_within_two_adjustments(level: int) -> None:
     assert ran.counts[-1] == pytest.approx(390 * cores / 39, abs=1)
     # What the paper reaches too, up to its network: uniform batches last (1 + level) / 2 times.
     assert bsp.step_s[-1] / ran.step_s[-1] == pytest.approx((1 + level) / 2, rel=0.03)
-
-
-def test_starts_from_capacities() -> None:
-    devices = Emulation(a_s=[1e-3, 3e-3], b_s=[0.0] * 2)
-    policy = policies.make("dynamic-batching", {"capacity": [3, 1]})
-    ran = simulate(policy, devices, np.ones(400), 40, 20)
-    assert ran.counts.tolist() == [[30, 10]] * 20
 
 
 def test_follows_a_change_of_speed_and_a_cost_per_step() -> None:

@@ -195,14 +195,6 @@ def test_goes_on_from_what_ran_before() -> None:
     assert counts == pytest.approx([40, 40, 10], abs=4)
 
 
-def test_limits_hold() -> None:
-    loop = Loop(LbbAllocator(), line(1.0, 1.0, 3.0), 700, limits=np.array([250, 700, 700]))
-    assert loop.counts == pytest.approx([233, 233, 233], abs=1)
-    assert loop.run() == pytest.approx([250, 337, 113], abs=1)
-    for _ in range(20):
-        assert loop.run()[0] <= 250
-
-
 def test_a_worker_left_out_is_tried_again() -> None:
     allocator = LbbAllocator(retry_steps=20, window_steps=2)
     slow, recovered = line(1.0, 1.0, 99.0), line(1.0, 1.0, 1.0)

@@ -100,28 +100,10 @@ def test_no_worker_is_used_that_only_holds_the_others_up() -> None:
     assert np.bincount(ranks, minlength=3).tolist() == [4, 4, 0]
 
 
-def test_padded_batches_of_equal_workers_are_cut_best() -> None:
-    sizes = np.array([100.0, 90, 10, 10, 10, 10, 10, 10, 10, 10])
-    models = Models(np.ones(2), np.zeros(2), np.zeros(2), cost=Cost(padded=True))
-    assert slowest(sizes, models, partition(sizes, models)) == 200
-
-
 def problem(sizes: Floats, world: int, batch: int, steps: int = 10**6) -> Problem:
     n = len(sizes)
     return Problem(sizes, np.arange(n), np.arange(n), np.arange(n) % world, 0, 0, steps, batch,
                    world, seed=3)  # fmt: skip
-
-
-def test_exact_mode_keeps_the_global_batches_of_ddp() -> None:
-    sizes = np.random.default_rng(2).gamma(2, 20, 100)
-    work = problem(sizes, 4, 16)
-    ours, theirs = (
-        plan(policies.make(name), work, Feedback.empty(), shuffle=True)
-        for name in ("paceline", "bsp")
-    )
-    for mine, their in zip(ours.assignments, theirs.assignments, strict=True):
-        assert set(np.concatenate(mine)) == set(np.concatenate(their))
-        assert [len(part) for part in mine] == [len(part) for part in their]  # speeds unknown
 
 
 def best_padded(sizes: Floats, models: Models) -> float:
