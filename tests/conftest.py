@@ -180,11 +180,9 @@ LONG = (
     "integration/server/test_trust_network.py::test_without_the_flag_the_bus_stays_on_loopback",
     "integration/simulator/test_large_worlds.py",
     "integration/store/test_history.py::test_a_filter_answers_the_runs_that_plain_python_answers",
-    "integration/strangers/test_checks.py::test_nodes_taken_by_number",
     "integration/strangers/test_doctor_faults.py",
     "integration/strangers/test_hangs.py",
     "integration/strangers/test_odd_scripts.py::test_gradients_are_those_of_one_process[compile",
-    "integration/strangers/test_server.py",
     "integration/test_benchmarks.py",
     "integration/test_cli.py::test_operator_stops_a_foreground_run",
     "integration/test_cli.py::test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent",
@@ -276,9 +274,6 @@ SAMPLED = {
     },
     "integration/frameworks/test_transformers.py": {
         "test_training_is_trainers_own": 2,
-    },
-    "integration/strangers/test_odd_reports.py": {
-        "test_a_wrong_profile": 4,
     },
     "integration/strangers/test_odd_scripts.py": {
         "test_gradients_are_those_of_one_process": 24,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import math
 from collections import namedtuple
@@ -55,6 +56,7 @@ class Rows:
     y: Tensor
     words: Tensor
     empty: bool = False
+    turn: int = 0
 
 
 Turn = Callable[[Rows], Iterator[Tensor | None]]
@@ -68,9 +70,9 @@ def loss_of(model: nn.Module, rows: Rows) -> Tensor:
     return f.mse_loss(model(rows.x), rows.y)
 
 
-def sgd(*models: nn.Module, lr: float = 0.1, **options: Any) -> torch.optim.Optimizer:
+def sgd(*models: nn.Module) -> torch.optim.Optimizer:
     parameters = {id(p): p for model in models for p in model.parameters()}
-    return torch.optim.SGD(parameters.values(), lr=lr, **options)
+    return torch.optim.SGD(parameters.values(), lr=0.1)
 
 
 def grads(*models: nn.Module) -> Iterator[Tensor | None]:
@@ -86,6 +88,24 @@ def unsynced(model: nn.Module) -> Any:
 def bare(model: nn.Module) -> nn.Module:
     """The model in session.wrap's."""
     return getattr(model, "module", model)
+
+
+def stepping(passes: Callable[..., None]) -> Callable[..., Turn]:
+    """A script with the usual turn around some passes: gradients of 0 before, a step after."""
+
+    @functools.wraps(passes)
+    def script(*models: nn.Module) -> Turn:
+        optimizer = sgd(*models)
+
+        def turn(rows: Rows) -> Iterator[Tensor | None]:
+            optimizer.zero_grad()
+            passes(*models, rows)
+            yield from grads(*models)
+            optimizer.step()
+
+        return turn
+
+    return script
 
 
 # Which parameters train
@@ -110,7 +130,7 @@ def frozen_low() -> nn.Module:
 def simple(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any
 ) -> Turn:
-    optimizer = optimizer or sgd(model, **options)
+    optimizer = optimizer or sgd(model)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:
         optimizer.zero_grad()
@@ -121,49 +141,24 @@ def simple(
     return turn
 
 
-def with_momentum(model: nn.Module) -> Turn:
-    return simple(model, momentum=0.9)
+@stepping
+def unfreezes_later(model: nn.Module, rows: Rows) -> None:
+    if rows.turn == 1:
+        bare(model).low.requires_grad_(True)
+    loss_of(model, rows).backward()
 
 
-def unfreezes_later(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        if next(turns) == 1:
-            bare(model).low.requires_grad_(True)
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def freezes_later(model: nn.Module, rows: Rows) -> None:
+    if rows.turn == 1:
+        bare(model).low.requires_grad_(False)
+    loss_of(model, rows).backward()
 
 
-def freezes_later(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        if next(turns) == 1:
-            bare(model).low.requires_grad_(False)
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def freezes_by_turns(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        bare(model).low.requires_grad_(next(turns) % 2 == 1)
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def freezes_by_turns(model: nn.Module, rows: Rows) -> None:
+    bare(model).low.requires_grad_(rows.turn % 2 == 1)
+    loss_of(model, rows).backward()
 
 
 class Tied(nn.Module):
@@ -177,16 +172,9 @@ class Tied(nn.Module):
         return self.answer(self.words(words).mean(1))
 
 
-def words_script(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.cross_entropy(model(rows.words), rows.words[:, 0]).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def words_script(model: nn.Module, rows: Rows) -> None:
+    f.cross_entropy(model(rows.words), rows.words[:, 0]).backward()
 
 
 class Twice(nn.Module):
@@ -258,245 +246,97 @@ def weight_normed() -> nn.Module:
 # Backward passes
 
 
-def two_passes(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        model(rows.x).square().mean().backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def two_forwards_one_backward(model: nn.Module, rows: Rows) -> None:
+    (loss_of(model, rows) + model(-rows.x).square().mean()).backward()
 
 
-def two_forwards_one_backward(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        (loss_of(model, rows) + model(-rows.x).square().mean()).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def two_losses_at_once(model: nn.Module, rows: Rows) -> None:
+    out = model(rows.x)
+    torch.autograd.backward([f.mse_loss(out, rows.y), out.square().mean()])
 
 
-def two_losses_at_once(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        out = model(rows.x)
-        torch.autograd.backward([f.mse_loss(out, rows.y), out.square().mean()])
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def retained(model: nn.Module, rows: Rows) -> None:
+    out = model(rows.x)
+    f.mse_loss(out, rows.y).backward(retain_graph=True)
+    out.square().mean().backward()
 
 
-def retained(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
+@stepping
+def retained_in_no_sync(model: nn.Module, rows: Rows) -> None:
+    with unsynced(model):
         out = model(rows.x)
         f.mse_loss(out, rows.y).backward(retain_graph=True)
         out.square().mean().backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    loss_of(model, rows).backward()
 
 
-def retained_in_no_sync(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        with unsynced(model):
-            out = model(rows.x)
-            f.mse_loss(out, rows.y).backward(retain_graph=True)
-            out.square().mean().backward()
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def penalty_after(model: nn.Module, rows: Rows) -> None:
+    loss_of(model, rows).backward()
+    (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
 
 
-def penalty_after(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def penalty_before_forward(model: nn.Module, rows: Rows) -> None:
+    (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
+    loss_of(model, rows).backward()
 
 
-def penalty_before_forward(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def penalty_between(model: nn.Module, rows: Rows) -> None:
+    loss = loss_of(model, rows)
+    (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
+    loss.backward()
 
 
-def penalty_between(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(model, rows)
-        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
-        loss.backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def penalty_in_the_loss(model: nn.Module, rows: Rows) -> None:
+    loss = loss_of(model, rows)
+    (loss + 0.1 * sum(p.square().sum() for p in model.parameters())).backward()
 
 
-def penalty_in_the_loss(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(model, rows)
-        (loss + 0.1 * sum(p.square().sum() for p in model.parameters())).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def put_before_backward(model: nn.Module) -> Turn:
+@stepping
+def put_before_backward(model: nn.Module, rows: Rows) -> None:
     """Puts the same decay into `.grad` on each rank, between forward and backward."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(model, rows)
-        for parameter in model.parameters():
-            parameter.grad = 0.1 * parameter.detach().clone()
-        loss.backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    loss = loss_of(model, rows)
+    for parameter in model.parameters():
+        parameter.grad = 0.1 * parameter.detach().clone()
+    loss.backward()
 
 
-def put_after_backward(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        for parameter in model.parameters():
-            parameter.grad += 0.1 * parameter.detach()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def put_after_backward(model: nn.Module, rows: Rows) -> None:
+    loss_of(model, rows).backward()
+    for parameter in model.parameters():
+        parameter.grad += 0.1 * parameter.detach()
 
 
-def input_gradient_penalty(model: nn.Module) -> Turn:
+@stepping
+def input_gradient_penalty(model: nn.Module, rows: Rows) -> None:
     """A second derivative, as WGAN-GP's."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        x = rows.x.clone().requires_grad_()
-        out = model(x)
-        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        (f.mse_loss(out, rows.y) + slope.square().sum(1).mean()).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    x = rows.x.clone().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (f.mse_loss(out, rows.y) + slope.square().sum(1).mean()).backward()
 
 
-def gradients_by_autograd_grad(model: nn.Module) -> Turn:
+@stepping
+def gradients_by_autograd_grad(model: nn.Module, rows: Rows) -> None:
     """`torch.autograd.grad` of parameters, put into `.grad` by hand."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        parameters = list(model.parameters())
-        for parameter, grad in zip(
-            parameters, torch.autograd.grad(loss_of(model, rows), parameters), strict=True
-        ):
-            parameter.grad = grad
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    parameters = list(model.parameters())
+    for parameter, grad in zip(
+        parameters, torch.autograd.grad(loss_of(model, rows), parameters), strict=True
+    ):
+        parameter.grad = grad
 
 
-def backward_of_some(model: nn.Module) -> Turn:
+@stepping
+def backward_of_some(model: nn.Module, rows: Rows) -> None:
     """`backward(inputs=…)`: gradients of the last layer only."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward(inputs=list(bare(model).high.parameters()))
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def accumulates(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        last = next(turns) % 2 == 1
-        with contextlib.nullcontext() if last else unsynced(model):
-            (loss_of(model, rows) / 2).backward()
-        if last:
-            yield from grads(model)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return turn
-
-
-def accumulates_synced(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        (loss_of(model, rows) / 2).backward()
-        yield from grads(model)
-        if next(turns) % 2 == 1:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-    return turn
-
-
-def forward_outside_no_sync(model: nn.Module) -> Turn:
-    """The forward pass stands before `no_sync`, the backward pass in it."""
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        last = next(turns) % 2 == 1
-        loss = loss_of(model, rows) / 2
-        with contextlib.nullcontext() if last else unsynced(model):
-            loss.backward()
-        if last:
-            yield from grads(model)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return turn
+    loss_of(model, rows).backward(inputs=list(bare(model).high.parameters()))
 
 
 def clips_norm(model: nn.Module) -> Turn:
@@ -506,19 +346,6 @@ def clips_norm(model: nn.Module) -> Turn:
         optimizer.zero_grad()
         loss_of(model, rows).backward()
         yield nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def clips_values(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        nn.utils.clip_grad_value_(model.parameters(), 0.02)
         yield from grads(model)
         optimizer.step()
 
@@ -668,17 +495,10 @@ def evaluates_on_one_rank(model: nn.Module) -> Turn:
     return turn
 
 
-def passes_by(model: nn.Module) -> Turn:
+@stepping
+def passes_by(model: nn.Module, rows: Rows) -> None:
     """Calls the model within the wrapped one."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(bare(model)(rows.x), rows.y).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    f.mse_loss(bare(model)(rows.x), rows.y).backward()
 
 
 def averages(model: nn.Module) -> Turn:
@@ -726,17 +546,10 @@ def forward_without_backward(model: nn.Module) -> Turn:
     return turn
 
 
-def filler_is_nan(model: nn.Module) -> Turn:
+@stepping
+def filler_is_nan(model: nn.Module, rows: Rows) -> None:
     """What a filler makes is no number."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        (loss_of(model, rows) * (math.nan if rows.empty else 1.0)).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    (loss_of(model, rows) * (math.nan if rows.empty else 1.0)).backward()
 
 
 # Several models
@@ -788,17 +601,10 @@ def gan_two_passes(generator: nn.Module, discriminator: nn.Module) -> Turn:
     return turn
 
 
-def encoder_and_decoder(encoder: nn.Module, decoder: nn.Module) -> Turn:
+@stepping
+def encoder_and_decoder(encoder: nn.Module, decoder: nn.Module, rows: Rows) -> None:
     """Two models under one loss, with one optimiser."""
-    optimizer = sgd(encoder, decoder)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(decoder(encoder(rows.x)), rows.x).backward()
-        yield from grads(encoder, decoder)
-        optimizer.step()
-
-    return turn
+    f.mse_loss(decoder(encoder(rows.x)), rows.x).backward()
 
 
 def sharing() -> list[nn.Module]:
@@ -822,16 +628,9 @@ class Margin(nn.Module):
         return (self.weight * (out - y)).square().mean() - self.weight.log()
 
 
-def learned_loss(model: nn.Module, criterion: nn.Module) -> Turn:
-    optimizer = sgd(model, criterion)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        criterion(model(rows.x), rows.y).backward()
-        yield from grads(model, criterion)
-        optimizer.step()
-
-    return turn
+@stepping
+def learned_loss(model: nn.Module, criterion: nn.Module, rows: Rows) -> None:
+    criterion(model(rows.x), rows.y).backward()
 
 
 # What the forward pass takes and returns
@@ -870,28 +669,14 @@ def answer_in(out: Any) -> Tensor:
     return next(part for part in out if isinstance(part, Tensor))
 
 
-def structured(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(answer_in(model(rows.x)), rows.y).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def structured(model: nn.Module, rows: Rows) -> None:
+    f.mse_loss(answer_in(model(rows.x)), rows.y).backward()
 
 
-def keyword_arguments(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(model(x=rows.x), rows.y).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def keyword_arguments(model: nn.Module, rows: Rows) -> None:
+    f.mse_loss(model(x=rows.x), rows.y).backward()
 
 
 class LossItself(nn.Module):
@@ -906,16 +691,9 @@ class LossItself(nn.Module):
         return loss, loss.item()
 
 
-def loss_itself(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        model(rows.x)[0].backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def loss_itself(model: nn.Module, rows: Rows) -> None:
+    model(rows.x)[0].backward()
 
 
 class Checkpointed(nn.Module):
@@ -939,16 +717,9 @@ class Branches(nn.Module):
         return self.first(x) if first else self.second(x)
 
 
-def by_steps(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(model(rows.x, next(turns) % 2 == 0), rows.y).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def by_steps(model: nn.Module, rows: Rows) -> None:
+    f.mse_loss(model(rows.x, rows.turn % 2 == 0), rows.y).backward()
 
 
 class ByRow(nn.Module):
@@ -1002,10 +773,6 @@ def plain_and_margin() -> list[nn.Module]:
     return [plain(), Margin()]
 
 
-def double_plain() -> nn.Module:
-    return plain().double()
-
-
 # The comparison
 
 
@@ -1014,7 +781,6 @@ def compare(
     script: Callable[..., Turn],
     wrap: dict[str, Any] | None = None,
     early: bool = False,
-    dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """How far ranks are from one process.
 
@@ -1023,7 +789,6 @@ def compare(
         script: makes a turn of the loop.
         wrap: options of `session.wrap`.
         early: the optimiser is made before its model is wrapped.
-        dtype: of parameters and data.
 
     Returns:
         off: the largest difference, relative to each tensor's largest value; samples: this rank's,
@@ -1043,8 +808,8 @@ def compare(
             turn = simple(wrapped[0], optimizer) if early else script(*wrapped)
             seen, batches, samples = [], [], []
             for indices, *_ in loader:
-                rows = rows_of(data, indices.tolist(), dtype)
-                rows.empty = session.batch.empty
+                rows = rows_of(data, indices.tolist())
+                rows.empty, rows.turn = session.batch.empty, len(seen)
                 own = [] if rows.empty else indices.tolist()
                 gathered: list[Any] = [None] * dist.get_world_size()
                 dist.all_gather_object(gathered, own)
@@ -1054,8 +819,9 @@ def compare(
         finally:
             session.close()
     alone, worst = script(*twins), 0.0
-    for indices, of_ranks in zip(batches, seen, strict=True):
-        rows = rows_of(data, indices, dtype)
+    for number, (indices, of_ranks) in enumerate(zip(batches, seen, strict=True)):
+        rows = rows_of(data, indices)
+        rows.turn = number
         expected = [None if t is None else t.detach().clone() for t in alone(rows)]
         worst = max(worst, difference(of_ranks, expected))
     parameters = [p.detach() for model in wrapped for p in model.parameters()]
@@ -1090,9 +856,8 @@ def logged() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def rows_of(data: Points, indices: list[int], dtype: torch.dtype | None) -> Rows:
-    x, y = data.x[indices], data.y[indices]
-    return Rows(x.to(dtype) if dtype else x, y.to(dtype) if dtype else y, data.words[indices])
+def rows_of(data: Points, indices: list[int]) -> Rows:
+    return Rows(data.x[indices], data.y[indices], data.words[indices])
 
 
 def difference(these: Sequence[Tensor | None], those: Sequence[Tensor | None]) -> float:

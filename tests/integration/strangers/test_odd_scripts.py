@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import torch
 
 from support import odd_scripts as odd
 from support.ranks import Ranks
@@ -23,7 +22,6 @@ def ranks() -> Iterator[Ranks]:
 
 PLAIN = {
     "simple": (odd.plain, odd.simple),
-    "momentum": (odd.plain, odd.with_momentum),
     "frozen": (odd.frozen_low, odd.simple),
     "tied": (odd.Tied, odd.words_script),
     "layer_twice": (odd.Twice, odd.simple),
@@ -32,7 +30,6 @@ PLAIN = {
     "mixed": (odd.Mixed, odd.simple),
     "buffers": (odd.Counting, odd.simple),
     "weight_norm": (odd.weight_normed, odd.simple),
-    "two_passes": (odd.plain, odd.two_passes),
     "two_forwards_one_backward": (odd.plain, odd.two_forwards_one_backward),
     "two_losses_at_once": (odd.plain, odd.two_losses_at_once),
     "retained_in_no_sync": (odd.plain, odd.retained_in_no_sync),
@@ -42,11 +39,7 @@ PLAIN = {
     "put_before_backward": (odd.plain, odd.put_before_backward),
     "put_after_backward": (odd.plain, odd.put_after_backward),
     "input_gradient_penalty": (odd.plain, odd.input_gradient_penalty),
-    "accumulates": (odd.plain, odd.accumulates),
-    "accumulates_synced": (odd.plain, odd.accumulates_synced),
-    "forward_outside_no_sync": (odd.plain, odd.forward_outside_no_sync),
     "clips_norm": (odd.plain, odd.clips_norm),
-    "clips_values": (odd.plain, odd.clips_values),
     "scales": (odd.plain, odd.scales),
     "lbfgs": (odd.plain, odd.lbfgs),
     "sam": (odd.plain, odd.sam),
@@ -84,29 +77,18 @@ WITH_OPTIONS = {
     "by_steps": ([odd.Branches, odd.by_steps], {"wrap": FIND}),
     "by_row": ([odd.ByRow, odd.simple], {"wrap": FIND}),
     "find_dict": ([partial(odd.Returning, "dict"), odd.structured], {"wrap": FIND}),
-    "find_dataclass": ([partial(odd.Returning, "dataclass"), odd.structured], {"wrap": FIND}),
-    "find_accumulates": ([odd.plain, odd.accumulates], {"wrap": FIND}),
-    "find_two_passes": ([odd.plain, odd.two_passes], {"wrap": FIND}),
     "find_evaluates": ([odd.plain, odd.evaluates_in_the_loop], {"wrap": FIND}),
     "find_checkpointed": ([partial(odd.Checkpointed, False), odd.simple], {"wrap": FIND}),
-    "bucket_view": ([odd.plain, odd.simple], {"wrap": {"gradient_as_bucket_view": True}}),
-    "bucket_view_accumulates": (
-        [odd.plain, odd.accumulates],
-        {"wrap": {"gradient_as_bucket_view": True}},
-    ),
     "bucket_view_put": (
         [odd.plain, odd.penalty_before_forward],
         {"wrap": {"gradient_as_bucket_view": True}},
     ),
-    "static_graph": ([odd.plain, odd.simple], {"wrap": {"static_graph": True}}),
     "static_graph_twice": ([odd.Twice, odd.simple], {"wrap": {"static_graph": True}}),
     "static_graph_reentrant": (
         [partial(odd.Checkpointed, True), odd.simple],
         {"wrap": {"static_graph": True}},
     ),
-    "small_buckets": ([odd.Twice, odd.simple], {"wrap": {"bucket_cap_mb": 1e-5}}),
     "early_optimizer": ([odd.plain, odd.simple], {"early": True}),
-    "double": ([odd.double_plain, odd.simple], {"dtype": torch.float64}),
 }
 
 
