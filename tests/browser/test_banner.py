@@ -78,16 +78,3 @@ def test_a_held_up_run_that_coasts_says_both(
     open_run(page, web, "r")
     expect(page.locator("#verdict-title")).to_contain_text("Held up: rank 3")
     expect(page.locator("#verdict-also")).to_contain_text("Also: nobody plans since step 30")
-
-
-def test_an_ended_run_speaks_in_the_past_and_says_what_helps_the_next(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r", [1.0, 1.0, 1.0, 3.0])
-    training.train(40)
-    training.end()
-    page.goto(str(web.base_url.join("/runs/r")))
-    expect(page.locator("#verdict-title")).to_contain_text("Finished: rank 3 computed")
-    expect(page.locator("#verdict-cost")).to_contain_text("of worker time waited: ")
-    expect(page.locator("#verdict-remedy")).to_contain_text("Next time: look at its machine")
-    expect(page.locator("#chart-pinned")).to_have_text("rank 3 was waited for")

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 import sqlalchemy as sa
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from paceline.wire import Evaluation
 from paceline_backend import policies
@@ -276,43 +276,6 @@ def test_an_effect_stands_beside_its_forecast(
     expect(effect).to_contain_text(shown)
 
 
-def test_illegal_values_are_refused_at_their_field(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    opened(page, web, store, bus_url)
-    sent: list[str] = []
-    page.on("request", lambda r: sent.append(r.url) if r.method == "POST" else None)
-    open_switch_dialog(page, "dynamic-batching")
-    for parameter, given, words, legal in [
-        ("capacity", "4, x", "“x” is no number", "4 2; 1,1"),
-        ("capacity", "4, 2", "2 given, but the run has 4 ranks", "4 2; 1,1"),
-        ("capacity", "4, 2, 0, 1", "must be a number, above 0", "4 2; 1,1"),
-        ("dead_band", "2", "must be a number, at least 0, at most 1", "0.1"),
-        ("every_steps", "1.5", "must be a whole number, at least 1, at most 10,000", "7"),
-        ("every_steps", "", "must be a whole number", "7"),
-    ]:
-        field = page.locator(f"#policy-parameter-{parameter}")
-        field.fill(given)
-        confirm_switch(page)
-        problem = page.locator(f"#policy-parameter-{parameter}-problem")
-        expect(problem).to_contain_text(f"{parameter}: {words}")
-        expect(field).to_be_focused()
-        expect(field).to_have_attribute("aria-invalid", "true")
-        field.fill(legal)
-        expect(problem).to_be_hidden()
-        assert sent == []
-    page.locator("#policy-parameter-dead_band").press("Enter")
-    expect(page.locator("#switch-dialog")).to_be_hidden()
-    [made] = switches.rows(store, "r")
-    kept = made["parameters"]
-    assert [kept[name] for name in ("capacity", "dead_band", "every_steps")] == [
-        [4, 2, 1, 1],
-        0.1,
-        7,
-    ]
-    assert len(sent) == 1
-
-
 def test_what_the_server_refuses_is_said_at_the_field(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
@@ -444,39 +407,6 @@ def test_auto_may_be_allowed_relaxed_presets(
     assert not web.get(path).json()["relaxed"]
     training.end()
     expect(relaxed).to_be_disabled()
-
-
-def test_choices_for_auto_hold_in_their_order(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    """What is chosen while an earlier choice is on its way is sent after that, not beside it."""
-    opened(page, web, store, bus_url)
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        if route.request.method == "PUT" and not held:
-            held.append(route)
-        else:
-            route.continue_()
-
-    page.route("**/auto", hold)
-    sent: list[dict[str, object]] = []
-    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "PUT" else None)
-    with page.expect_request(lambda request: request.method == "PUT"):
-        page.select_option("#auto-mode", "recommend")
-    page.check("#auto-relaxed")
-    page.uncheck("#auto-relaxed")
-    page.select_option("#auto-mode", "switch")
-    page.check("#auto-relaxed")
-    with page.expect_response(lambda answer: '"switch"' in (answer.request.post_data or "")):
-        held[0].continue_()
-    assert [(body["mode"], body["relaxed"]) for body in sent] == [
-        ("recommend", False),
-        ("switch", True),
-    ]
-    auto = web.get("/api/v1/runs/r/auto").json()
-    assert (auto["mode"], auto["relaxed"]) == ("switch", True)
-    expect(page.locator("#auto-relaxed")).to_be_checked()
 
 
 def test_what_auto_is_refused_is_said_and_taken_back(

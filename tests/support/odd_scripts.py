@@ -127,9 +127,7 @@ def frozen_low() -> nn.Module:
     return model
 
 
-def simple(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any
-) -> Turn:
+def simple(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Turn:
     optimizer = optimizer or sgd(model)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 from paceline.wire import NodeCheck, State
 from support import groups
 from support.reported import FINE, Plane
