@@ -51,6 +51,8 @@ for _ in session.epochs(1):
 session.close()
 dist.destroy_process_group()
 """
+
+
 def start(stack: Stack, folder: Path, text: str) -> str:
     """A run of two ranks that has come to where it hangs."""
     script = folder / "train.py"
