@@ -146,7 +146,6 @@ LONG = (
     "integration/node/test_agent.py::test_leaves_in_order_when_the_provider_takes_the_machine_back",
     "integration/node/test_agent.py::test_runs_side_by_side_one_killed",
     "integration/node/test_launcher.py::test_a_driver_is_started_once_and_is_no_rank",
-    "integration/node/test_launcher.py::test_exit_code_is_the_scripts",
     "integration/node/test_launcher.py::test_first_to_raise_is_to_blame_even_if_last_to_exit",
     "integration/node/test_launcher.py::test_killed_rank_is_named_and_ends_the_others",
     "integration/node/test_launcher.py::test_rank_that_raises_is_named_and_ends_the_others",

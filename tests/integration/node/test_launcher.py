@@ -281,14 +281,6 @@ def test_an_attempt_is_told_that_was_over_before_anybody_looked(train: Train) ->
     assert (supervisor.last.state, supervisor.last.attempt) == ("finished", 1)
 
 
-def test_exit_code_is_the_scripts(train: Train) -> None:
-    supervisor = train("import os, sys; sys.exit(7 * int(os.environ['RANK']))", 2)
-    finish(supervisor)
-    assert failure(supervisor).startswith("rank 1 ended with code 7; log: ")
-    assert supervisor.last is not None
-    assert supervisor.last.exit_code == 7
-
-
 @pytest.mark.ranks
 def test_nothing_outlives_the_launcher(train: Train) -> None:
     supervisor = train(SLEEP, 2)
