@@ -33,15 +33,7 @@ def train(
     state: dict[str, Any] | None = None,
     save_at: int | None = None,
 ) -> Seen:
-    """A loop whose loss is a mean over size units, as over tokens.
-
-    Args:
-        count: N; sizes are 1, 2, 3, 1, 2, 3, …
-        epochs: to train.
-        options: of the session.
-        state: to resume from.
-        save_at: step after which to take the state and leave.
-    """
+    """A loop whose loss is a mean over size units, as over tokens."""
     seen, sizes = Seen(), torch.tensor(Sized(count).sizes)
     with session(count, options) as run:
         if state is not None:

@@ -61,13 +61,7 @@ def random_chain(known: Sequence[str], switches: int, seed: int) -> list[str]:
 
 
 def run_chain(stack: Stack, names: list[str], directory: Path, steps: int = STEPS) -> Chained:
-    """Trains on four emulated ranks under one policy after the other.
-
-    Args:
-        stack: the server that it runs on.
-        names: of the policies.
-        directory: for the script's files.
-    """
+    """Trains on four emulated ranks under one policy after the other."""
     run = _start(stack, names[0], directory)
     wait_for_plan(stack, run)
     wait_for_step(stack, run, steps)

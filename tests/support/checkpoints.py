@@ -54,17 +54,7 @@ def train(
     count: int = 24,
     first: Synchronisation = ALLREDUCE,
 ) -> Log:
-    """Trains N samples in steps of 4, in segments of four steps, with checkpoints.
-
-    Args:
-        directory: of the checkpoints.
-        epochs: to train.
-        often: of `Session.checkpoint`.
-        chain: the segments' synchronisers, after the first segment; None: all-reduce.
-        accumulate: steps until the optimiser steps.
-        count: N.
-        first: the first segment's synchroniser.
-    """
+    """Trains N samples in steps of 4, in segments of four steps, with checkpoints."""
     log = Log()
     torch.manual_seed(0)
     save, step = Saver.save, Outer.step

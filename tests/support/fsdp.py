@@ -248,16 +248,7 @@ def train(
     batchnorm: str | None = None,
     count: int = 96,
 ) -> Log:
-    """A training loop over a sharded model, and the same steps in one process on each rank.
-
-    Args:
-        plans: what plans it.
-        epochs: to train.
-        how: see `Sharding`.
-        clip: the largest norm of gradients; None: they are not clipped.
-        batchnorm: the network has such a layer, and how it is wrapped.
-        count: N.
-    """
+    """A training loop over a sharded model, and the same steps in one process on each rank."""
     log = Log()
     with (
         plans() as seen,
@@ -435,13 +426,7 @@ def closed() -> tuple[bool, list[int]]:
 
 
 def save_and_go_on(directory: str, epochs: int, how: Sharding | None) -> tuple[Tensor, Tensor, int]:
-    """Trains with checkpoints: parameters at the start and in the end, and the first step.
-
-    Args:
-        directory: of the checkpoints.
-        epochs: to train.
-        how: see `Sharding`; None: the model is not sharded.
-    """
+    """Trains with checkpoints: parameters at the start and in the end, and the first step."""
     with contextlib.closing(paceline.Session(Numbered(24), global_batch=4)) as run:
         loader = run.loader()
         model = run.wrap(network() if how is None else sharded(network(), how))

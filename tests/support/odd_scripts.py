@@ -782,12 +782,6 @@ def compare(
 ) -> dict[str, Any]:
     """How far ranks are from one process.
 
-    Args:
-        build: makes the models.
-        script: makes a turn of the loop.
-        wrap: options of `session.wrap`.
-        early: the optimiser is made before its model is wrapped.
-
     Returns:
         off: the largest difference, relative to each tensor's largest value; samples: this rank's,
         by step; warnings: what Paceline logged.

@@ -342,13 +342,7 @@ class _Ones(torch.utils.data.Dataset[Tensor]):
 
 
 def counted(what: Synchronisation, slow_s: float, segment: int) -> dict[str, Any]:
-    """Three epochs whose gradients are all 1, so that the parameter counts the steps applied.
-
-    Args:
-        what: the synchroniser after the first segment.
-        slow_s: how much longer a step takes the last rank.
-        segment: steps of a segment.
-    """
+    """Three epochs whose gradients are all 1, so that the parameter counts the steps applied."""
     dropped = turns = 0
     with planned([what], steps=segment):
         session = paceline.Session(_Ones(), global_batch=BATCH, seed=3, uneven_steps=True)

@@ -54,12 +54,7 @@ def network(batchnorm: bool = False) -> Network:
 
 
 def mesh_of(groups: int | None = None, *, replicas: bool = False) -> tuple[Any, Any]:
-    """The data-parallel and the tensor-parallel part of a mesh of all ranks.
-
-    Args:
-        groups: how many; None: as many as there are of two ranks each.
-        replicas: each group has all of its model, in place of a part.
-    """
+    """The data-parallel and the tensor-parallel part of a mesh of all ranks."""
     from torch.distributed.device_mesh import init_device_mesh  # import takes a second
 
     groups = groups or dist.get_world_size() // TP
@@ -73,13 +68,7 @@ def mesh_of(groups: int | None = None, *, replicas: bool = False) -> tuple[Any, 
 
 
 def split(model: nn.Module, tp: Any, *, sequence: bool = False) -> nn.Module:
-    """Splits a `Network` over the ranks of a group.
-
-    Args:
-        model: to split.
-        tp: the mesh.
-        sequence: a norm computes a part of the batch on each rank, so gradients are partial sums.
-    """
+    """Splits a `Network` over the ranks of a group."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import parallel as p
 
@@ -180,13 +169,7 @@ def train(
 
 
 def save_and_go_on(directory: str, epochs: int, *, splits: bool = True) -> tuple[Tensor, Tensor]:
-    """Trains with checkpoints: parameters at the start and in the end.
-
-    Args:
-        directory: of the checkpoints.
-        epochs: to train.
-        splits: the model, over the ranks of groups; else each rank has all of it.
-    """
+    """Trains with checkpoints: parameters at the start and in the end."""
     dp, tp = mesh_of() if splits else (None, None)
     with contextlib.closing(paceline.Session(Numbered(24), global_batch=4, mesh=dp)) as run:
         loader = run.loader()

@@ -39,11 +39,7 @@ def presets() -> list[str]:
 
 
 def segments(scenario: Plain) -> Iterator[Plain]:
-    """Simulates a scenario in virtual time; each of its segments as plain values.
-
-    Args:
-        scenario: the fields of a scenario file.
-    """
+    """Simulates a scenario in virtual time; each of its segments as plain values."""
     simulation = Simulation.of(Scenario.of(scenario))
     while not simulation.finished:
         yield described(simulation.advance())
@@ -53,9 +49,6 @@ def described(trained: Any) -> Plain:
     """A trained segment as plain values: what was planned, and how long it took.
 
     Times are virtual, in seconds. Lists are [step][rank], but for `rounds`.
-
-    Args:
-        trained: what `Simulation.advance` returns.
     """
     segment = trained.segment
     return {
