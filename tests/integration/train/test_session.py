@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,13 +24,7 @@ from support.sessions import Log, Numbered, Sized, network
 from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(3)
-    yield pool
-    pool.stop()
+WORLD = 3
 
 
 def by_step(logs: list[Log]) -> dict[tuple[int, int], list[list[int]]]:

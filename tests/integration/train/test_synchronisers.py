@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +63,6 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "shared, schedule": {"uneven": True, "slow": {0: 0.01}, "schedule": True},
     "shared, scaler": {"uneven": True, "slow": {1: 0.01}, "scaler": True},
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(WORLD)
-    yield pool
-    pool.stop()
 
 
 def flat(replica: list[object]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
