@@ -14,22 +14,7 @@ from paceline_backend import policies
 from paceline_backend.policies.base import Feedback, Floats, Models
 from paceline_backend.policies.presets.dynamic_batching import DynamicAllocator, proportional
 from support.cluster import Cluster
-from support.simulated import simulate
-
-
-def feedback_of(times: list[list[float]], samples: list[int], first: int = 0) -> Feedback:
-    """Feedback of steps with such compute times, [steps][W]."""
-    steps, world = np.shape(times)
-    n = np.tile(samples, steps)
-    return Feedback(
-        step=np.repeat(np.arange(first, first + steps), world),
-        rank=np.tile(np.arange(world), steps),
-        samples=n,
-        load=n.astype(float),
-        compute_s=np.array(times).ravel(),
-        squares=n.astype(float),
-        longest=np.ones(len(n)),
-    )
+from support.simulated import feedback_of, simulate
 
 
 class Loop:

@@ -14,7 +14,7 @@ from paceline_backend import policies
 from paceline_backend.policies.base import Feedback, Floats, Models
 from paceline_backend.policies.presets.lbb import Cubic, LbbAllocator, Line, fit_profile, powers
 from support.cluster import Cluster
-from support.simulated import simulate
+from support.simulated import feedback_of, simulate
 
 # Table 2, ms: four GPUs, ResNet-18, B = 512; and the lines through its two points of each.
 EQUAL_S = np.array([81.81, 81.49, 85.39, 392.92]) / 1e3
@@ -27,21 +27,6 @@ PROFILES = [
     [(2**p, float(slope * 2**p + fixed)) for p in range(1, 9)]
     for slope, fixed in zip(SLOPE, FIXED, strict=True)
 ]
-
-
-def feedback_of(times: list[Floats], samples: Any, first: int = 0) -> Feedback:
-    """Feedback of steps with such compute times, [steps][W]."""
-    steps, world = np.shape(times)
-    n = np.tile(samples, steps)
-    return Feedback(
-        step=np.repeat(np.arange(first, first + steps), world),
-        rank=np.tile(np.arange(world), steps),
-        samples=n,
-        load=n.astype(float),
-        compute_s=np.where(n > 0, np.array(times).ravel(), 0.0),
-        squares=n.astype(float),
-        longest=np.ones(len(n)),
-    )
 
 
 class Loop:
