@@ -11,7 +11,6 @@ from paceline_backend import policies
 from paceline_backend.policies import Models, Problem
 from paceline_backend.policies.presets.chronica import (
     ChronicaShuffler,
-    LevelledScheduler,
     PaperScheduler,
     compensate,
 )
@@ -169,27 +168,6 @@ def test_a_worker_too_slow_for_any_sample_stays_known() -> None:
         training.run(policy)
     assert training.loads[-1][7] == 0
     assert training.over_fluid(learned) < 1.15  # 32/7 samples, rounded up, each; 1.34 if forgotten
-
-
-def test_workers_keep_what_they_hold_while_it_lasts() -> None:
-    training = Cluster(plaid_like(), SPEEDS, OVERHEAD, 64)
-    policy = policies.make("chronica")
-    for _ in range(3):
-        training.run_epoch(policy)
-    before = training.moved
-    training.run_epoch(policy)
-    assert training.moved - before < 0.08 * 860
-
-
-@pytest.mark.parametrize("scheduler", [LevelledScheduler(), PaperScheduler()])
-def test_who_holds_nothing_takes_from_whoever_has_most_left(
-    scheduler: LevelledScheduler | PaperScheduler,
-) -> None:
-    case = problem([[], [100.0] * 3, [100.0] * 9], batch=4)
-    (step,) = scheduler.schedule(case, Models.unknown(3)).parts
-    taken = step[0]
-    assert len(taken) >= 1
-    assert (case.placement[taken] == 2).all()
 
 
 def test_levelled_shuffling_balances_at_once_and_moves_little() -> None:

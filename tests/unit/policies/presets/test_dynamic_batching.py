@@ -59,23 +59,6 @@ def test_times_are_smoothed_and_begin_anew_after_a_change() -> None:
     assert loop.memory["mean_s"] == [4.0, 4.0]
 
 
-def test_steps_of_earlier_counts_are_not_looked_at_after_a_change() -> None:
-    """What was on its way while the counts changed: a planner sees steps late."""
-    loop = Loop(2, 100, DynamicAllocator(every_steps=1))
-    loop.training.step = 3
-    assert loop(feedback_of([[1.0, 3.0]], [50, 50])) == [75, 25]
-    assert loop(feedback_of([[9.0, 1.0]] * 2, [50, 50], first=1)) == [75, 25]
-    assert loop.memory["steps"] == 0
-
-
-def test_times_of_other_counts_are_put_in_proportion() -> None:
-    """An epoch's last step, or coasted ones."""
-    loop = Loop(2, 100, DynamicAllocator(every_steps=1))
-    loop.training.step = 1
-    assert loop(feedback_of([[0.2, 0.6]], [20, 60])) == [50, 50]
-    assert loop.memory["mean_s"] == [0.5, 0.5]
-
-
 def test_dead_band() -> None:
     """Nothing below 5 %; then all change, also those by less."""
     loop = Loop(3, 300, DynamicAllocator(every_steps=1))
@@ -140,15 +123,6 @@ def test_follows_a_change_of_speed_and_a_cost_per_step() -> None:
     assert ran.effect(52, 60) < 0.03
     assert ran.effect(60, 63) > 1
     assert ran.effect(-10, -1) < 0.2  # one of the slow rank's few samples is 8 % of its step
-
-
-def test_typical_samples_decide_and_not_those_that_a_rank_happened_to_get() -> None:
-    """Rank 0 got samples twice as long in the last step; measured, it would lose some."""
-    models = Models(np.ones(2), np.zeros(2), np.zeros(2))
-    for times, expected in (("typical", [50, 50]), ("measured", [33, 67])):
-        loop = Loop(2, 100, DynamicAllocator(every_steps=1, times=times))
-        loop.models = models
-        assert loop.trained([[100.0, 50.0]]) == expected
 
 
 @pytest.mark.parametrize(("slower", "bounded"), [(1.0, False), (1.2, True)])

@@ -156,30 +156,6 @@ def test_after_a_rapid_tuning_there_is_only_fine_tuning_for_a_while() -> None:
     assert loop.run() == [140, 420, 140]
 
 
-def test_steps_of_earlier_counts_are_not_looked_at() -> None:
-    """What was on its way while the counts changed: a planner sees steps late."""
-    loop = Loop(LbbAllocator(window_steps=0), line(1.0, 3.0), 100)
-    loop.training.step = 3
-    assert loop.call(feedback_of([np.array([50.0, 150.0])], [50, 50])) == [75, 25]
-    assert loop.call(feedback_of([np.array([50.0, 50.0])] * 2, [50, 50], first=1)) == [75, 25]
-
-
-def test_other_counts_than_those_in_force_are_put_in_proportion() -> None:
-    """An epoch's last step, or coasted ones."""
-    loop = Loop(LbbAllocator(), line(1.0, 1.0), 100)
-    loop.training.step += 1
-    assert loop.call(feedback_of([np.array([10.0, 30.0])], [10, 30])) == [50, 50]
-
-
-def test_goes_on_from_what_ran_before() -> None:
-    training = Cluster(np.ones(3_000), np.array([1e-3, 1e-3, 4e-3]), np.zeros(3), 90)
-    for _ in range(6):
-        training.run(policies.make("dynamic-batching"))
-    policy = policies.make("lbb")
-    counts = training.run(policy).batches.counts[0]
-    assert counts == pytest.approx([40, 40, 10], abs=4)
-
-
 def test_a_worker_left_out_is_tried_again() -> None:
     allocator = LbbAllocator(retry_steps=20, window_steps=2)
     slow, recovered = line(1.0, 1.0, 99.0), line(1.0, 1.0, 1.0)
@@ -217,13 +193,3 @@ def test_follows_disturbances() -> None:
         160,
     )
     assert ran.step_s.sum() < 0.95 * still.step_s.sum()
-
-
-def test_typical_samples_decide_and_not_those_that_a_rank_happened_to_get() -> None:
-    """Rank 0 got samples twice as long in the last step; measured, it would lose some."""
-    models = Models(np.ones(2), np.zeros(2), np.zeros(2))
-    for times, expected in (("typical", [50, 50]), ("measured", [33, 67])):
-        loop = Loop(LbbAllocator(times=times), line(1.0, 1.0), 100)
-        loop.models = models
-        loop.training.step = 1
-        assert loop.call(feedback_of([np.array([100.0, 50.0])], [50, 50])) == expected

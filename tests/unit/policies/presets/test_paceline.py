@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -185,13 +184,6 @@ def test_steps_are_composed_anew_once_speeds_are_known() -> None:
     shuffled = [simulation.advance().segment.shuffled for _ in range(8)]
     assert shuffled[0]
     assert sum(shuffled[1:]) == 1
-
-
-@pytest.mark.parametrize("mode", ["exact", "free"])
-def test_parameters_are_those_of_the_schema(mode: str) -> None:
-    made: Any = policies.make("paceline", {"mode": mode})
-    assert made.scheduler.free is (mode == "free")
-    assert made.recomposes is (mode == "free")
 
 
 @pytest.mark.parametrize("padded", [False, True])
