@@ -29,7 +29,6 @@ pytestmark = pytest.mark.browser
 
 
 def opened(page: Page, web: httpx.Client, store: Store, bus_url: str) -> Training:
-    """The page of a run of 40 steps under bsp."""
     training = Training(store, bus_url, "r")
     training.train(40)
     keep_forecast(store, "r", decided=False)

@@ -14,8 +14,6 @@ from support.sessions import Sized, network, parameters, session
 
 @dataclass
 class Seen:
-    """What one rank saw."""
-
     steps: list[tuple[int, int, list[int]]] = field(default_factory=list)  # epoch, step, samples
     weights: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)  # len(loader), in each step

@@ -33,8 +33,6 @@ EMULATE = {"a_s": [5e-6, 5e-6, 7.5e-6, 1.5e-5], "b_s": [0.005] * 4, "serial": 0.
 
 @dataclass(frozen=True)
 class Chained:
-    """What a run did."""
-
     policies: list[str]  # as switched
     effective_steps: list[int]  # the first step of each
     planned: dict[str, int]  # by each: a controller's segments

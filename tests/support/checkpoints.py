@@ -24,8 +24,6 @@ from support.sessions import Numbered, network, parameters
 
 @dataclass
 class Log:
-    """What a rank saw."""
-
     steps: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     after: dict[int, Tensor] = field(default_factory=dict)  # step → parameters in the next step
@@ -37,8 +35,6 @@ class Log:
 
 @dataclass
 class OuterStep:
-    """A step of the outer optimiser."""
-
     step: int  # in which the rank was
     part: int
     mean: Tensor

@@ -69,7 +69,6 @@ class DrawnRun:
                 self.reports.append(replay(self.store, self.id))
 
     def happens(self, chance: float) -> bool:
-        """Draws."""
         return bool(self.rng.random() < chance)
 
 

@@ -71,8 +71,6 @@ def planned(
 
 @dataclass
 class Script:
-    """What the training does besides the usual."""
-
     optimiser: str = "SGD"
     optimisers: int = 1
     declare: str = ""  # to session.optimizer: nothing, "optimiser", or "both": the scaler, too

@@ -93,8 +93,6 @@ def made(dp: Any, tp: Any, *, batchnorm: bool = False, sequence: bool = False) -
 
 @dataclass
 class Log:
-    """What a rank saw of a training beside the same training in one process."""
-
     errors: list[float] = field(default_factory=list)  # of gradients, by step
     parts: list[list[int]] = field(default_factory=list)  # this rank's samples, by step
     every: list[int] = field(default_factory=list)  # all groups' samples, each once

@@ -67,7 +67,6 @@ def running(supervisor: Supervisor, nproc: int, attempt: int = 0) -> dict[int, p
 
 
 def processes(supervisor: Supervisor) -> list[psutil.Process]:
-    """Launcher and ranks."""
     mark = str(supervisor.directory.parents[1])
     return [p for p in family(os.getpid()) if any(a.startswith(mark) for a in command(p))]
 

@@ -87,7 +87,6 @@ Change = tuple[str, str]  # a part of the script, and what stands in its place
 
 
 def examined(folder: Path, *changes: Change) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code and findings of the changed script."""
     text = SCRIPT
     for part, other in changes:
         assert part in text, part

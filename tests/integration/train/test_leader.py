@@ -75,7 +75,6 @@ class Run:
             until(lambda: self.proposals.heard > before)
 
     def epoch(self, number: int = 0) -> Iterator[list[Step]]:
-        """The steps of both ranks."""
         return zip(*[follower.steps(number) for follower in self.ranks], strict=True)
 
     def close(self) -> None:
@@ -92,7 +91,6 @@ def run(bus_url: str) -> Iterator[Run]:
 
 
 def segment(assignments: list[list[list[int]]], **changes: Any) -> Segment:
-    """A controller's segment that begins the run."""
     counts, indices = wire.pack_indices([[np.array(p) for p in row] for row in assignments])
     made = Segment(0, 0, 0, counts, indices, "chronica", 3, "controller", False)
     return msgspec.structs.replace(made, **changes)

@@ -34,7 +34,6 @@ _FORECAST_STEPS = 64  # newest steps of a run that a recorded forecast rests on
 
 
 def presets() -> list[str]:
-    """The names of all registered presets."""
     return policies.names()
 
 
@@ -131,7 +130,6 @@ async def _got(client: httpx.AsyncClient, path: str) -> httpx.Response:
 
 
 def replayed(database: Path, run: str) -> Plain:
-    """Plans a recorded run again; the report as plain values."""
     with Store.open(_url(database)) as store:
         return asdict(replay(store, run))
 
