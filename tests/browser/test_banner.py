@@ -50,31 +50,3 @@ def test_a_hung_run_says_whom_all_wait_for_what_that_costs_and_what_to_do(
         assert "bad" in (page.locator(f"#kpi-{tile}-tile").get_attribute("class") or "")
     page.get_by_role("link", name="Stacks of rank 2").click()
     expect(page.locator("#stacks-card")).to_be_visible()
-
-
-def test_a_coasting_run_says_that_nobody_plans(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r", EVEN)
-    training.train(30)
-    training.train(10, source="coast")
-    open_run(page, web, "r")
-    wait_for_chart(page, "se", 39)
-    title = page.locator("#verdict-title")
-    expect(title).to_contain_text("Coasting: nobody plans since step 30")
-    expect(page.locator("#verdict-cost")).to_contain_text("shares no longer follow")
-    expect(page.locator("#verdict-remedy")).to_contain_text("/readyz")
-    training.train(4)
-    expect(title).not_to_contain_text("Coasting")
-    expect(page.locator("#verdict-remedy")).to_be_hidden()
-
-
-def test_a_held_up_run_that_coasts_says_both(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r", [1.0, 1.0, 1.0, 3.0])
-    training.train(30)
-    training.train(10, source="coast")
-    open_run(page, web, "r")
-    expect(page.locator("#verdict-title")).to_contain_text("Held up: rank 3")
-    expect(page.locator("#verdict-also")).to_contain_text("Also: nobody plans since step 30")

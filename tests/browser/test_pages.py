@@ -10,12 +10,10 @@ from playwright.sync_api import Page, expect
 
 from paceline.wire import NodeState, StopTraining, control, decode
 from paceline.wire.bus import connect
-from paceline_backend.store import Store, nodes, switches, telemetry
+from paceline_backend.store import Store, nodes, telemetry
 from support.pages import (
-    confirm_switch,
     layout_of,
     open_run,
-    open_switch_dialog,
     wait_for_chart,
 )
 from support.training import Training
@@ -169,37 +167,6 @@ def test_a_failed_run_shows_the_end_of_its_log(
     expect(log).to_be_visible()
     assert log.evaluate("pre => pre.textContent") == "\n".join(lines)
     assert log.evaluate("pre => getComputedStyle(pre).whiteSpace").startswith("pre")
-
-
-def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
-    training = Training(store, bus_url, "r")
-    training.train(30)
-    open_run(page, web, "r")
-    wait_for_chart(page, "se", 29)
-    open_switch_dialog(page)
-    expect(page.locator("#policy-preset-bsp")).to_be_checked()
-    page.check("#policy-preset-chronica")
-    dialog = page.locator("#switch-dialog")
-    expect(page.locator("#switch-confirm")).to_have_text("Switch to chronica")
-    expect(dialog).to_contain_text("the switch waits until one does")
-    page.keyboard.press("Escape")
-    expect(dialog).to_be_hidden()
-    assert switches.rows(store, "r") == []
-    open_switch_dialog(page, "chronica")
-    confirm_switch(page)
-    status = page.locator("#switch-status")
-    expect(status).to_contain_text("takes effect with the next segment")
-    [made] = switches.rows(store, "r")
-    assert (made["policy"], made["version"]) == ("chronica", 1)
-    assert made["parameters"]["window"] > 0
-    training.adopt(1, "chronica")
-    training.train(24)
-    expect(status).to_contain_text("took effect at step 30 (after ")
-    expect(status).to_contain_text("Its effect is not known yet: it needs 20 steps to learn")
-    training.train(16)
-    expect(status).to_contain_text("less time for the same load")
-    expect(page.locator("#run-policy")).to_have_text("chronica")
-    expect(page.locator("#policy-current")).to_have_text("chronica")
 
 
 def test_lost_connection_is_shown_and_mended(

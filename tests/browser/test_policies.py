@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 
 import httpx
 import pytest
 import sqlalchemy as sa
 from playwright.sync_api import Page, expect
 
-from paceline.wire import Evaluation
 from paceline_backend import policies
 from paceline_backend.store import Store, runs, switches
 from paceline_backend.store import schema as tables
@@ -131,37 +129,6 @@ def test_a_changed_training_wants_a_tick(
     assert [row["policy"] for row in switches.rows(store, "r")] == ["rna"]
     open_switch_dialog(page, "ad-psgd")
     expect(accept).not_to_be_checked()  # each time anew
-
-
-def test_options_are_in_groups_with_their_forecasts(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = opened(page, web, store, bus_url)
-    training.report(Evaluation(0, 0, 39, 2, 2_560, time.time(), None, {"accuracy": 0.75}))
-    page.reload()
-    open_switch_dialog(page)
-    expect(page.locator("#switch-forecast")).to_contain_text("from 40 steps up to step 39")
-    expect(page.locator(".group.training > p")).to_contain_text("accuracy 0.75.")
-    heads = page.locator("#policy-presets .group-head h3")
-    expect(heads).to_have_text(
-        ["Training identical", "Batches composed differently", "Training changed"]
-    )
-    first = page.locator(".group.batches .preset").first
-    expect(first).to_contain_text("chronica (window 32)")
-    expect(first).to_contain_text("recommended")
-    expect(first.locator(".option-figure")).to_have_text("−50 % ± 10")
-    boa = page.locator(".preset", has=page.locator("#policy-preset-boa"))
-    expect(boa.locator(".option-figure")).to_have_text("+25 % ± 5")
-    expect(page.locator("#switch-left-out")).to_contain_text("ep4ddl: threads are not recorded")
-    page.check("#policy-preset-chronica-window-32")
-    expect(page.locator("#policy-parameter-window")).to_have_value("32")
-    expect(page.locator("#switch-figures")).to_contain_text("−50 % ± 10")
-    page.fill("#policy-parameter-window", "16")
-    page.locator("#policy-parameter-window").blur()
-    expect(page.locator("#switch-figures")).to_have_text("No forecast for these parameters.")
-    page.keyboard.press("Escape")
-    open_switch_dialog(page)
-    expect(page.locator("#policy-preset-chronica-window-32")).to_be_checked()
 
 
 def test_the_keyboard_alone_switches(
@@ -348,16 +315,6 @@ def test_what_others_would_save_and_switching_to_one(
     expect(page.locator("#whatif-old")).to_be_visible()
     [made] = switches.rows(store, "r")
     assert (made["policy"], made["parameters"]["window"]) == ("chronica", 32)
-
-
-def test_a_run_of_which_nothing_can_be_said(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    opened(page, web, store, bus_url)
-    page.route("**/whatif?*", lambda route: route.fulfill(status=503, json={"detail": "try again"}))
-    page.click("#whatif-ask")
-    expect(page.locator("#whatif-problem")).to_have_text("try again")
-    expect(page.locator("#whatif-words")).to_have_text("")
 
 
 def test_auto_is_set_and_tells_what_it_decided(

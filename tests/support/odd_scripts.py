@@ -33,19 +33,18 @@ BATCH = 8
 
 
 class Points(torch.utils.data.Dataset[Any]):
-    """Each sample: its index, numbers, what they make, and a few words' numbers."""
+    """Each sample: its index, numbers, and what they make."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
         random = torch.Generator().manual_seed(7)
         self.x = torch.randn(samples, WIDTH, generator=random)
         self.y = torch.randn(samples, 1, generator=random)
-        self.words = torch.randint(0, 6, (samples, 3), generator=random)
 
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor, Tensor]:
-        return index, self.x[index], self.y[index], self.words[index]
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
+        return index, self.x[index], self.y[index]
 
 
 @dataclass
@@ -54,7 +53,6 @@ class Rows:
 
     x: Tensor
     y: Tensor
-    words: Tensor
     empty: bool = False
     turn: int = 0
 
@@ -159,22 +157,6 @@ def freezes_by_turns(model: nn.Module, rows: Rows) -> None:
     loss_of(model, rows).backward()
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(6, WIDTH)
-        self.answer = nn.Linear(WIDTH, 6, bias=False)
-        self.answer.weight = self.words.weight
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.answer(self.words(words).mean(1))
-
-
-@stepping
-def words_script(model: nn.Module, rows: Rows) -> None:
-    f.cross_entropy(model(rows.words), rows.words[:, 0]).backward()
-
-
 class Twice(nn.Module):
     """One layer that is passed twice."""
 
@@ -185,19 +167,6 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.answer(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
-
-
-class Scalars(nn.Module):
-    """Parameters without dimensions, and one whose memory is not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(0.7))
-        self.matrix = nn.Parameter(torch.randn(5, WIDTH).t())
-        self.answers = nn.ParameterList([nn.Parameter(torch.randn(5, 1))])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * torch.tanh(x @ self.matrix) @ self.answers[0]
 
 
 class Complex(nn.Module):
@@ -233,12 +202,6 @@ class Counting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return self.inner(x) / self.calls
-
-
-def weight_normed() -> nn.Module:
-    return nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 5)), nn.Tanh(), nn.Linear(5, 1)
-    )
 
 
 # Backward passes
@@ -337,33 +300,6 @@ def backward_of_some(model: nn.Module, rows: Rows) -> None:
     loss_of(model, rows).backward(inputs=list(bare(model).high.parameters()))
 
 
-def clips_norm(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        yield nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def scales(model: nn.Module) -> Turn:
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=64.0)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, rows)).backward()
-        scaler.unscale_(optimizer)
-        yield from grads(model)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return turn
-
-
 def lbfgs(model: nn.Module) -> Turn:
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
 
@@ -388,26 +324,6 @@ def mean_over_ranks(value: Tensor, rows: Rows) -> Tensor:
     both = torch.stack([value * n, n])
     dist.all_reduce(both)
     return both[0] / both[1]
-
-
-def sam(model: nn.Module) -> Turn:
-    """Sharpness-aware minimisation: the gradient at a point uphill."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        with torch.no_grad():
-            moves = [0.05 * p.grad for p in model.parameters()]  # type: ignore[operator]
-            torch._foreach_add_(list(model.parameters()), moves)
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        with torch.no_grad():
-            torch._foreach_sub_(list(model.parameters()), moves)
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
 
 
 # Hooks
@@ -446,12 +362,6 @@ def steps_in_backward(model: nn.Module) -> Turn:
         yield from (parameter.detach() for parameter in model.parameters())
 
     return turn
-
-
-def module_hooks(model: nn.Module) -> Turn:
-    bare(model)[0].register_forward_hook(lambda module, args, out: 2 * out)  # type: ignore[index]
-    bare(model)[0].register_full_backward_hook(lambda module, gi, go: None)  # type: ignore[index]
-    return simple(model)
 
 
 # Evaluation and others' passes within the loop
@@ -499,26 +409,12 @@ def passes_by(model: nn.Module, rows: Rows) -> None:
     f.mse_loss(bare(model)(rows.x), rows.y).backward()
 
 
-def averages(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-    average = torch.optim.swa_utils.AveragedModel(bare(model))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        optimizer.step()
-        average.update_parameters(bare(model))
-        yield from (parameter.detach() for parameter in average.parameters())
-
-    return turn
-
-
 def leaves_out_steps(model: nn.Module) -> Turn:
     """All ranks leave out the second step, before their forward pass."""
-    optimizer, turns = sgd(model), iter(range(100))
+    optimizer = sgd(model)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:
-        if next(turns) == 1:
+        if rows.turn == 1:
             return
         optimizer.zero_grad()
         loss_of(model, rows).backward()
@@ -530,11 +426,11 @@ def leaves_out_steps(model: nn.Module) -> Turn:
 
 def forward_without_backward(model: nn.Module) -> Turn:
     """All ranks drop the second step's loss after the forward pass."""
-    optimizer, turns = sgd(model), iter(range(100))
+    optimizer = sgd(model)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:
         loss = loss_of(model, rows)
-        if next(turns) == 1:
+        if rows.turn == 1:
             return
         optimizer.zero_grad()
         loss.backward()
@@ -553,7 +449,7 @@ def filler_is_nan(model: nn.Module, rows: Rows) -> None:
 # Several models
 
 
-def gan(generator: nn.Module, discriminator: nn.Module, freeze: bool = True) -> Turn:
+def gan(generator: nn.Module, discriminator: nn.Module) -> Turn:
     generating, discriminating = sgd(generator), sgd(discriminator)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:
@@ -565,34 +461,9 @@ def gan(generator: nn.Module, discriminator: nn.Module, freeze: bool = True) -> 
         yield from grads(discriminator)
         discriminating.step()
         generating.zero_grad()
-        if freeze:
-            discriminator.requires_grad_(False)
+        discriminator.requires_grad_(False)
         f.softplus(-discriminator(made)).mean().backward()
-        if freeze:
-            discriminator.requires_grad_(True)
-        yield from grads(generator)
-        generating.step()
-
-    return turn
-
-
-def gan_without_freezing(generator: nn.Module, discriminator: nn.Module) -> Turn:
-    return gan(generator, discriminator, freeze=False)
-
-
-def gan_two_passes(generator: nn.Module, discriminator: nn.Module) -> Turn:
-    """The discriminator's two losses have a backward pass each."""
-    generating, discriminating = sgd(generator), sgd(discriminator)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        discriminating.zero_grad()
-        f.softplus(-discriminator(rows.x)).mean().backward()
-        made = generator(rows.x)
-        f.softplus(discriminator(made.detach())).mean().backward()
-        yield from grads(discriminator)
-        discriminating.step()
-        generating.zero_grad()
-        f.softplus(-discriminator(made)).mean().backward()
+        discriminator.requires_grad_(True)
         yield from grads(generator)
         generating.step()
 
@@ -613,22 +484,6 @@ def sharing() -> list[nn.Module]:
 
 def pair() -> list[nn.Module]:
     return [nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, WIDTH))]
-
-
-class Margin(nn.Module):
-    """A loss function with a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        return (self.weight * (out - y)).square().mean() - self.weight.log()
-
-
-@stepping
-def learned_loss(model: nn.Module, criterion: nn.Module, rows: Rows) -> None:
-    criterion(model(rows.x), rows.y).backward()
 
 
 # What the forward pass takes and returns
@@ -675,23 +530,6 @@ def structured(model: nn.Module, rows: Rows) -> None:
 @stepping
 def keyword_arguments(model: nn.Module, rows: Rows) -> None:
     f.mse_loss(model(x=rows.x), rows.y).backward()
-
-
-class LossItself(nn.Module):
-    """Returns its loss, and what is no tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = plain()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, float]:
-        loss = self.inner(x).square().mean()
-        return loss, loss.item()
-
-
-@stepping
-def loss_itself(model: nn.Module, rows: Rows) -> None:
-    model(rows.x)[0].backward()
 
 
 class Checkpointed(nn.Module):
@@ -765,10 +603,6 @@ class Named(nn.Module):
 
 def with_keywords() -> nn.Module:
     return Named()
-
-
-def plain_and_margin() -> list[nn.Module]:
-    return [plain(), Margin()]
 
 
 # The comparison
@@ -849,7 +683,7 @@ def logged() -> Iterator[list[str]]:
 
 
 def rows_of(data: Points, indices: list[int]) -> Rows:
-    return Rows(data.x[indices], data.y[indices], data.words[indices])
+    return Rows(data.x[indices], data.y[indices])
 
 
 def difference(these: Sequence[Tensor | None], those: Sequence[Tensor | None]) -> float:
