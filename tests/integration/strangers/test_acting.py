@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from paceline.wire import State
 from support import groups
 from support.reported import Plane
+from support.web import SIGNED_IN
 
 WHY = "its disk is slow"
+
+
+def token(plane: Plane, scope: str) -> dict[str, str]:
+    answer = plane.ask("POST", "tokens", name=scope, scope=scope)
+    assert answer.status_code == 201, answer.text
+    return {"Authorization": f"Bearer {answer.json()['token']}"}
 
 
 def actions(plane: Plane, run: str) -> list[str]:
@@ -18,6 +26,71 @@ def actions(plane: Plane, run: str) -> list[str]:
 def cordon(plane: Plane, node: str, why: str = WHY) -> None:
     answer = plane.ask("PUT", f"nodes/{node}/cordon", reason=why)
     assert answer.status_code == 200, answer.text
+
+
+def test_a_cordoned_node_gets_nothing_new(plane: Plane) -> None:
+    plane.have(n1=None, n2=None, n3=None)
+    cordon(plane, "n2")
+    shown = plane.node("n2")["cordoned"]
+    assert shown["reason"] == WHY
+    assert shown["by"] and shown["at"] > 0
+    again = plane.ask("PUT", "nodes/n2/cordon", reason="another reason")
+    assert again.status_code == 409
+    assert WHY in again.json()["detail"] and shown["by"] in again.json()["detail"]
+    run = plane.start(nodes_min=1, nodes_max=3).json()["id"]
+    assert plane.on(run) == {"n1", "n3"}
+    assert plane.start(nodes_min=3, nodes_max=3).status_code == 409
+
+
+@pytest.mark.parametrize("how", ["a run of one node", "join", "replace"])
+def test_nobody_gets_a_cordoned_node_by_its_name(plane: Plane, how: str) -> None:
+    plane.have(n1=None, n2=None)
+    run = plane.training("n1", "n2", most=3)
+    plane.have(n3=None)
+    cordon(plane, "n3")
+    answer = {
+        "a run of one node": lambda: plane.start(node="n3"),
+        "join": lambda: plane.ask("POST", f"runs/{run}/nodes", nodes=["n3"]),
+        "replace": lambda: plane.ask("POST", f"runs/{run}/nodes/n2/replace", node="n3"),
+    }[how]()
+    assert answer.status_code == 409, answer.text
+    assert "cordon" in answer.json()["detail"] and WHY in answer.json()["detail"]
+    assert plane.on(run) == {"n1", "n2"}
+
+
+def test_a_cordon_is_lifted_and_remembered(plane: Plane) -> None:
+    plane.have(n1=None)
+    cordon(plane, "n1")
+    lifted = plane.ask("DELETE", "nodes/n1/cordon?why=repaired")
+    assert lifted.status_code == 200
+    assert lifted.json()["cordoned"] is None
+    assert plane.ask("DELETE", "nodes/n1/cordon").status_code == 409
+    [row] = plane.get("nodes/n1/history")["cordons"]
+    assert (row["reason"], row["lifted_why"]) == (WHY, "repaired")
+    assert row["by"] == row["lifted_by"]
+    assert row["at"] <= row["lifted_at"]
+    rows = [row for row in plane.get("audit")["items"] if row["action"].startswith("node.")]
+    assert [(row["action"], row["target"], row["why"]) for row in rows] == [
+        ("node.uncordon", "n1", "repaired"),
+        ("node.cordon", "n1", WHY),
+    ]
+    assert plane.start(node="n1").status_code == 201
+
+
+@pytest.mark.parametrize("scope", ["viewer", "agent"])
+def test_who_may_not_cordon(plane: Plane, scope: str) -> None:
+    plane.have(n1=None)
+    other = token(plane, scope)
+    answer = plane.client.put("nodes/n1/cordon", json={"reason": WHY}, headers=other)
+    assert answer.status_code == 403
+    assert plane.node("n1")["cordoned"] is None
+
+
+def test_only_known_nodes_are_cordoned_for_reasons_of_bounded_length(plane: Plane) -> None:
+    plane.have(n1=None)
+    assert plane.ask("PUT", "nodes/nobody/cordon", reason=WHY).status_code == 404
+    assert plane.ask("PUT", "nodes/n1/cordon", reason="x" * 501).status_code == 422
+    assert plane.ask("PUT", "nodes/n1/cordon", reason="x" * 500).status_code == 200
 
 
 def test_a_run_goes_on_on_a_node_that_is_cordoned(plane: Plane) -> None:
@@ -80,6 +153,54 @@ def test_a_node_makes_way_for_the_runs_spare(plane: Plane) -> None:
     assert spare in again.json()["detail"]
     [entry] = plane.get(f"nodes/{spare}/history")["runs"]
     assert entry["replaces"] == leaves
+
+
+def test_only_what_trains_is_replaced_and_only_engines_take_it_back(plane: Plane) -> None:
+    plane.have(n1=None, n2=None, n3=None)
+    run = plane.training("n1", "n2", "n3", most=3)
+    plane.have(n4=None)
+    assert plane.ask("POST", f"runs/{run}/nodes/n4/replace").status_code == 409
+    assert plane.ask("POST", f"runs/{run}/nodes/n2/replace", node="n4").status_code == 202
+    assert plane.ask("DELETE", f"runs/{run}/nodes/n2/replace").status_code == 409
+
+
+def test_a_spare_is_held_back(plane: Plane) -> None:
+    plane.have(n1=None, n2=None, n3=None)
+    run = plane.start(nodes_min=2, nodes_max=3, spares=1).json()["id"]
+    [spare] = [node["id"] for node in plane.get("nodes") if node["spare_of"] == run]
+    assert spare not in plane.on(run)
+    assert plane.ask("POST", f"runs/{run}/nodes", nodes=1).status_code == 409
+    other = plane.start(nodes_min=1, nodes_max=3).json()["id"]
+    assert spare not in plane.on(other)
+    assert plane.ask("POST", f"runs/{run}/stop", force=True).status_code == 202
+    for node in plane.on(run):
+        groups.report(plane.store, run, node, State.STOPPED)
+    assert plane.node(spare)["spare_of"] is None
+
+
+def test_only_a_run_with_spares_has_its_slow_nodes_replaced(plane: Plane) -> None:
+    plane.have(n1=None, n2=None)
+    answer = plane.start(nodes_min=1, nodes_max=2, replace_slow_nodes=True)
+    assert answer.status_code == 422
+    assert "spares" in answer.json()["detail"]
+
+
+def test_changes_say_which_revision_they_mean(plane: Plane) -> None:
+    plane.have(n1=None, n2=None, n3=None)
+    run = plane.training("n1", "n2", "n3", most=3)
+    seen = plane.client.get(f"runs/{run}").headers["etag"]
+    url = plane.client.base_url.join(f"runs/{run}/nodes/n2/replace")
+    plane.have(n4=None)
+    with_nothing = {**SIGNED_IN, "content-type": "application/json"}
+    assert httpx.post(url, json={}, headers=with_nothing, trust_env=False).status_code == 428
+    assert plane.ask("DELETE", f"runs/{run}/nodes/n3?why=first").status_code == 202
+    late = plane.client.post(f"runs/{run}/nodes/n2/replace", json={}, headers={"If-Match": seen})
+    assert late.status_code == 412
+    assert late.json()["action"] == "run.leave"
+    assert {"who", "at", "revision"} <= set(late.json())
+    now = plane.client.get(f"runs/{run}").headers["etag"]
+    taken = plane.client.post(f"runs/{run}/nodes/n2/replace", json={}, headers={"If-Match": now})
+    assert taken.status_code == 202
 
 
 def test_a_nodes_runs_are_remembered_newest_first(plane: Plane) -> None:

@@ -80,13 +80,16 @@ dist.destroy_process_group()
 """
 WRAP = "model = session.wrap(Model())"
 LOADER = "loader = session.loader(collate_fn=collate)"
+BACKWARD = "        loss.backward()\n"
 ITEM = "return self.data[index], float(self.data[index].mean() > 0)"
+LAYERS = "self.answer = nn.Linear(8, 1)"
 FORWARD = "return self.answer(self.read(packed)[1][-1]).squeeze(1)"
 OPTIMIZER = "optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)"
 Change = tuple[str, str]  # a part of the script, and what stands in its place
 
 
 def examined(folder: Path, *changes: Change) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and findings of the changed script."""
     text = SCRIPT
     for part, other in changes:
         assert part in text, part
@@ -101,17 +104,163 @@ def examined(folder: Path, *changes: Change) -> tuple[int, list[dict[str, Any]]]
 
 FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
     # change → the check, words of what it says, words of what to do
+    "no session": (
+        [
+            ("session = paceline.Session(data, sizes=data.lengths, global_batch=16, seed=0)", ""),
+            (LOADER, "loader = DataLoader(data, 8, collate_fn=collate)"),
+            (WRAP, "model = nn.parallel.DistributedDataParallel(Model())"),
+            ('session.checkpoint("checkpoints/x", model, optimizer, every_steps=100)', ""),
+            ("session.epochs(3)", "range(3)"),
+            ("        session.log(loss=loss)\n", ""),
+            ("session.close()", ""),
+        ],
+        "session",
+        "no paceline.Session",
+        "Session(",
+    ),
+    "wrap missing": ([(WRAP, "model = Model()")], "refused", "session.wrap", "session.wrap"),
+    "own DistributedSampler": (
+        [
+            (
+                LOADER,
+                "loader = DataLoader("
+                "data, 8, sampler=DistributedSampler(data), collate_fn=collate)",
+            )
+        ],
+        "loader",
+        "another DataLoader",
+        "session.loader",
+    ),
+    "sampler given to the loader": (
+        [(LOADER, "loader = session.loader(collate_fn=collate, sampler=DistributedSampler(data))")],
+        "refused",
+        "sampler",
+        "sampler",
+    ),
+    "batch_size given": (
+        [(LOADER, "loader = session.loader(collate_fn=collate, batch_size=8)")],
+        "refused",
+        "batch_size",
+        "global_batch",
+    ),
+    "shuffle given": (
+        [(LOADER, "loader = session.loader(collate_fn=collate, shuffle=True)")],
+        "refused",
+        "shuffle",
+        "seed",
+    ),
+    "drop_last given": (
+        [(LOADER, "loader = session.loader(collate_fn=collate, drop_last=True)")],
+        "refused",
+        "drop_last",
+        "give Session",
+    ),
+    "DDP on top": (
+        [(WRAP, "model = nn.parallel.DistributedDataParallel(session.wrap(Model()))")],
+        "refused",
+        "DistributedDataParallel",
+        "session.wrap",
+    ),
+    "DDP within": (
+        [(WRAP, "model = session.wrap(nn.parallel.DistributedDataParallel(Model()))")],
+        "refused",
+        "DistributedDataParallel",
+        "session.wrap",
+    ),
+    "BatchNorm": (
+        [
+            (LAYERS, LAYERS + "\n        self.norm = nn.BatchNorm1d(8)"),
+            (FORWARD, "return self.answer(self.norm(self.read(packed)[1][-1])).squeeze(1)"),
+        ],
+        "refused",
+        "BatchNorm1d",
+        "batchnorm=",
+    ),
+    "sizes missing": (
+        [("sizes=data.lengths, ", "")],
+        "sizes",
+        "No sizes are given",
+        "sizes=",
+    ),
+    "sizes of another order": (
+        [("sizes=data.lengths", "sizes=sorted(data.lengths)")],
+        "sizes",
+        "order",
+        "order",
+    ),
+    "sizes with a zero": (
+        [("sizes=data.lengths", "sizes=[0, *data.lengths[1:]]")],
+        "refused",
+        "sizes",
+        "",
+    ),
+    "padding": (
+        [(FORWARD, "return self.answer(self.read(series)[1][-1]).squeeze(1)")],
+        "loss",
+        "No loss_mean fits the loss",
+        "keep packed sequences apart",
+    ),
+    "samples of a batch look at each other": (
+        [(FORWARD, "out = self.read(packed)[1][-1]; return self.answer(out - out.mean(0))[:, 0]")],
+        "loss",
+        "depends on the rest of its rank's batch",
+        "",
+    ),
+    "augmentation without a seed": (
+        [(ITEM, "series = self.data[index]; return series + torch.randn(1), float(series[0] > 0)")],
+        "random numbers",
+        "random numbers",
+        "paceline.seeded",
+    ),
+    "dropout, ranks seeded alike": (
+        [
+            (LAYERS, LAYERS + "\n        self.drop = nn.Dropout(0.5)"),
+            (FORWARD, "return self.answer(self.drop(self.read(packed)[1][-1])).squeeze(1)"),
+        ],
+        "random numbers",
+        "alike",
+        "session.rank",
+    ),
     "optimizer of another model": (
         [(WRAP, WRAP + "\nother = Model()"), ("model.parameters()", "other.parameters()")],
         "optimizer",
         "the wrapped model is not trained",
         "the model that session.wrap() returned",
     ),
+    "loss with a parameter that is not wrapped": (
+        [
+            (
+                OPTIMIZER,
+                "weight = nn.Linear(1, 1)\n"
+                "optimizer = torch.optim.AdamW([*model.parameters(), *weight.parameters()])",
+            ),
+            (
+                BACKWARD,
+                "        loss = loss * weight(loss.detach()[None]).exp().mean()\n" + BACKWARD,
+            ),
+        ],
+        "model",
+        "was not passed to session.wrap()",
+        "Wrap each model that is trained",
+    ),
     "the model within is called": (
         [("model(series, lengths)", "model.module(series, lengths)")],
         "model",
         "",
         "model",
+    ),
+    "sparse embedding": (
+        [
+            (LAYERS, LAYERS + "\n        self.words = nn.Embedding(4, 8, sparse=True)"),
+            (
+                FORWARD,
+                "out = self.read(packed)[1][-1] + self.words(lengths % 4); "
+                "return self.answer(out).squeeze(1)",
+            ),
+        ],
+        "refused",
+        "sparse",
+        "sparse=",
     ),
     "session before the process group": (
         [
@@ -137,6 +286,42 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
         ],
         "refused",
         "has no sampler",
+        "",
+    ),
+    "global batch below 1": (
+        [("global_batch=16", "global_batch=0")],
+        "refused",
+        "global_batch",
+        "",
+    ),
+    "global batch for each rank": (
+        [("global_batch=16", "global_batch=200")],
+        "refused",
+        "global_batch",
+        "",
+    ),
+    "micro-batches and accumulation": (
+        [
+            ("seed=0)", "seed=0, micro_batches=True, limits=4)"),
+            (
+                "        loss.backward()\n",
+                "        with model.no_sync():\n            loss.backward()\n",
+            ),
+        ],
+        "refused",
+        "no_sync",
+        "",
+    ),
+    "a hook of communication": (
+        [
+            (
+                WRAP,
+                WRAP + "\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import "
+                "fp16_compress_hook\nmodel.register_comm_hook(None, fp16_compress_hook)",
+            )
+        ],
+        "refused",
+        "hook",
         "",
     ),
 }
@@ -193,7 +378,12 @@ CLEAN: dict[str, list[Change]] = {
 }
 
 
-SOME = {"optimizer of another model", "the tutorial's"}
+SOME = {"sizes missing", "optimizer of another model", "the tutorial's"}
+NOTES = {  # good to know; all others train wrongly, or not at all
+    "augmentation without a seed",
+    "dropout, ranks seeded alike",
+    "sizes of another order",  # what samples cost may have little to do with their elements
+}
 
 
 def of(cases: Iterable[str]) -> list[Any]:
@@ -208,7 +398,7 @@ def test_a_fault_is_named(tmp_path: Path, fault: str) -> None:
     named = [each for each in findings if each["check"] == check and each["level"] != "ok"]
     said = [each["says"] + each["do"] for each in named]
     assert any(says in words and mend in words for words in said), findings
-    assert code == 1
+    assert code == (fault not in NOTES)
 
 
 @pytest.mark.parametrize("script", of(CLEAN))
