@@ -101,6 +101,13 @@ def test_waiting_is_caused_by_who_still_computes() -> None:
     assert (attribution.se, attribution.sp_s[0]) == (pytest.approx(9 / 7), pytest.approx(3))
 
 
+def test_a_slow_rank_has_the_waiting() -> None:
+    attribution = attribute(made(speed=np.where(np.arange(WORLD) == 3, 2.0, 1.0)))
+    assert attribution.shares["node"] > 0.9
+    assert attribution.workers[3].factor == pytest.approx(2.0, rel=0.03)
+    assert attribution.workers[3].caused > 0.9
+
+
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="load"):
         dataclasses.replace(made(), load=np.ones((STEPS, WORLD + 1)))
