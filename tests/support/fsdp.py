@@ -428,17 +428,23 @@ def closed() -> tuple[bool, list[int]]:
 def save_and_go_on(directory: str, epochs: int, how: Sharding | None) -> tuple[Tensor, Tensor, int]:
     """Trains with checkpoints: parameters at the start and in the end, and the first step."""
     with contextlib.closing(paceline.Session(Numbered(24), global_batch=4)) as run:
-        loader = run.loader()
-        model = run.wrap(network() if how is None else sharded(network(), how))
-        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
-        run.checkpoint(directory, model, optimizer, every_steps=6)
-        began = torch.cat([whole(p).flatten() for p in model.parameters()])
-        first = -1
-        for _ in run.epochs(epochs):
-            for _, x, y in loader:
-                first = run.step if first < 0 else first
-                mse_loss(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        ended = torch.cat([whole(p).flatten() for p in model.parameters()])
+        model = network() if how is None else sharded(network(), how)
+        return gone_on(run, model, directory, epochs)
+
+
+def gone_on(
+    run: paceline.Session, made: nn.Module, directory: str, epochs: int
+) -> tuple[Tensor, Tensor, int]:
+    loader, model = run.loader(), run.wrap(made)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+    run.checkpoint(directory, model, optimizer, every_steps=6)
+    began = torch.cat([whole(p).flatten() for p in model.parameters()])
+    first = -1
+    for _ in run.epochs(epochs):
+        for _, x, y in loader:
+            first = run.step if first < 0 else first
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    ended = torch.cat([whole(p).flatten() for p in model.parameters()])
     return began, ended, first

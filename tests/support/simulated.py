@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend.policies.base import Feedback, Floats, Ints, Policy
-from paceline_backend.simulator import Simulation
+from paceline_backend.simulator import Simulation, TrainedSegment
 from support.records import hello
 
 
@@ -50,6 +50,14 @@ def endless(sizes: Floats, world: int, global_batch: int) -> Hello:
     """The start of a run without a last epoch, whose plans take effect at once."""
     encoded = np.asarray(sizes, "<f8").tobytes()
     return hello(world, global_batch=global_batch, sizes=encoded, seed=3, epochs=None, lookahead=0)
+
+
+def train(simulation: Simulation) -> list[TrainedSegment]:
+    """All segments until its end."""
+    ran = []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+    return ran
 
 
 def simulate(

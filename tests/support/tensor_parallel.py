@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.train.mesh.times import GroupTimes
-from support.fsdp import gradient, whole
+from support.fsdp import gone_on, gradient, whole
 from support.gradients import difference
 from support.records import record
 from support.sessions import WIDTH, Numbered, Sized
@@ -170,17 +170,8 @@ def save_and_go_on(directory: str, epochs: int, *, splits: bool = True) -> tuple
     """Trains with checkpoints: parameters at the start and in the end."""
     dp, tp = mesh_of() if splits else (None, None)
     with contextlib.closing(paceline.Session(Numbered(24), global_batch=4, mesh=dp)) as run:
-        loader = run.loader()
-        model = run.wrap(made(dp, tp) if splits else network())
-        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
-        run.checkpoint(directory, model, optimizer, every_steps=6)
-        began = torch.cat([whole(p).flatten() for p in model.parameters()])
-        for _ in run.epochs(epochs):
-            for _, x, y in loader:
-                mse_loss(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        ended = torch.cat([whole(p).flatten() for p in model.parameters()])
+        model = made(dp, tp) if splits else network()
+        began, ended, _ = gone_on(run, model, directory, epochs)
     return began, ended
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire.synchronisation import Synchronisation, convert
-from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
+from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.sync import Costs, SimulatedTimeline, Work, make, step_time_s
+from support.simulated import train
 
 SOLO = {"probes": None, "staleness": 4, "mean": False}
 RNA = {"probes": 2, "staleness": 4, "mean": True}
@@ -108,13 +109,6 @@ def test_the_mean_time_of_a_step() -> None:
     together_s = 4 / (2 / 0.01 + 2 / 0.03)
     expected = together_s + 3 * (0.004 + 0.004 + 2 * 0.004) / 96
     assert expected <= step_time_s(what, work_s, costs, 32) <= expected + 0.01 / 32
-
-
-def train(simulation: Simulation) -> list[TrainedSegment]:
-    ran = []
-    while not simulation.finished:
-        ran.append(simulation.advance())
-    return ran
 
 
 def scenario(**fields: Any) -> Scenario:

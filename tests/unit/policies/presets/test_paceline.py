@@ -23,6 +23,7 @@ from paceline_backend.policies.solve.exchange import matched as match
 from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.simulator import Simulation
 from support.records import hello
+from support.simulated import train
 
 NO_LIMIT = 10**6
 
@@ -302,9 +303,7 @@ def test_batches_are_balanced_after_four_steps(mode: str, padded: bool) -> None:
     for cost in ("auto", "padded" if padded else "sum"):
         policy = policies.make("paceline", {"mode": mode, "cost": cost})
         simulation = Simulation(training(sizes, 4, 64), devices, policy, steps=16)
-        ran = []
-        while not simulation.finished:
-            ran.append(simulation.advance())
+        ran = train(simulation)
         seconds = np.concatenate([part.step_s for part in ran])[4:]
         load = np.concatenate([part.features.load.sum(axis=1) for part in ran])[4:]
         rates.append(seconds.sum() / load.sum())
@@ -321,9 +320,6 @@ def test_no_harm_is_done_where_sizes_hardly_matter(mode: str, sized: float) -> N
     epochs = {}
     for name, parameters in (("bsp", {}), ("paceline", {"mode": mode})):
         policy = policies.make(name, parameters)
-        simulation = Simulation(training(sizes, 8, 128), devices, policy)
-        ran = []
-        while not simulation.finished:
-            ran.append(simulation.advance().step_s)
-        epochs[name] = np.concatenate(ran).reshape(2, 30).sum(axis=1)
+        ran = train(Simulation(training(sizes, 8, 128), devices, policy))
+        epochs[name] = np.concatenate([part.step_s for part in ran]).reshape(2, 30).sum(axis=1)
     assert (epochs["paceline"] <= 1.03 * epochs["bsp"]).all()
