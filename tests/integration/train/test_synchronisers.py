@@ -43,7 +43,6 @@ KINDS = {
 }
 EACH = convert("averaging", {"every": 1})
 ALL = convert("partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False})
-RELAXED = 2 * SAMPLES - 4 * relaxing.BATCH  # samples after the first segment, which is all-reduced
 SCRIPTS: dict[str, dict[str, Any]] = {
     "usual": {},
     "adam": {"optimiser": "AdamW"},
