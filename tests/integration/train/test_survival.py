@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.node import rundir
 from support import surviving_script
 from support.launched import WORLD, Line, launched, not_trained_again
 from support.surviving_script import EPOCHS, EVERY, SAMPLES, Kill
@@ -51,25 +50,3 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
         assert (mine["scale"], mine["lr"]) == (theirs["scale"], theirs["lr"])
     names = sorted(path.name for path in (tmp_path / "killed" / "checkpoints").iterdir())
     assert names == ["step-000000015", "step-000000018"]
-
-
-@pytest.mark.long
-def test_a_run_without_checkpoints_says_what_a_restart_costs(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import paceline, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "session = paceline.Session([1, 2, 3, 4], global_batch=2)\n"
-        "loader = session.loader()\n"
-        "for _ in session.epochs(2):\n"
-        "    for _ in loader: pass\n"
-        "session.close()\n"
-        "dist.destroy_process_group()\n"
-    )
-    for restarts in (0, 1):
-        code, said = launched(str(script), tmp_path / str(restarts), [], restarts)
-        assert code == 0, said
-        run = tmp_path / str(restarts) / "runs" / "r0"
-        logs = [rundir.rank_log(run, 0, rank, "stderr") for rank in range(WORLD)]
-        texts = [log.read_text() for log in logs]
-        assert [text.count("a restart begins at step 0") for text in texts] == [restarts, 0]
