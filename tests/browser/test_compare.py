@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import httpx
 import pytest
 import sqlalchemy as sa
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from paceline.wire import Evaluation, StepBatch
-from paceline_backend.server.prices import Price
-from paceline_backend.store import Store, runs, schema, telemetry
-from paceline_backend.store.quality import target
+from paceline.wire import StepBatch
+from paceline_backend.store import Store, schema, telemetry
 from support.records import add_run, hello, record
-from support.web import serving
 
 pytestmark = pytest.mark.browser
 A, B = "3f9a1c07be52", "77b0aa11bb22"
@@ -79,35 +72,6 @@ def test_two_runs_side_by_side(page: Page, web: httpx.Client, store: Store) -> N
     expect(page.locator("#compare-words")).to_contain_text("more time per step")
 
 
-def test_quality_and_money_are_rows_without_intervals(
-    page: Page, store: Store, bus_url: str, port: int
-) -> None:
-    for run, slow_s, policy, accuracy in ((A, 0.3, "bsp", 0.75), (B, 0.15, "paceline", 0.8)):
-        train(store, run, slow_s, policy)
-        began = {"started_at": 1_000.0}
-        with store.write() as connection:
-            connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run).values(began))
-        measured = Evaluation(0, 0, 119, 29, 1_920, 1_000 + 400 * slow_s, None, {"acc": accuracy})
-        telemetry.write(store, [(run, measured)])
-    with store.write() as connection:
-        wanted = {"metric": "acc", "value": 0.7, "direction": ">="}
-        target.set_target(connection, runs.key_of(connection, A), wanted)
-    with serving(store, bus_url, port=port, hour_price=Price(100.0, "EUR")) as web:
-        page.goto(str(web.base_url.join(f"/compare?side={A}&side={B}")))
-        rows = page.locator("#compare-table tbody tr")
-        expect(rows).to_have_count(16)
-        shown = [" | ".join(row.locator("th, td").all_inner_texts()) for row in rows.all()]
-    assert shown[9:] == [
-        "acc, at last | 0.75 | 0.8 | +0.05",
-        "acc, best | 0.75 | 0.8 | +0.05",
-        "Time to acc ≥ 0.7 | 2.0 min | 60.0 s | −60.0 s",
-        "Epoch of acc ≥ 0.7 | 29 | 29 | 0",
-        "Samples to acc ≥ 0.7 | 1,920 | 1,920 | 0",
-        "Cost of its steps | 5.36 EUR | 3.36 EUR | −2.00 EUR",
-        "Of it, for waiting | 2.00 EUR | 0.50 EUR | −1.50 EUR",
-    ]
-
-
 def test_both_runs_may_be_chosen_before_the_server_has_answered(
     page: Page, web: httpx.Client, store: Store
 ) -> None:
@@ -124,25 +88,6 @@ def test_both_runs_may_be_chosen_before_the_server_has_answered(
         [A, B],
     )
     expect(page.locator("#compare-words")).to_contain_text("B takes 37.3 %")
-
-
-def test_parts_of_one_run(page: Page, web: httpx.Client, store: Store) -> None:
-    train(store, A, 0.3, "bsp")
-    page.goto(str(web.base_url.join(f"/compare?side={A}:0-39&side={A}@1&smooth=1")))
-    expect(page.locator("#compare-words")).to_contain_text(
-        "no clear difference in the time per step"
-    )
-    assert lines(page, "compare-step_s") == [[0, 39, 40], [0, 39, 40]]
-    page.get_by_label("Last step of A").fill("19")
-    page.get_by_label("Last step of A").press("Enter")
-    page.wait_for_function(
-        "() => document.getElementById('compare-step_s').data[0].x.at(-1) === 19"
-    )
-    assert f"side={A}%3A0-19" in page.url
-    page.get_by_role("button", name="Add, up to 6").click()
-    expect(page.get_by_label("Run of C")).to_have_value(A)
-    page.get_by_role("button", name="Remove C").click()
-    expect(page.get_by_label("Run of C")).to_have_count(0)
 
 
 def test_a_run_that_is_not_among_the_newest_is_found_by_its_name(
@@ -165,17 +110,3 @@ def test_what_is_wrong_is_said(page: Page, web: httpx.Client, store: Store) -> N
     train(store, A, 0.3, "bsp")
     page.goto(str(web.base_url.join(f"/compare?side={A}&side={A}@9")))
     expect(page.locator("#compare-problem")).to_contain_text("version 9 of the policy")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_rule_is_violated(page: Page, web: httpx.Client, store: Store, scheme: str) -> None:
-    train(store, A, 0.3, "bsp")
-    train(store, B, 0.15, "paceline")
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    page.set_viewport_size({"width": 1440, "height": 900})
-    page.goto(str(web.base_url.join(f"/compare?side={A}&side={B}")))
-    lines(page, "compare-ranks")
-    if folder := os.environ.get("PACELINE_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"compare-{scheme}.png", full_page=True)
-    violations = Axe().run(page).response["violations"]
-    assert [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in violations] == []

@@ -81,48 +81,6 @@ def test_history_beyond_the_pages_memory(
     expect(page.locator("#chart-waste .hoverlayer .legend")).to_be_visible()
 
 
-def test_history_is_asked_for_once_and_the_stream_brings_what_follows(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r", [1.0, 2.0])
-    training.train(2500)
-    open_run(page, web, "r")
-    wait_for_chart(page, "se", 2499)
-    requests = asked(page)
-    page.select_option("#chart-window", "all")
-    expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
-    wait_for_chart(page, "se", 2499 + 1)
-    training.train(4)
-    wait_for_chart(page, "se", 2502 + 1)
-    assert ranges(requests) == ["view?from=0&to=2499"]
-    # What lies behind does not change any more.
-    page.evaluate("Plotly.relayout('chart-se', {'xaxis.range[0]': 10, 'xaxis.range[1]': 210})")
-    wait_for_chart(page, "se", 210)
-    training.train(500)
-    page.click("#chart-live")
-    wait_for_chart(page, "se", 3003)
-    assert ranges(requests)[1:] == ["view?from=10&to=210"]
-
-
-def test_history_is_shown_when_a_server_in_trouble_is_well_again(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r", [1.0, 2.0])
-    training.train(2500)
-    open_run(page, web, "r")
-    wait_for_chart(page, "se", 2499)
-    page.route("**/view?from*", lambda route: route.fulfill(status=503, body="busy"))
-    with page.expect_response("**/view?from*"):
-        page.select_option("#chart-window", "all")
-    page.unroute_all()
-
-    def shown() -> bool:
-        training.train(1)  # the page asks again when it draws
-        return "each point stands for 3 steps" in page.locator("#chart-note").inner_text()
-
-    until(shown, "the whole history")
-
-
 def test_charts_begin_with_what_is_here_while_history_is_on_its_way(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:

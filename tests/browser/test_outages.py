@@ -73,60 +73,6 @@ def line_to(page: Page, chart: str, step: int) -> list[int]:
     return steps
 
 
-def test_half_an_answer_is_asked_for_again(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    Training(store, bus_url, "r").train(10)
-    page.route("**/view?*", lambda route: route.fulfill(status=200, body='{"since": "0-'))
-    page.goto(str(web.base_url.join("/runs/r")))
-    expect(page.locator("#connection-status")).to_have_text("connection lost, retrying")
-    page.unroute_all()
-    expect(page.locator("#connection-status")).to_have_text("live")
-    wait_for_chart(page, "se", 9)
-
-
-def test_a_run_that_has_ended_is_no_lost_connection(
-    new_page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r")
-    training.train(10)
-    training.end()
-    streams: list[str] = []
-    new_page.on("request", lambda r: streams.append(r.url) if r.url.endswith("/events") else None)
-    new_page.add_init_script(
-        """window.said = [];
-        new MutationObserver(() => {
-          const now = document.getElementById("connection-status")?.textContent;
-          if (now && now !== window.said.at(-1)) window.said.push(now);
-        }).observe(document, {childList: true, subtree: true, characterData: true});"""
-    )
-    new_page.goto(str(web.base_url.join("/runs/r")))
-    expect(new_page.locator("#connection-status")).to_have_text("run ended", timeout=60_000)
-    wait_for_chart(new_page, "se", 9)
-    new_page.wait_for_timeout(3000)
-    assert len(streams) == 1
-    assert new_page.evaluate("window.said.filter(text => text.includes('lost'))") == []
-
-
-def test_an_ended_run_is_loaded_once_however_long_its_answer_takes(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    """The poll of the run's state must not begin the load again while it is under way."""
-    training = Training(store, bus_url, "r")
-    training.train(10)
-    training.end()
-    held: list[Route] = []
-    page.route("**/view?*", lambda route: held.append(route))
-    with page.expect_request("**/view?*"):
-        page.goto(str(web.base_url.join("/runs/r")))
-    page.wait_for_timeout(5000)  # two rounds of what a page polls, and more
-    assert len(held) == 1
-    held[0].continue_()
-    wait_for_chart(page, "se", 9)
-    expect(page.locator("#connection-status")).to_have_text("run ended")
-    assert len(held) == 1
-
-
 def test_late_telemetry_of_an_ended_run_is_shown(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:

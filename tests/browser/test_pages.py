@@ -10,13 +10,10 @@ from playwright.sync_api import Page, expect
 
 from paceline.wire import NodeState, StopTraining, control, decode
 from paceline.wire.bus import connect
-from paceline_backend.store import Store, nodes, runs, switches, telemetry
+from paceline_backend.store import Store, nodes, telemetry
 from support.pages import (
-    confirm_switch,
-    heat_colour,
     layout_of,
     open_run,
-    open_switch_dialog,
     wait_for_chart,
 )
 from support.training import Training
@@ -172,64 +169,6 @@ def test_a_failed_run_shows_the_end_of_its_log(
     assert log.evaluate("pre => getComputedStyle(pre).whiteSpace").startswith("pre")
 
 
-def test_a_message_of_one_line_needs_no_log(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r")
-    training.train(10)
-    training.end("failed", message="the agent was killed")
-    page.goto(str(web.base_url.join("/runs/r")))
-    title = page.locator("#verdict-title")
-    expect(title).to_have_text("Failed at step 9: the agent was killed")
-    expect(page.locator("#run-log")).to_be_hidden()
-
-
-def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
-    training = Training(store, bus_url, "r")
-    training.train(30)
-    open_run(page, web, "r")
-    wait_for_chart(page, "se", 29)
-    open_switch_dialog(page)
-    expect(page.locator("#policy-preset-bsp")).to_be_checked()
-    page.check("#policy-preset-chronica")
-    dialog = page.locator("#switch-dialog")
-    expect(page.locator("#switch-confirm")).to_have_text("Switch to chronica")
-    expect(dialog).to_contain_text("the switch waits until one does")
-    page.keyboard.press("Escape")
-    expect(dialog).to_be_hidden()
-    assert switches.rows(store, "r") == []
-    open_switch_dialog(page, "chronica")
-    confirm_switch(page)
-    status = page.locator("#switch-status")
-    expect(status).to_contain_text("takes effect with the next segment")
-    [made] = switches.rows(store, "r")
-    assert (made["policy"], made["version"]) == ("chronica", 1)
-    assert made["parameters"]["window"] > 0
-    training.adopt(1, "chronica")
-    training.train(24)
-    expect(status).to_contain_text("took effect at step 30 (after ")
-    expect(status).to_contain_text("Its effect is not known yet: it needs 20 steps to learn")
-    training.train(16)
-    expect(status).to_contain_text("less time for the same load")
-    expect(page.locator("#run-policy")).to_have_text("chronica")
-    expect(page.locator("#policy-current")).to_have_text("chronica")
-
-
-def test_refused_switch_shows_the_servers_words(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r")
-    training.train(10)
-    open_run(page, web, "r")
-    wait_for_chart(page, "se", 9)
-    open_switch_dialog(page, "chronica")
-    # The run ends without the page being told.
-    with store.write() as connection:
-        runs.end(connection, "r", "stopped", "from outside")
-    confirm_switch(page)
-    expect(page.locator("#switch-problem")).to_contain_text("run r has ended")
-
-
 def test_lost_connection_is_shown_and_mended(
     page: Page, store: Store, bus_url: str, port: int
 ) -> None:
@@ -262,28 +201,6 @@ def test_stop_asks_first(page: Page, web: httpx.Client, store: Store, bus_url: s
         expect(page.locator("#stop-dialog")).to_be_hidden()
         [(_, fields)] = bus.xrange(control("r"))
     assert isinstance(decode(fields)[1], StopTraining)
-
-
-def test_many_workers_become_a_band(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    Training(store, bus_url, "r", [1.0] * 39 + [3.0]).train(20)
-    open_run(page, web, "r")
-    wait_for_chart(page, "compute", 19)
-    expect(page.locator("#chart-pinned")).to_have_text("rank 39 is waited for")
-    page.wait_for_function(
-        "() => document.getElementById('chart-compute').data.at(-1).name === 'rank 39'"
-    )
-    names = page.evaluate(
-        "document.getElementById('chart-compute').data.map(t => t.name).filter(Boolean)"
-    )
-    assert names == ["median", "slowest", "rank 39"]
-    # The slow rank's row is orange, the one above it is grey.
-    above, slow = heat_colour(page, 38, 0.5), heat_colour(page, 39, 0.5)
-    assert slow[0] - slow[2] > 100
-    assert abs(above[0] - above[2]) < 40
-    expect(page.locator("#workers-grid .ag-center-cols-container .ag-row")).to_have_count(25)
-    expect(page.locator("#workers-grid .ag-paging-panel")).to_contain_text("1 to 25 of 40")
 
 
 def test_unknown_run_and_unknown_page(page: Page, web: httpx.Client) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 
 import httpx
 import pytest
 import sqlalchemy as sa
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
-from paceline.wire import Evaluation
 from paceline_backend import policies
 from paceline_backend.store import Store, runs, switches
 from paceline_backend.store import schema as tables
@@ -29,7 +27,6 @@ pytestmark = pytest.mark.browser
 
 
 def opened(page: Page, web: httpx.Client, store: Store, bus_url: str) -> Training:
-    """The page of a run of 40 steps under bsp."""
     training = Training(store, bus_url, "r")
     training.train(40)
     keep_forecast(store, "r", decided=False)
@@ -132,37 +129,6 @@ def test_a_changed_training_wants_a_tick(
     assert [row["policy"] for row in switches.rows(store, "r")] == ["rna"]
     open_switch_dialog(page, "ad-psgd")
     expect(accept).not_to_be_checked()  # each time anew
-
-
-def test_options_are_in_groups_with_their_forecasts(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = opened(page, web, store, bus_url)
-    training.report(Evaluation(0, 0, 39, 2, 2_560, time.time(), None, {"accuracy": 0.75}))
-    page.reload()
-    open_switch_dialog(page)
-    expect(page.locator("#switch-forecast")).to_contain_text("from 40 steps up to step 39")
-    expect(page.locator(".group.training > p")).to_contain_text("accuracy 0.75.")
-    heads = page.locator("#policy-presets .group-head h3")
-    expect(heads).to_have_text(
-        ["Training identical", "Batches composed differently", "Training changed"]
-    )
-    first = page.locator(".group.batches .preset").first
-    expect(first).to_contain_text("chronica (window 32)")
-    expect(first).to_contain_text("recommended")
-    expect(first.locator(".option-figure")).to_have_text("−50 % ± 10")
-    boa = page.locator(".preset", has=page.locator("#policy-preset-boa"))
-    expect(boa.locator(".option-figure")).to_have_text("+25 % ± 5")
-    expect(page.locator("#switch-left-out")).to_contain_text("ep4ddl: threads are not recorded")
-    page.check("#policy-preset-chronica-window-32")
-    expect(page.locator("#policy-parameter-window")).to_have_value("32")
-    expect(page.locator("#switch-figures")).to_contain_text("−50 % ± 10")
-    page.fill("#policy-parameter-window", "16")
-    page.locator("#policy-parameter-window").blur()
-    expect(page.locator("#switch-figures")).to_have_text("No forecast for these parameters.")
-    page.keyboard.press("Escape")
-    open_switch_dialog(page)
-    expect(page.locator("#policy-preset-chronica-window-32")).to_be_checked()
 
 
 def test_the_keyboard_alone_switches(
@@ -276,43 +242,6 @@ def test_an_effect_stands_beside_its_forecast(
     expect(effect).to_contain_text(shown)
 
 
-def test_illegal_values_are_refused_at_their_field(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    opened(page, web, store, bus_url)
-    sent: list[str] = []
-    page.on("request", lambda r: sent.append(r.url) if r.method == "POST" else None)
-    open_switch_dialog(page, "dynamic-batching")
-    for parameter, given, words, legal in [
-        ("capacity", "4, x", "“x” is no number", "4 2; 1,1"),
-        ("capacity", "4, 2", "2 given, but the run has 4 ranks", "4 2; 1,1"),
-        ("capacity", "4, 2, 0, 1", "must be a number, above 0", "4 2; 1,1"),
-        ("dead_band", "2", "must be a number, at least 0, at most 1", "0.1"),
-        ("every_steps", "1.5", "must be a whole number, at least 1, at most 10,000", "7"),
-        ("every_steps", "", "must be a whole number", "7"),
-    ]:
-        field = page.locator(f"#policy-parameter-{parameter}")
-        field.fill(given)
-        confirm_switch(page)
-        problem = page.locator(f"#policy-parameter-{parameter}-problem")
-        expect(problem).to_contain_text(f"{parameter}: {words}")
-        expect(field).to_be_focused()
-        expect(field).to_have_attribute("aria-invalid", "true")
-        field.fill(legal)
-        expect(problem).to_be_hidden()
-        assert sent == []
-    page.locator("#policy-parameter-dead_band").press("Enter")
-    expect(page.locator("#switch-dialog")).to_be_hidden()
-    [made] = switches.rows(store, "r")
-    kept = made["parameters"]
-    assert [kept[name] for name in ("capacity", "dead_band", "every_steps")] == [
-        [4, 2, 1, 1],
-        0.1,
-        7,
-    ]
-    assert len(sent) == 1
-
-
 def test_what_the_server_refuses_is_said_at_the_field(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
@@ -388,16 +317,6 @@ def test_what_others_would_save_and_switching_to_one(
     assert (made["policy"], made["parameters"]["window"]) == ("chronica", 32)
 
 
-def test_a_run_of_which_nothing_can_be_said(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    opened(page, web, store, bus_url)
-    page.route("**/whatif?*", lambda route: route.fulfill(status=503, json={"detail": "try again"}))
-    page.click("#whatif-ask")
-    expect(page.locator("#whatif-problem")).to_have_text("try again")
-    expect(page.locator("#whatif-words")).to_have_text("")
-
-
 def test_auto_is_set_and_tells_what_it_decided(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
@@ -444,39 +363,6 @@ def test_auto_may_be_allowed_relaxed_presets(
     assert not web.get(path).json()["relaxed"]
     training.end()
     expect(relaxed).to_be_disabled()
-
-
-def test_choices_for_auto_hold_in_their_order(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    """What is chosen while an earlier choice is on its way is sent after that, not beside it."""
-    opened(page, web, store, bus_url)
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        if route.request.method == "PUT" and not held:
-            held.append(route)
-        else:
-            route.continue_()
-
-    page.route("**/auto", hold)
-    sent: list[dict[str, object]] = []
-    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "PUT" else None)
-    with page.expect_request(lambda request: request.method == "PUT"):
-        page.select_option("#auto-mode", "recommend")
-    page.check("#auto-relaxed")
-    page.uncheck("#auto-relaxed")
-    page.select_option("#auto-mode", "switch")
-    page.check("#auto-relaxed")
-    with page.expect_response(lambda answer: '"switch"' in (answer.request.post_data or "")):
-        held[0].continue_()
-    assert [(body["mode"], body["relaxed"]) for body in sent] == [
-        ("recommend", False),
-        ("switch", True),
-    ]
-    auto = web.get("/api/v1/runs/r/auto").json()
-    assert (auto["mode"], auto["relaxed"]) == ("switch", True)
-    expect(page.locator("#auto-relaxed")).to_be_checked()
 
 
 def test_what_auto_is_refused_is_said_and_taken_back(

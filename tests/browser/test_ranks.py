@@ -6,7 +6,6 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Request, expect
 
-from paceline.wire import RankDevice
 from paceline_backend.store import Store
 from support.pages import heat_colour, layout_of, open_run, wait_for_chart
 from support.training import Training
@@ -199,21 +198,3 @@ def test_the_page_of_a_rank_asks_only_when_the_stream_brings_something(
         minute()
         minute()  # for parts that an answer of another part changes
         assert minute() == []
-
-
-def test_devices_of_different_kinds(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    devices = [
-        RankDevice("cuda", "Tesla T4", 4, 1 << 34, flops=4e13, emulated=True),
-        RankDevice("cpu", "Some Xeon", 8, 1 << 36, threads=2, flops=1e11),
-    ]
-    Training(store, bus_url, "r", [1.0, 4.0], devices=devices).train(60)
-    open_run(page, web, "r")
-    cells = page.locator("#workers-grid .ag-center-cols-container [col-id=device]")
-    cells.first.scroll_into_view_if_needed()
-    expect(cells).to_have_text(["Tesla T4 (emulated)", "CPU, 2 of 8 cores"])
-    page.goto(str(web.base_url.join("/runs/r/ranks/1")))
-    expect(page.locator("#rank-where")).to_have_text("CPU, 2 of 8 cores")
-    for words in ("Some Xeon", "2 threads in use", "64 GiB", "100 GFLOP/s"):
-        expect(page.locator("#rank-facts")).to_contain_text(words)

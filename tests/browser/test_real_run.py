@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.ranks]
 
 
 def number(page: Page, tile: str) -> float:
-    """The number that a tile shows."""
     match = re.search(r"[\d.]+", page.locator(f"#{tile}").inner_text().split("\n", 1)[-1])
     return float(match[0]) if match else float("nan")
 

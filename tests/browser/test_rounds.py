@@ -8,17 +8,16 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from paceline.wire import Fallback, RoundBatch
+from paceline.wire import RoundBatch
 from paceline.wire.synchronisation import convert
 from paceline_backend.store import Store
 from support.pages import layout_of, open_run, wait_for_chart
 from support.records import a_round
-from support.training import PARTIAL, SEGMENT, Training
+from support.training import PARTIAL, Training
 from support.waiting import until
 
 pytestmark = pytest.mark.browser
 
-HIERARCHICAL = {"every": 4, "probes": 2, "staleness": 4, "mean": True}
 CHARTS = ["contributors", "response", "bytes", "dropped"]  # over steps
 
 
@@ -78,55 +77,6 @@ def test_rounds_appear_by_themselves_and_stay_up_to_date(
     expect(words).to_contain_text("16 samples")
     training.end()
     expect(page.locator("#run-state")).to_have_text("finished")
-
-
-def marked(page: Page, chart: str, steps: list[int]) -> None:
-    """Waits until lines mark these steps."""
-    lines = [["line", step - 0.5, step - 0.5] for step in steps]
-    until(lambda: layout_of(page, chart)["shapes"] == lines, f"the marks of {chart}")
-
-
-def test_other_synchronisers_that_a_policy_chose_are_marked(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r", [1.0, 2.0])
-    training.train(20)
-    training.switch("rna-hierarchical", PARTIAL)
-    training.why = "one group: a step takes 12 ms to 14 ms"
-    training.train(60)
-    open_run(page, web, "r")
-    wait_for_chart(page, "contributors", 79)
-    # A policy's first: one mark.
-    until(lambda: layout_of(page, "se")["shapes"] == [["line", 19.5, 19.5]], "one mark")
-    for groups, words in ([[[0], [1]], "2 groups by what a step takes"], [[[0, 1]], "others"]):
-        training.synchroniser = convert("hierarchical", HIERARCHICAL | {"groups": groups})
-        training.why = f"{words}: a sentence that is longer than a line where one points at it"
-        training.train(20)
-        training.why += " (again)"
-        training.train(20)
-    for chart in ["compute", "share", "se", *CHARTS]:
-        marked(page, chart, [20, 120, 80])
-        texts = layout_of(page, chart)["texts"]
-        named = [text for text in texts if text[0] in "▸▹"]
-        assert named == ["▸ rna-hierarchical", "▹ hierarchical", "▹ hierarchical"]
-    page.locator("#chart-se .annotation", has_text="▹ hierarchical").first.hover()
-    shown = page.locator("#chart-se .hoverlayer .hovertext")
-    expect(shown).to_contain_text("From step 120 others: a sentence")
-    expect(page.locator("#policy-choices li")).to_have_count(2)
-    # Labels make room for newer ones; lines stay.
-    training.synchroniser = PARTIAL
-    training.train(4)
-    marked(page, "se", [20, 160, 120, 80])
-    assert layout_of(page, "se")["texts"] == ["▸ rna-hierarchical", "▹ partial", "▹ hierarchical"]
-    notice = page.locator("#policy-fallback")
-    expect(notice).to_be_hidden()
-    training.report(Fallback(0, 163 // SEGMENT, "it has 2 optimisers"))
-    expect(notice).to_have_text("Gradients are all-reduced, because it has 2 optimisers.")
-    expect(page.get_by_role("status").filter(has_text="it has 2 optimisers")).to_be_visible()
-    training.train(4)
-    expect(notice).to_be_hidden()
-    page.evaluate("Plotly.relayout('chart-se', {'xaxis.range[0]': 100, 'xaxis.range[1]': 140})")
-    marked(page, "se", [120])
 
 
 def test_staleness_is_shown_for_each_policy(

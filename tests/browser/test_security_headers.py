@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import ConsoleMessage, Page, expect
 
 from paceline_backend.store import Store
-from support.pages import open_run, open_switch_dialog, wait_for_chart
+from support.pages import open_switch_dialog, wait_for_chart
 from support.training import Training
 from support.web import SIGNED_IN, serving
 
@@ -38,16 +38,6 @@ def test_list_and_run_break_no_policy(
     for chart in ("compute", "loss", "share"):
         wait_for_chart(new_page, chart, 59)
     open_switch_dialog(new_page)
-    assert violations == []
-
-
-def test_a_run_opened_by_its_address_breaks_no_policy(
-    new_page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    violations = csp(new_page)
-    Training(store, bus_url, "r").train(60)
-    open_run(new_page, web, "r")
-    wait_for_chart(new_page, "compute", 59)
     assert violations == []
 
 

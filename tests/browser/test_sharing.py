@@ -17,7 +17,6 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def run(page: Page, web: httpx.Client, store: Store, bus_url: str) -> Page:
-    """The page of a run of two ranks and 40 steps."""
     Training(store, bus_url, "r", [1.0, 2.0]).train(40)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 39)

@@ -60,7 +60,6 @@ def wait_for_plan(stack: Stack, run: str, since: float) -> None:
 
 
 def assert_whole(stack: Stack, run: str) -> None:
-    """No step of a run that has ended is missing."""
     steps = all_steps(stack, run)["step"]
     assert steps == list(range(len(steps))), "no step row is missing"
     workers = stack.api("GET", f"/runs/{run}/workers")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from paceline_backend.server.stack import Stack
 from support.e2e import PAUSE_S, wait_for_end
-from support.node import paceline, ranks
+from support.node import paceline
 from support.waiting import DEADLINE_S, TRAINING_S, until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
@@ -54,13 +50,6 @@ for _ in session.epochs(1):
         optimizer.step()
 session.close()
 dist.destroy_process_group()
-"""
-PLAIN = """
-import sys, time
-from pathlib import Path
-(Path(sys.argv[1]) / "hangs").touch()
-while not (Path(sys.argv[1]) / "goes-on").exists():
-    time.sleep(0.05)
 """
 
 
@@ -117,35 +106,3 @@ def test_ranks_that_hang_tell_where(stack: Stack, tmp_path: Path) -> None:
     said = paceline("stacks", run, "--server", stack.url)
     _, err = said.communicate(timeout=DEADLINE_S)
     assert (said.returncode, "has ended" in err) == (2, True)
-
-
-@pytest.mark.long
-def test_a_suspended_rank_says_so(stack: Stack, tmp_path: Path) -> None:
-    run = start(stack, tmp_path, SCRIPT)
-    by_rank = ranks(psutil.Process(os.getpid()).children(recursive=True))
-    os.kill(by_rank[1].pid, signal.SIGSTOP)
-    try:
-        [stopped] = stack.api("GET", f"/runs/{run}/stacks?rank=1")["stacks"]
-        assert (stopped["text"], stopped["problem"]) == (
-            "",
-            "its process is suspended (SIGSTOP)",
-        )
-        assert all(process.is_running() for process in by_rank.values())
-    finally:
-        os.kill(by_rank[1].pid, signal.SIGCONT)
-    (tmp_path / "goes-on").touch()
-    wait_for_end(stack, run)
-
-
-@pytest.mark.long
-def test_ranks_without_a_session_have_none(stack: Stack, tmp_path: Path) -> None:
-    """A signal would end them: they get none."""
-    run = start(stack, tmp_path, PLAIN)
-    said = paceline("stacks", run, "--json", "--server", stack.url)
-    out, err = said.communicate(timeout=DEADLINE_S)
-    assert said.returncode == 3, err
-    assert {each["problem"] for each in json.loads(out)["stacks"]} == {
-        "it cannot write stacks: its script has not created a paceline.Session, or not yet"
-    }
-    (tmp_path / "goes-on").touch()
-    wait_for_end(stack, run)

@@ -22,7 +22,7 @@ from paceline.node.client import Client
 from paceline_backend.cli import register
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store
-from support.command_line import Main, in_process
+from support.command_line import Main
 from support.node import (
     SLEEP,
     family,
@@ -73,17 +73,9 @@ def web(answer: object, status: int = 200, kind: str = "application/json") -> It
 
 
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    return in_process(monkeypatch, capsys)
-
-
-@pytest.fixture
-def server(tmp_path: Path, bus_url: str) -> Iterator[httpx.Client]:
+def server(client: httpx.Client) -> httpx.Client:
     """The real REST server over SQLite and a real bus."""
-    store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
-    with serving(store, bus_url) as client:
-        yield client
-    store.close()
+    return client
 
 
 @pytest.fixture
@@ -405,19 +397,6 @@ def test_what_nobody_asked_for_does_not_hinder_training(
     assert "training without a control plane" in said
     assert asked == 3
     assert words in refused
-
-
-def test_token(bus_url: str, tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
-    with serving(store, bus_url, token="a-secret") as server:
-        code, _, err = main("policies", "--server", url(server))
-        assert code == 3
-        assert "requires a token" in err
-        monkeypatch.setenv("PACELINE_TOKEN", "a-secret")
-        code, out, _ = main("policies", "--json", "--server", url(server))
-        assert code == 0
-        assert "bsp" in {policy["name"] for policy in json.loads(out)}
-    store.close()
 
 
 def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Path) -> None:

@@ -22,29 +22,26 @@ from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store, nodes, schema
 from support import groups
 from support.answering import Node, node
-from support.command_line import Main, in_process
+from support.command_line import Main
 from support.node import paceline, script
 from support.records import add_run
 from support.waiting import until
-from support.web import serving
 
 RUN = "r"
 Logs = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(nodes, "ALIVE_S", 3600.0)  # the machine may be busy,
     monkeypatch.setattr(asking, "ANSWER_S", 60.0)  # very busy
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        add_run(opened, RUN, node="here", state="running")
-        yield opened
+    add_run(store, RUN, node="here", state="running")
+    return store
 
 
 @pytest.fixture
-def server(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as client:
-        yield client
+def server(client: httpx.Client) -> httpx.Client:
+    return client
 
 
 @pytest.fixture
@@ -52,11 +49,6 @@ def here(store: Store, server: httpx.Client, bus_url: str, tmp_path: Path) -> It
     with node(store, bus_url, "here", tmp_path) as made:
         made.run(RUN)
         yield made
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

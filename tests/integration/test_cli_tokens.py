@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store
-from support.command_line import Main, in_process
+from support.command_line import Main
 from support.waiting import DEADLINE_S
-from support.web import ADMIN, serving
+from support.web import ADMIN
 
 
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    return in_process(monkeypatch, capsys)
-
-
-@pytest.fixture
-def server(tmp_path: Path, bus_url: str) -> Iterator[httpx.Client]:
-    with (
-        Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store,
-        serving(store, bus_url) as client,
-    ):
-        yield client
+def server(client: httpx.Client) -> httpx.Client:
+    return client
 
 
 def test_tokens_are_made_listed_and_revoked(server: httpx.Client, main: Main) -> None:

@@ -20,26 +20,13 @@ from paceline_backend.store import Store, schema, telemetry
 from paceline_backend.store.history import days
 from support.command_line import in_process
 from support.records import add_run, adopted, hello, record
-from support.web import serving
 
 RUN, OTHER = "3f9a1c07be52", "3f00aa11bb22"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def web(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def server(web: httpx.Client) -> Iterator[Server]:
-    with paceline.connect(str(web.base_url)) as connected:
+def server(client: httpx.Client) -> Iterator[Server]:
+    with paceline.connect(str(client.base_url)) as connected:
         yield connected
 
 
@@ -113,13 +100,13 @@ def test_a_figure_and_labels(server: Server, store: Store) -> None:
     assert run.refresh()["tags"] == []
 
 
-def test_other_frames(web: httpx.Client) -> None:
+def test_other_frames(client: httpx.Client) -> None:
     with pytest.raises(paceline.PacelineError, match="'pandas' or 'polars'"):
-        paceline.connect(str(web.base_url), frames="arrow")
+        paceline.connect(str(client.base_url), frames="arrow")
 
 
 def test_runs_on_the_command_line(
-    web: httpx.Client,
+    client: httpx.Client,
     store: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,7 +115,7 @@ def test_runs_on_the_command_line(
     main = in_process(monkeypatch, capsys)
     train(store, RUN)
     train(store, OTHER, slow_s=0.12, name="night")
-    at = ("--server", str(web.base_url))
+    at = ("--server", str(client.base_url))
 
     def said(*words: str) -> str:
         code, out, err = main("runs", *words, *at)

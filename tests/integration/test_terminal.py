@@ -17,7 +17,7 @@ import pytest
 from paceline.commands import runs
 from paceline.wire import StepBatch
 from paceline_backend.store import Store, nodes, telemetry
-from support.command_line import Main, in_process
+from support.command_line import Main
 from support.node import _MAIN, paceline, script
 from support.records import add_run, hello, record
 from support.shown import slow_rank
@@ -29,21 +29,10 @@ PACELINE = [sys.executable, "-c", _MAIN]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
 def server(store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
     with serving(store, bus_url) as client:
         yield client
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    return in_process(monkeypatch, capsys)
 
 
 def url(server: httpx.Client) -> str:

@@ -29,8 +29,6 @@ BATCH = 8
 
 
 class Numbered(Dataset[Any]):
-    """Sentences with their numbers."""
-
     def __init__(self, count: int) -> None:
         self.sentences = text.Sentences(count)
         self.sizes = self.sentences.sizes
@@ -117,7 +115,6 @@ def _loss(model: torch.nn.Module, data: Numbered) -> float:
 
 
 def refusals() -> list[str]:
-    """What is refused, each in its own words."""
     said: list[str] = []
     comm = accelerate.utils.DDPCommunicationHookType.FP16
     for options in (
@@ -145,7 +142,6 @@ def refusals() -> list[str]:
 
 
 def example() -> list[str]:
-    """What the example prints, with Paceline and without."""
     import with_accelerate
 
     def begin_anew() -> None:

@@ -40,7 +40,6 @@ class Texts(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def main(folder: Path) -> None:
-    """Trains."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     session = paceline.Session(Texts(), token_budget=BUDGET, seed=1)

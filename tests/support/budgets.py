@@ -14,8 +14,6 @@ from support.sessions import Sized, network, parameters, session
 
 @dataclass
 class Seen:
-    """What one rank saw."""
-
     steps: list[tuple[int, int, list[int]]] = field(default_factory=list)  # epoch, step, samples
     weights: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)  # len(loader), in each step
@@ -33,15 +31,7 @@ def train(
     state: dict[str, Any] | None = None,
     save_at: int | None = None,
 ) -> Seen:
-    """A loop whose loss is a mean over size units, as over tokens.
-
-    Args:
-        count: N; sizes are 1, 2, 3, 1, 2, 3, …
-        epochs: to train.
-        options: of the session.
-        state: to resume from.
-        save_at: step after which to take the state and leave.
-    """
+    """A loop whose loss is a mean over size units, as over tokens."""
     seen, sizes = Seen(), torch.tensor(Sized(count).sizes)
     with session(count, options) as run:
         if state is not None:

@@ -61,12 +61,10 @@ def network() -> nn.Sequential:
 
 
 def parameters(model: nn.Module) -> Tensor:
-    """A copy."""
     return parameters_to_vector(model.parameters()).detach()
 
 
 def gradient(model: nn.Module) -> Tensor:
-    """The same, of zeros where it has none."""
     return parameters_to_vector(
         torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()
     )

@@ -33,8 +33,6 @@ EMULATE = {"a_s": [5e-6, 5e-6, 7.5e-6, 1.5e-5], "b_s": [0.005] * 4, "serial": 0.
 
 @dataclass(frozen=True)
 class Chained:
-    """What a run did."""
-
     policies: list[str]  # as switched
     effective_steps: list[int]  # the first step of each
     planned: dict[str, int]  # by each: a controller's segments
@@ -61,13 +59,7 @@ def random_chain(known: Sequence[str], switches: int, seed: int) -> list[str]:
 
 
 def run_chain(stack: Stack, names: list[str], directory: Path, steps: int = STEPS) -> Chained:
-    """Trains on four emulated ranks under one policy after the other.
-
-    Args:
-        stack: the server that it runs on.
-        names: of the policies.
-        directory: for the script's files.
-    """
+    """Trains on four emulated ranks under one policy after the other."""
     run = _start(stack, names[0], directory)
     wait_for_plan(stack, run)
     wait_for_step(stack, run, steps)

@@ -24,8 +24,6 @@ from support.sessions import Numbered, network, parameters
 
 @dataclass
 class Log:
-    """What a rank saw."""
-
     steps: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     after: dict[int, Tensor] = field(default_factory=dict)  # step → parameters in the next step
@@ -37,8 +35,6 @@ class Log:
 
 @dataclass
 class OuterStep:
-    """A step of the outer optimiser."""
-
     step: int  # in which the rank was
     part: int
     mean: Tensor
@@ -54,17 +50,7 @@ def train(
     count: int = 24,
     first: Synchronisation = ALLREDUCE,
 ) -> Log:
-    """Trains N samples in steps of 4, in segments of four steps, with checkpoints.
-
-    Args:
-        directory: of the checkpoints.
-        epochs: to train.
-        often: of `Session.checkpoint`.
-        chain: the segments' synchronisers, after the first segment; None: all-reduce.
-        accumulate: steps until the optimiser steps.
-        count: N.
-        first: the first segment's synchroniser.
-    """
+    """Trains N samples in steps of 4, in segments of four steps, with checkpoints."""
     log = Log()
     torch.manual_seed(0)
     save, step = Saver.save, Outer.step

@@ -56,8 +56,6 @@ class Kind:
 
 @dataclass(frozen=True)
 class Start:
-    """Where an attempt begins."""
-
     epoch: int = 0
     step: int = 0
     used: Ints = field(default_factory=lambda: np.empty(0, np.int64))

@@ -47,14 +47,7 @@ class Chances:
 
 
 class DrawnRun:
-    """One run, with all its attempts.
-
-    Args:
-        store: where it is recorded.
-        kind: of run.
-        chances: of what happens.
-        seed: of everything that is drawn.
-    """
+    """One run, with all its attempts."""
 
     def __init__(self, store: Store, kind: Kind, chances: Chances, seed: int) -> None:
         self.store, self.kind, self.chances, self.seed = store, kind, chances, seed
@@ -76,7 +69,6 @@ class DrawnRun:
                 self.reports.append(replay(self.store, self.id))
 
     def happens(self, chance: float) -> bool:
-        """Draws."""
         return bool(self.rng.random() < chance)
 
 

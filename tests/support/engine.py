@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
+import redis
 
-from paceline_backend import backends
+from paceline_backend import backends, requests
 from paceline_backend.backends import Engine, EngineOptions, Facts, Job, Order, registry
 from paceline_backend.control import engines
+from paceline_backend.control.engines import Engines
+from paceline_backend.requests import enlist
+from paceline_backend.store import Store, runs, tokens
+from paceline_backend.store.new_runs import NewRun
+from support.groups import ReportedRuns
 
 
 class TableEngine(Engine):
@@ -92,3 +99,59 @@ def table_engine(name: str = "table") -> Iterator[type[TableEngine]]:
         registry._backends.cache_clear()
         yield kind
     registry._backends.cache_clear()
+
+
+class TableRuns(ReportedRuns):
+    """Runs on the table's engine, the worker that looks after them, and time that a test sets."""
+
+    now = 1000.0
+
+    def __init__(self, store: Store, bus: redis.Redis, bus_url: str) -> None:
+        super().__init__(store, bus, bus_url)
+        self.worker = self.another()
+        self.enlist = partial(enlist, store, bus_url)
+
+    def clock(self) -> float:
+        return self.now
+
+    def another(self, name: str = "worker") -> Engines:
+        """A worker: another one, or the first started again."""
+        return Engines(self.store, name, clock=self.clock)
+
+    def look(self) -> None:
+        self.worker.look(self.bus)
+
+    def after(self, seconds: float, every_s: float = 1.0) -> None:
+        """Looks every second, or less often, until so much time is over."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += every_s
+            self.look()
+
+    def begin(self, least: int = 1, most: int = 1) -> str:
+        fields: dict[str, Any] = {"nodes_min": least, "nodes_max": most, "backend": "table"}
+        new = NewRun("r", "/shared/train.py", 1, "bsp", server="http://head:1", **fields)
+        return requests.launch(self.store, self.bus_url, new, self.by, start=True)
+
+    def come(self, run: str, *names: str) -> None:
+        """Nodes of the engine take part."""
+        self.answer(*names, run=run)
+        for name in names:
+            assert self.enlist(run, name).needed
+
+    def shown(self, run: str) -> tuple[str, str | None]:
+        known = self.row(run)
+        return known["state"], known["message"]
+
+    def jobs(self, run: str) -> Any:
+        return self.row(run)["backend_jobs"]["jobs"]
+
+    def key(self, run: str) -> int:
+        with self.store.read() as connection:
+            return runs.key_of(connection, run)
+
+    def valid(self, run: str) -> int:
+        """How many tokens of a run are worth something."""
+        with self.store.read() as connection:
+            known = tokens.listed(connection)
+        return sum(token["run"] == run and token["revoked_at"] is None for token in known)

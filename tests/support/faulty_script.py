@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 import paceline
 
@@ -31,7 +30,7 @@ class Series(Dataset[tuple[Tensor, int]]):
         lengths = [9] * count if "alike" in faults else [3 + i * 7 % 38 for i in range(count)]
         self.items = [torch.randn(length, WIDTH, generator=draw) for length in lengths]
         self.faults = faults
-        if "sizes" not in faults and "alike" not in faults:
+        if "alike" not in faults:
             self.sizes = lengths
 
     def __len__(self) -> int:
@@ -57,7 +56,7 @@ class Net(nn.Module):
         super().__init__()
         self.faults = faults
         self.point = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU())
-        self.norm = nn.BatchNorm1d(8) if faults & {"batchnorm", "local"} else nn.Identity()
+        self.norm = nn.BatchNorm1d(8) if "local" in faults else nn.Identity()
         self.dropout = nn.Dropout(0.5 if "dropout" in faults else 0.0)
         self.head = nn.Linear(8, CLASSES)
 
@@ -68,8 +67,6 @@ class Net(nn.Module):
             pooled = made.mean(2)
         else:
             pooled = (made * inside).sum(2) / inside.sum(2)
-        if "contrast" in self.faults:
-            pooled = pooled - pooled.mean(0)
         return self.head(self.dropout(pooled))
 
 
@@ -97,34 +94,28 @@ def main() -> None:
     if "sleeps" in faults:
         time.sleep(3600)
     model: Any = Net(faults)
-    plain = DataLoader(data, batch_size=8, collate_fn=collate)
     if "sharded" in faults:
         from torch.distributed.fsdp import fully_shard  # import takes a second
 
         fully_shard(model)
-    if "session" in faults:
-        session, loader, model = None, plain, DistributedDataParallel(model)
-    else:
-        given: Any = Endless() if "iterable" in faults else data
-        if "stream" in faults:
-            items = [data[index] for index in range(len(data))]
-            given = paceline.data.Stream(items, size=lambda item: len(item[0]), split="none")
-        session = paceline.Session(given, global_batch=16)
-        loader = session.loader(collate_fn=collate, num_workers=options.workers)
-        if "wrap" not in faults:
-            model = session.wrap(model, batchnorm="local" if "local" in faults else None)
-        if "loader" in faults:
-            loader = plain
+    given: Any = Endless() if "iterable" in faults else data
+    if "stream" in faults:
+        items = [data[index] for index in range(len(data))]
+        given = paceline.data.Stream(items, size=lambda item: len(item[0]), split="none")
+    session = paceline.Session(given, global_batch=16)
+    loader = session.loader(collate_fn=collate, num_workers=options.workers)
+    if "wrap" not in faults:
+        model = session.wrap(model, batchnorm="local" if "local" in faults else None)
     second = nn.Linear(CLASSES, 1)
     optimizers = [torch.optim.SGD(model.parameters(), 0.1)]
     if "second" in faults:
         optimizers.append(torch.optim.SGD(second.parameters(), 0.1))
     if "two" in faults:
         optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
-    if session is not None and not faults & {"wrap", "checkpoint", "stream"}:
+    if not faults & {"wrap", "checkpoint", "stream"}:
         session.checkpoint(options.folder / "checkpoints", model, optimizers[0], every_steps=1)
 
-    if session is not None and "states" in faults:
+    if "states" in faults:
         session.load_state_dict(state=session.state_dict())
 
     for _ in range(1):
@@ -143,7 +134,7 @@ def main() -> None:
             loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
-            if session is not None and "states" in faults:
+            if "states" in faults:
                 torch.save(session.state_dict(), options.folder / f"{rank}.pt")
     (options.folder / "trained").touch()
 

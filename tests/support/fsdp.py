@@ -247,16 +247,7 @@ def train(
     batchnorm: str | None = None,
     count: int = 96,
 ) -> Log:
-    """A training loop over a sharded model, and the same steps in one process on each rank.
-
-    Args:
-        plans: what plans it.
-        epochs: to train.
-        how: see `Sharding`.
-        clip: the largest norm of gradients; None: they are not clipped.
-        batchnorm: the network has such a layer, and how it is wrapped.
-        count: N.
-    """
+    """A training loop over a sharded model, and the same steps in one process on each rank."""
     log = Log()
     with (
         plans() as seen,
@@ -434,25 +425,25 @@ def closed() -> tuple[bool, list[int]]:
 
 
 def save_and_go_on(directory: str, epochs: int, how: Sharding | None) -> tuple[Tensor, Tensor, int]:
-    """Trains with checkpoints: parameters at the start and in the end, and the first step.
-
-    Args:
-        directory: of the checkpoints.
-        epochs: to train.
-        how: see `Sharding`; None: the model is not sharded.
-    """
+    """Trains with checkpoints: parameters at the start and in the end, and the first step."""
     with contextlib.closing(paceline.Session(Numbered(24), global_batch=4)) as run:
-        loader = run.loader()
-        model = run.wrap(network() if how is None else sharded(network(), how))
-        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
-        run.checkpoint(directory, model, optimizer, every_steps=6)
-        began = torch.cat([whole(p).flatten() for p in model.parameters()])
-        first = -1
-        for _ in run.epochs(epochs):
-            for _, x, y in loader:
-                first = run.step if first < 0 else first
-                mse_loss(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        ended = torch.cat([whole(p).flatten() for p in model.parameters()])
+        model = network() if how is None else sharded(network(), how)
+        return gone_on(run, model, directory, epochs)
+
+
+def gone_on(
+    run: paceline.Session, made: nn.Module, directory: str, epochs: int
+) -> tuple[Tensor, Tensor, int]:
+    loader, model = run.loader(), run.wrap(made)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+    run.checkpoint(directory, model, optimizer, every_steps=6)
+    began = torch.cat([whole(p).flatten() for p in model.parameters()])
+    first = -1
+    for _ in run.epochs(epochs):
+        for _, x, y in loader:
+            first = run.step if first < 0 else first
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    ended = torch.cat([whole(p).flatten() for p in model.parameters()])
     return began, ended, first

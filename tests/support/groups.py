@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import redis
@@ -10,7 +12,7 @@ import redis
 from paceline.wire import Message, NodeState, RunState, State, commands, decode
 from paceline_backend import requests
 from paceline_backend.store import Store, nodes, runs, telemetry, tokens
-from paceline_backend.store.audit import Requester
+from paceline_backend.store.audit import RequestedChange, Requester
 from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 
@@ -59,3 +61,23 @@ def orders(bus: redis.Redis, node: str) -> list[Message]:
     """What a node's agent was told."""
     entries: Any = bus.xrange(commands(node))
     return [decode(fields)[1] for _, fields in entries]
+
+
+class ReportedRuns:
+    """The above over one database and one bus."""
+
+    by = ME
+
+    def __init__(self, store: Store, bus: redis.Redis, bus_url: str) -> None:
+        self.store, self.bus, self.bus_url = store, bus, bus_url
+        self.answer = partial(answer, store)
+        self.launch = partial(launch, store, bus_url)
+        self.report = partial(report, store)
+        self.ready = partial(ready, store)
+        self.states = partial(states, store)
+        self.row = partial(runs.get, store)
+        self.orders = partial(orders, bus)
+
+    def ask(self, change: Callable[..., Any], run: str, *rest: Any, **options: Any) -> Any:
+        """Somebody asks for a change of a run."""
+        return change(self.store, self.bus_url, RequestedChange(run, self.by), *rest, **options)

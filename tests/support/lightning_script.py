@@ -128,7 +128,6 @@ def train(
 
 
 def refusals(directory: str) -> list[str]:
-    """What is refused, each in its own words."""
     said: list[str] = []
     for options in (
         {"paceline": {"drop_last": True}},
@@ -146,7 +145,6 @@ def refusals(directory: str) -> list[str]:
 
 
 def example() -> list[str]:
-    """What the example prints, with Paceline and without."""
     import with_lightning
 
     return printed(with_lightning.main)

@@ -86,16 +86,6 @@ def regular(kind: str) -> tuple[torch.Tensor, int]:
         return torch.cat([parameters(model), parameters(other)]), run.step
 
 
-def killed(rank: int) -> None:
-    """One rank's process ends in step 3."""
-    with session(40, {"global_batch": 4}) as run:
-        model = run.wrap(network())
-        for _, x, y in run.loader():
-            if run.rank == rank and run.step == 3:
-                os._exit(1)
-            mse_loss(model(x), y).backward()
-
-
 def two_sessions(own_model: bool, batches: tuple[int, int]) -> str:
     """One model sees batches of two sessions in each step; what is refused.
 

@@ -49,7 +49,6 @@ def bounded(room: float | None) -> Iterator[None]:
 
 
 def activations(sizes: Tensor) -> list[Tensor]:
-    """What a large model would hold of each sample."""
     return [torch.empty(int(size), _UNIT, dtype=torch.int8) for size in sizes]
 
 

@@ -34,8 +34,6 @@ class Overflowing(torch.amp.GradScaler):
 
 @dataclass
 class Script:
-    """What the training does besides the usual."""
-
     optimiser: str = "momentum"
     zeroes_after: bool = False  # it sets gradients to zero after the optimiser's step, not before
     clips: bool = False
@@ -76,8 +74,6 @@ class Script:
 
 @dataclass
 class Trained:
-    """What came of it, on one rank."""
-
     parameters: Tensor
     turns: list[tuple[int, int, bool, float]] = field(default_factory=list)
     samples: list[list[int]] = field(default_factory=list)  # of each turn
@@ -124,7 +120,6 @@ def train(
     script: Script,
     chain: list[Synchronisation] | None = None,
 ) -> Trained:
-    """Trains with micro-batches."""
     with (
         nullcontext() if chain is None else planned(chain, first=chain[0]),
         session(count, options | {"micro_batches": True}) as run,

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 import paceline
-from support.odd_scripts import WIDTH, Points, loss_of, plain, rows_of
+from support.odd_scripts import Points, loss_of, plain, rows_of
 
 VALUES: dict[str, Any] = {
     "float": 0.5,
@@ -61,10 +61,10 @@ def error_of(call: Callable[..., Any], *args: Any, **options: Any) -> str | None
 
 
 @contextmanager
-def training(**options: Any) -> Iterator[tuple[Any, ...]]:
+def training() -> Iterator[tuple[Any, ...]]:
     """A session with loader, wrapped model and optimiser."""
     torch.manual_seed(3)
-    session = paceline.Session(Points(16), global_batch=8, **options)
+    session = paceline.Session(Points(16), global_batch=8)
     try:
         loader = session.loader()
         model = session.wrap(plain())
@@ -76,7 +76,7 @@ def training(**options: Any) -> Iterator[tuple[Any, ...]]:
 def turns(session: Any, loader: Any, model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
     """Turns of the loop over one epoch: the loss of each."""
     for indices, *_ in loader:
-        loss = loss_of(model, rows_of(Points(16), indices.tolist(), None))
+        loss = loss_of(model, rows_of(Points(16), indices.tolist()))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -95,19 +95,6 @@ def values() -> dict[str, tuple[str | None, str | None, str | None]]:
                     error_of(session.evaluated, accuracy=value),
                 )
             session.log(loss=loss)
-    return answers
-
-
-def names() -> dict[str, tuple[str | None, str | None]]:
-    """Name → errors of `log` and of `evaluated`."""
-    answers = {}
-    with training() as (session, *parts):
-        for loss in turns(session, *parts):
-            for name in ("val/top-5", "a" * 64, "_x", "", "5x", "a b", "a" * 65, "ä", "/x"):
-                answers[name] = (
-                    error_of(session.log, loss=loss, **{name: 1.0}),
-                    error_of(session.evaluated, **{name: 1.0}),
-                )
     return answers
 
 
@@ -138,58 +125,10 @@ def places() -> dict[str, str | None]:
     return said
 
 
-def many_names() -> tuple[list[str | None], list[str | None]]:
-    """Errors of 40 names of `log`, five at once and others in each call, and of `evaluated`."""
-    with training() as (session, *parts):
-        for loss in turns(session, *parts):
-            logged = [
-                error_of(session.log, loss=loss, **{f"m{part}_{i}": 1.0 for i in range(5)})
-                for part in range(8)
-            ]
-        evaluated = [error_of(session.evaluated, **{f"e{number}": 1.0}) for number in range(40)]
-    return logged, evaluated
-
-
-# Meshes
-
-
-def whole() -> Any:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-
-
-MESHES: dict[str, Callable[[], Any]] = {
-    "a word": lambda: "dp",
-    "a number": lambda: 2,
-    "names": lambda: ("dp", "tp"),
-    "a process group": lambda: whole()["dp"].get_group(),
-    "some ranks": lambda: DeviceMesh("cpu", [0, 1]),
-    "another order": lambda: DeviceMesh("cpu", [3, 2, 1, 0]),
-    "another order of groups": lambda: DeviceMesh(
-        "cpu", [[2, 3], [0, 1]], mesh_dim_names=("dp", "tp")
-    )["dp"],
-    "on some ranks": lambda: [whole()["dp"], None][dist.get_rank() // 2],
-    "the data-parallel part": lambda: whole()["dp"],
-    "all ranks": lambda: init_device_mesh("cpu", (4,)),
-}
-
-
-def mesh(kind: str, **options: Any) -> str | None:
-    """The error of a Session with this mesh."""
-    given = MESHES[kind]()
-    return error_of(
-        lambda: paceline.Session(Points(16), global_batch=8, mesh=given, **options).close()
-    )
-
-
-def in_a_mesh(what: str) -> str | None:
-    """What a session with groups refuses later."""
-    session = paceline.Session(Points(16), global_batch=8, mesh=whole()["dp"])
-    try:
-        if what == "wrap":
-            return error_of(session.wrap, nn.Linear(WIDTH, 1))
-        return error_of(session.profile, lambda n: None)
-    finally:
-        session.close()
+def mesh_of_all() -> str | None:
+    """The error of a Session whose mesh splits nothing."""
+    given = init_device_mesh("cpu", (dist.get_world_size(),))
+    return error_of(lambda: paceline.Session(Points(16), global_batch=8, mesh=given).close())
 
 
 # Profiles
@@ -197,11 +136,11 @@ def in_a_mesh(what: str) -> str | None:
 
 def profile(what: str) -> str | None:
     """The error of a call of `profile`."""
-    with training() as (session, loader, model, optimizer):
+    with training() as (session, _, model, optimizer):
         data = Points(16)
 
         def passes(n: int) -> None:
-            loss_of(model, rows_of(data, [i % len(data) for i in range(n)], None)).backward()
+            loss_of(model, rows_of(data, [i % len(data) for i in range(n)])).backward()
 
         def steps(n: int) -> None:
             passes(n)
@@ -211,33 +150,14 @@ def profile(what: str) -> str | None:
             passes(n)
             torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1).step()
 
-        def fails(n: int) -> None:
-            if session.rank == 1:
-                raise KeyError("a column is missing")
-            passes(n)
-
-        def never_fits(n: int) -> None:
-            raise MemoryError
-
-        def typical(n: int) -> None:
-            assert len(loader.typical(n)[0]) == n
-            passes(n)
-
         runs: dict[str, Any] = {
-            "typical": typical,
             "None": None,
             "steps": steps,
             "steps another": steps_another,
-            "fails on rank 1": fails,
-            "never fits": never_fits,
         }
         if what == "a loss":
-            return error_of(session.profile, loss_of(model, rows_of(data, [0], None)))
+            return error_of(session.profile, loss_of(model, rows_of(data, [0])))
         if what in runs:
             return error_of(session.profile, runs[what])
-        if what == "twice":
-            session.profile(passes)
-        if what == "after training":
-            list(turns(session, loader, model, optimizer))
-        most = {"most 0": 0, "most -4": -4, "most 2.5": 2.5, "most '8'": "8", "most 64": 64}
+        most = {"most 0": 0, "most 2.5": 2.5, "most 64": 64}
         return error_of(session.profile, passes, most=most.get(what))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import math
 from collections import namedtuple
@@ -32,19 +33,18 @@ BATCH = 8
 
 
 class Points(torch.utils.data.Dataset[Any]):
-    """Each sample: its index, numbers, what they make, and a few words' numbers."""
+    """Each sample: its index, numbers, and what they make."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
         random = torch.Generator().manual_seed(7)
         self.x = torch.randn(samples, WIDTH, generator=random)
         self.y = torch.randn(samples, 1, generator=random)
-        self.words = torch.randint(0, 6, (samples, 3), generator=random)
 
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor, Tensor]:
-        return index, self.x[index], self.y[index], self.words[index]
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
+        return index, self.x[index], self.y[index]
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Rows:
 
     x: Tensor
     y: Tensor
-    words: Tensor
     empty: bool = False
+    turn: int = 0
 
 
 Turn = Callable[[Rows], Iterator[Tensor | None]]
@@ -68,9 +68,9 @@ def loss_of(model: nn.Module, rows: Rows) -> Tensor:
     return f.mse_loss(model(rows.x), rows.y)
 
 
-def sgd(*models: nn.Module, lr: float = 0.1, **options: Any) -> torch.optim.Optimizer:
+def sgd(*models: nn.Module) -> torch.optim.Optimizer:
     parameters = {id(p): p for model in models for p in model.parameters()}
-    return torch.optim.SGD(parameters.values(), lr=lr, **options)
+    return torch.optim.SGD(parameters.values(), lr=0.1)
 
 
 def grads(*models: nn.Module) -> Iterator[Tensor | None]:
@@ -86,6 +86,24 @@ def unsynced(model: nn.Module) -> Any:
 def bare(model: nn.Module) -> nn.Module:
     """The model in session.wrap's."""
     return getattr(model, "module", model)
+
+
+def stepping(passes: Callable[..., None]) -> Callable[..., Turn]:
+    """A script with the usual turn around some passes: gradients of 0 before, a step after."""
+
+    @functools.wraps(passes)
+    def script(*models: nn.Module) -> Turn:
+        optimizer = sgd(*models)
+
+        def turn(rows: Rows) -> Iterator[Tensor | None]:
+            optimizer.zero_grad()
+            passes(*models, rows)
+            yield from grads(*models)
+            optimizer.step()
+
+        return turn
+
+    return script
 
 
 # Which parameters train
@@ -107,10 +125,8 @@ def frozen_low() -> nn.Module:
     return model
 
 
-def simple(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any
-) -> Turn:
-    optimizer = optimizer or sgd(model, **options)
+def simple(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Turn:
+    optimizer = optimizer or sgd(model)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:
         optimizer.zero_grad()
@@ -121,72 +137,24 @@ def simple(
     return turn
 
 
-def with_momentum(model: nn.Module) -> Turn:
-    return simple(model, momentum=0.9)
+@stepping
+def unfreezes_later(model: nn.Module, rows: Rows) -> None:
+    if rows.turn == 1:
+        bare(model).low.requires_grad_(True)
+    loss_of(model, rows).backward()
 
 
-def unfreezes_later(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        if next(turns) == 1:
-            bare(model).low.requires_grad_(True)
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def freezes_later(model: nn.Module, rows: Rows) -> None:
+    if rows.turn == 1:
+        bare(model).low.requires_grad_(False)
+    loss_of(model, rows).backward()
 
 
-def freezes_later(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        if next(turns) == 1:
-            bare(model).low.requires_grad_(False)
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def freezes_by_turns(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        bare(model).low.requires_grad_(next(turns) % 2 == 1)
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(6, WIDTH)
-        self.answer = nn.Linear(WIDTH, 6, bias=False)
-        self.answer.weight = self.words.weight
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.answer(self.words(words).mean(1))
-
-
-def words_script(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.cross_entropy(model(rows.words), rows.words[:, 0]).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def freezes_by_turns(model: nn.Module, rows: Rows) -> None:
+    bare(model).low.requires_grad_(rows.turn % 2 == 1)
+    loss_of(model, rows).backward()
 
 
 class Twice(nn.Module):
@@ -199,19 +167,6 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.answer(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
-
-
-class Scalars(nn.Module):
-    """Parameters without dimensions, and one whose memory is not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(0.7))
-        self.matrix = nn.Parameter(torch.randn(5, WIDTH).t())
-        self.answers = nn.ParameterList([nn.Parameter(torch.randn(5, 1))])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * torch.tanh(x @ self.matrix) @ self.answers[0]
 
 
 class Complex(nn.Module):
@@ -249,294 +204,100 @@ class Counting(nn.Module):
         return self.inner(x) / self.calls
 
 
-def weight_normed() -> nn.Module:
-    return nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 5)), nn.Tanh(), nn.Linear(5, 1)
-    )
-
-
 # Backward passes
 
 
-def two_passes(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        model(rows.x).square().mean().backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def two_forwards_one_backward(model: nn.Module, rows: Rows) -> None:
+    (loss_of(model, rows) + model(-rows.x).square().mean()).backward()
 
 
-def two_forwards_one_backward(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        (loss_of(model, rows) + model(-rows.x).square().mean()).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def two_losses_at_once(model: nn.Module, rows: Rows) -> None:
+    out = model(rows.x)
+    torch.autograd.backward([f.mse_loss(out, rows.y), out.square().mean()])
 
 
-def two_losses_at_once(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        out = model(rows.x)
-        torch.autograd.backward([f.mse_loss(out, rows.y), out.square().mean()])
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def retained(model: nn.Module, rows: Rows) -> None:
+    out = model(rows.x)
+    f.mse_loss(out, rows.y).backward(retain_graph=True)
+    out.square().mean().backward()
 
 
-def retained(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
+@stepping
+def retained_in_no_sync(model: nn.Module, rows: Rows) -> None:
+    with unsynced(model):
         out = model(rows.x)
         f.mse_loss(out, rows.y).backward(retain_graph=True)
         out.square().mean().backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    loss_of(model, rows).backward()
 
 
-def retained_in_no_sync(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        with unsynced(model):
-            out = model(rows.x)
-            f.mse_loss(out, rows.y).backward(retain_graph=True)
-            out.square().mean().backward()
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def penalty_after(model: nn.Module, rows: Rows) -> None:
+    loss_of(model, rows).backward()
+    (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
 
 
-def penalty_after(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def penalty_before_forward(model: nn.Module, rows: Rows) -> None:
+    (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
+    loss_of(model, rows).backward()
 
 
-def penalty_before_forward(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
-        loss_of(model, rows).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def penalty_between(model: nn.Module, rows: Rows) -> None:
+    loss = loss_of(model, rows)
+    (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
+    loss.backward()
 
 
-def penalty_between(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(model, rows)
-        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[union-attr]
-        loss.backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def penalty_in_the_loss(model: nn.Module, rows: Rows) -> None:
+    loss = loss_of(model, rows)
+    (loss + 0.1 * sum(p.square().sum() for p in model.parameters())).backward()
 
 
-def penalty_in_the_loss(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(model, rows)
-        (loss + 0.1 * sum(p.square().sum() for p in model.parameters())).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def put_before_backward(model: nn.Module) -> Turn:
+@stepping
+def put_before_backward(model: nn.Module, rows: Rows) -> None:
     """Puts the same decay into `.grad` on each rank, between forward and backward."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(model, rows)
-        for parameter in model.parameters():
-            parameter.grad = 0.1 * parameter.detach().clone()
-        loss.backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    loss = loss_of(model, rows)
+    for parameter in model.parameters():
+        parameter.grad = 0.1 * parameter.detach().clone()
+    loss.backward()
 
 
-def put_after_backward(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        for parameter in model.parameters():
-            parameter.grad += 0.1 * parameter.detach()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def put_after_backward(model: nn.Module, rows: Rows) -> None:
+    loss_of(model, rows).backward()
+    for parameter in model.parameters():
+        parameter.grad += 0.1 * parameter.detach()
 
 
-def input_gradient_penalty(model: nn.Module) -> Turn:
+@stepping
+def input_gradient_penalty(model: nn.Module, rows: Rows) -> None:
     """A second derivative, as WGAN-GP's."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        x = rows.x.clone().requires_grad_()
-        out = model(x)
-        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        (f.mse_loss(out, rows.y) + slope.square().sum(1).mean()).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    x = rows.x.clone().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (f.mse_loss(out, rows.y) + slope.square().sum(1).mean()).backward()
 
 
-def gradients_by_autograd_grad(model: nn.Module) -> Turn:
+@stepping
+def gradients_by_autograd_grad(model: nn.Module, rows: Rows) -> None:
     """`torch.autograd.grad` of parameters, put into `.grad` by hand."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        parameters = list(model.parameters())
-        for parameter, grad in zip(
-            parameters, torch.autograd.grad(loss_of(model, rows), parameters), strict=True
-        ):
-            parameter.grad = grad
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    parameters = list(model.parameters())
+    for parameter, grad in zip(
+        parameters, torch.autograd.grad(loss_of(model, rows), parameters), strict=True
+    ):
+        parameter.grad = grad
 
 
-def backward_of_some(model: nn.Module) -> Turn:
+@stepping
+def backward_of_some(model: nn.Module, rows: Rows) -> None:
     """`backward(inputs=…)`: gradients of the last layer only."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward(inputs=list(bare(model).high.parameters()))
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def accumulates(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        last = next(turns) % 2 == 1
-        with contextlib.nullcontext() if last else unsynced(model):
-            (loss_of(model, rows) / 2).backward()
-        if last:
-            yield from grads(model)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return turn
-
-
-def accumulates_synced(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        (loss_of(model, rows) / 2).backward()
-        yield from grads(model)
-        if next(turns) % 2 == 1:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-    return turn
-
-
-def forward_outside_no_sync(model: nn.Module) -> Turn:
-    """The forward pass stands before `no_sync`, the backward pass in it."""
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        last = next(turns) % 2 == 1
-        loss = loss_of(model, rows) / 2
-        with contextlib.nullcontext() if last else unsynced(model):
-            loss.backward()
-        if last:
-            yield from grads(model)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return turn
-
-
-def clips_norm(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        yield nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def clips_values(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        nn.utils.clip_grad_value_(model.parameters(), 0.02)
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def scales(model: nn.Module) -> Turn:
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=64.0)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, rows)).backward()
-        scaler.unscale_(optimizer)
-        yield from grads(model)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return turn
+    loss_of(model, rows).backward(inputs=list(bare(model).high.parameters()))
 
 
 def lbfgs(model: nn.Module) -> Turn:
@@ -563,26 +324,6 @@ def mean_over_ranks(value: Tensor, rows: Rows) -> Tensor:
     both = torch.stack([value * n, n])
     dist.all_reduce(both)
     return both[0] / both[1]
-
-
-def sam(model: nn.Module) -> Turn:
-    """Sharpness-aware minimisation: the gradient at a point uphill."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        with torch.no_grad():
-            moves = [0.05 * p.grad for p in model.parameters()]  # type: ignore[operator]
-            torch._foreach_add_(list(model.parameters()), moves)
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        with torch.no_grad():
-            torch._foreach_sub_(list(model.parameters()), moves)
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
 
 
 # Hooks
@@ -621,12 +362,6 @@ def steps_in_backward(model: nn.Module) -> Turn:
         yield from (parameter.detach() for parameter in model.parameters())
 
     return turn
-
-
-def module_hooks(model: nn.Module) -> Turn:
-    bare(model)[0].register_forward_hook(lambda module, args, out: 2 * out)  # type: ignore[index]
-    bare(model)[0].register_full_backward_hook(lambda module, gi, go: None)  # type: ignore[index]
-    return simple(model)
 
 
 # Evaluation and others' passes within the loop
@@ -668,39 +403,18 @@ def evaluates_on_one_rank(model: nn.Module) -> Turn:
     return turn
 
 
-def passes_by(model: nn.Module) -> Turn:
+@stepping
+def passes_by(model: nn.Module, rows: Rows) -> None:
     """Calls the model within the wrapped one."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(bare(model)(rows.x), rows.y).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-def averages(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-    average = torch.optim.swa_utils.AveragedModel(bare(model))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        optimizer.step()
-        average.update_parameters(bare(model))
-        yield from (parameter.detach() for parameter in average.parameters())
-
-    return turn
+    f.mse_loss(bare(model)(rows.x), rows.y).backward()
 
 
 def leaves_out_steps(model: nn.Module) -> Turn:
     """All ranks leave out the second step, before their forward pass."""
-    optimizer, turns = sgd(model), iter(range(100))
+    optimizer = sgd(model)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:
-        if next(turns) == 1:
+        if rows.turn == 1:
             return
         optimizer.zero_grad()
         loss_of(model, rows).backward()
@@ -712,11 +426,11 @@ def leaves_out_steps(model: nn.Module) -> Turn:
 
 def forward_without_backward(model: nn.Module) -> Turn:
     """All ranks drop the second step's loss after the forward pass."""
-    optimizer, turns = sgd(model), iter(range(100))
+    optimizer = sgd(model)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:
         loss = loss_of(model, rows)
-        if next(turns) == 1:
+        if rows.turn == 1:
             return
         optimizer.zero_grad()
         loss.backward()
@@ -726,23 +440,16 @@ def forward_without_backward(model: nn.Module) -> Turn:
     return turn
 
 
-def filler_is_nan(model: nn.Module) -> Turn:
+@stepping
+def filler_is_nan(model: nn.Module, rows: Rows) -> None:
     """What a filler makes is no number."""
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        (loss_of(model, rows) * (math.nan if rows.empty else 1.0)).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+    (loss_of(model, rows) * (math.nan if rows.empty else 1.0)).backward()
 
 
 # Several models
 
 
-def gan(generator: nn.Module, discriminator: nn.Module, freeze: bool = True) -> Turn:
+def gan(generator: nn.Module, discriminator: nn.Module) -> Turn:
     generating, discriminating = sgd(generator), sgd(discriminator)
 
     def turn(rows: Rows) -> Iterator[Tensor | None]:
@@ -754,51 +461,19 @@ def gan(generator: nn.Module, discriminator: nn.Module, freeze: bool = True) -> 
         yield from grads(discriminator)
         discriminating.step()
         generating.zero_grad()
-        if freeze:
-            discriminator.requires_grad_(False)
+        discriminator.requires_grad_(False)
         f.softplus(-discriminator(made)).mean().backward()
-        if freeze:
-            discriminator.requires_grad_(True)
+        discriminator.requires_grad_(True)
         yield from grads(generator)
         generating.step()
 
     return turn
 
 
-def gan_without_freezing(generator: nn.Module, discriminator: nn.Module) -> Turn:
-    return gan(generator, discriminator, freeze=False)
-
-
-def gan_two_passes(generator: nn.Module, discriminator: nn.Module) -> Turn:
-    """The discriminator's two losses have a backward pass each."""
-    generating, discriminating = sgd(generator), sgd(discriminator)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        discriminating.zero_grad()
-        f.softplus(-discriminator(rows.x)).mean().backward()
-        made = generator(rows.x)
-        f.softplus(discriminator(made.detach())).mean().backward()
-        yield from grads(discriminator)
-        discriminating.step()
-        generating.zero_grad()
-        f.softplus(-discriminator(made)).mean().backward()
-        yield from grads(generator)
-        generating.step()
-
-    return turn
-
-
-def encoder_and_decoder(encoder: nn.Module, decoder: nn.Module) -> Turn:
+@stepping
+def encoder_and_decoder(encoder: nn.Module, decoder: nn.Module, rows: Rows) -> None:
     """Two models under one loss, with one optimiser."""
-    optimizer = sgd(encoder, decoder)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(decoder(encoder(rows.x)), rows.x).backward()
-        yield from grads(encoder, decoder)
-        optimizer.step()
-
-    return turn
+    f.mse_loss(decoder(encoder(rows.x)), rows.x).backward()
 
 
 def sharing() -> list[nn.Module]:
@@ -809,29 +484,6 @@ def sharing() -> list[nn.Module]:
 
 def pair() -> list[nn.Module]:
     return [nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, WIDTH))]
-
-
-class Margin(nn.Module):
-    """A loss function with a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        return (self.weight * (out - y)).square().mean() - self.weight.log()
-
-
-def learned_loss(model: nn.Module, criterion: nn.Module) -> Turn:
-    optimizer = sgd(model, criterion)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        criterion(model(rows.x), rows.y).backward()
-        yield from grads(model, criterion)
-        optimizer.step()
-
-    return turn
 
 
 # What the forward pass takes and returns
@@ -870,52 +522,14 @@ def answer_in(out: Any) -> Tensor:
     return next(part for part in out if isinstance(part, Tensor))
 
 
-def structured(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(answer_in(model(rows.x)), rows.y).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def structured(model: nn.Module, rows: Rows) -> None:
+    f.mse_loss(answer_in(model(rows.x)), rows.y).backward()
 
 
-def keyword_arguments(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(model(x=rows.x), rows.y).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
-
-
-class LossItself(nn.Module):
-    """Returns its loss, and what is no tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = plain()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, float]:
-        loss = self.inner(x).square().mean()
-        return loss, loss.item()
-
-
-def loss_itself(model: nn.Module) -> Turn:
-    optimizer = sgd(model)
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        model(rows.x)[0].backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def keyword_arguments(model: nn.Module, rows: Rows) -> None:
+    f.mse_loss(model(x=rows.x), rows.y).backward()
 
 
 class Checkpointed(nn.Module):
@@ -939,16 +553,9 @@ class Branches(nn.Module):
         return self.first(x) if first else self.second(x)
 
 
-def by_steps(model: nn.Module) -> Turn:
-    optimizer, turns = sgd(model), iter(range(100))
-
-    def turn(rows: Rows) -> Iterator[Tensor | None]:
-        optimizer.zero_grad()
-        f.mse_loss(model(rows.x, next(turns) % 2 == 0), rows.y).backward()
-        yield from grads(model)
-        optimizer.step()
-
-    return turn
+@stepping
+def by_steps(model: nn.Module, rows: Rows) -> None:
+    f.mse_loss(model(rows.x, rows.turn % 2 == 0), rows.y).backward()
 
 
 class ByRow(nn.Module):
@@ -998,14 +605,6 @@ def with_keywords() -> nn.Module:
     return Named()
 
 
-def plain_and_margin() -> list[nn.Module]:
-    return [plain(), Margin()]
-
-
-def double_plain() -> nn.Module:
-    return plain().double()
-
-
 # The comparison
 
 
@@ -1014,16 +613,8 @@ def compare(
     script: Callable[..., Turn],
     wrap: dict[str, Any] | None = None,
     early: bool = False,
-    dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """How far ranks are from one process.
-
-    Args:
-        build: makes the models.
-        script: makes a turn of the loop.
-        wrap: options of `session.wrap`.
-        early: the optimiser is made before its model is wrapped.
-        dtype: of parameters and data.
 
     Returns:
         off: the largest difference, relative to each tensor's largest value; samples: this rank's,
@@ -1043,8 +634,8 @@ def compare(
             turn = simple(wrapped[0], optimizer) if early else script(*wrapped)
             seen, batches, samples = [], [], []
             for indices, *_ in loader:
-                rows = rows_of(data, indices.tolist(), dtype)
-                rows.empty = session.batch.empty
+                rows = rows_of(data, indices.tolist())
+                rows.empty, rows.turn = session.batch.empty, len(seen)
                 own = [] if rows.empty else indices.tolist()
                 gathered: list[Any] = [None] * dist.get_world_size()
                 dist.all_gather_object(gathered, own)
@@ -1054,8 +645,9 @@ def compare(
         finally:
             session.close()
     alone, worst = script(*twins), 0.0
-    for indices, of_ranks in zip(batches, seen, strict=True):
-        rows = rows_of(data, indices, dtype)
+    for number, (indices, of_ranks) in enumerate(zip(batches, seen, strict=True)):
+        rows = rows_of(data, indices)
+        rows.turn = number
         expected = [None if t is None else t.detach().clone() for t in alone(rows)]
         worst = max(worst, difference(of_ranks, expected))
     parameters = [p.detach() for model in wrapped for p in model.parameters()]
@@ -1090,9 +682,8 @@ def logged() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def rows_of(data: Points, indices: list[int], dtype: torch.dtype | None) -> Rows:
-    x, y = data.x[indices], data.y[indices]
-    return Rows(x.to(dtype) if dtype else x, y.to(dtype) if dtype else y, data.words[indices])
+def rows_of(data: Points, indices: list[int]) -> Rows:
+    return Rows(data.x[indices], data.y[indices])
 
 
 def difference(these: Sequence[Tensor | None], those: Sequence[Tensor | None]) -> float:

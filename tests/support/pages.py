@@ -27,13 +27,7 @@ def wait_for_chart(page: Page, chart: str, step: int) -> None:
 
 
 def heat_colour(page: Page, row: int, part: float) -> list[int]:
-    """Red, green, blue and opacity of a cell of the heat map.
-
-    Args:
-        page: a run's.
-        row: from the top; rows stand in one group.
-        part: of the width, from the left.
-    """
+    """Red, green, blue and opacity of a cell of the heat map."""
     page.wait_for_function("() => Number(document.getElementById('heatmap')?.dataset.rows) > 0")
     colour: list[int] = page.evaluate(
         """([row, part]) => {

@@ -188,8 +188,6 @@ def _proven(name: str, loss_of: Loss, setting: str | None) -> ProofResult:
 
 # Loops that train rightly, in the ways that scripts write them.
 
-Body = Callable[..., None]
-
 
 class Deep(nn.Module):
     """A network with whatever a healthy loop needs in it."""

@@ -22,7 +22,6 @@ from support.chain_script import CLASSES, GLOBAL_BATCH, WIDTH, Digits
 
 
 def replica(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Parameters and the optimiser's state."""
     tensors = [*model.state_dict().values()]
     for state in optimizer.state.values():
         tensors += [value for value in state.values() if torch.is_tensor(value)]

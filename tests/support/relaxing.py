@@ -71,8 +71,6 @@ def planned(
 
 @dataclass
 class Script:
-    """What the training does besides the usual."""
-
     optimiser: str = "SGD"
     optimisers: int = 1
     declare: str = ""  # to session.optimizer: nothing, "optimiser", or "both": the scaler, too
@@ -342,13 +340,7 @@ class _Ones(torch.utils.data.Dataset[Tensor]):
 
 
 def counted(what: Synchronisation, slow_s: float, segment: int) -> dict[str, Any]:
-    """Three epochs whose gradients are all 1, so that the parameter counts the steps applied.
-
-    Args:
-        what: the synchroniser after the first segment.
-        slow_s: how much longer a step takes the last rank.
-        segment: steps of a segment.
-    """
+    """Three epochs whose gradients are all 1, so that the parameter counts the steps applied."""
     dropped = turns = 0
     with planned([what], steps=segment):
         session = paceline.Session(_Ones(), global_batch=BATCH, seed=3, uneven_steps=True)

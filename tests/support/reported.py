@@ -28,13 +28,7 @@ def copies(gbps: float) -> NodeCheck:
 
 @dataclass
 class Plane:
-    """A control plane whose nodes say what a test lets them say.
-
-    Args:
-        store: of the application.
-        bus_url: of its bus.
-        client: an admin's, whose changes are made whatever others have done.
-    """
+    """A control plane whose nodes say what a test lets them say."""
 
     store: Store
     bus_url: str
@@ -46,12 +40,7 @@ class Plane:
         return str(self.client.base_url.join("/")).rstrip("/")
 
     def have(self, *runs: str, **checks: NodeCheck | float | None) -> None:
-        """Agents answer on these nodes.
-
-        Args:
-            runs: that train there.
-            checks: of each node; a number: GFLOP/s of a machine that is fine otherwise.
-        """
+        """Agents answer on these nodes."""
         for name, check in checks.items():
             measured = computes(check) if isinstance(check, int | float) else check
             state = NodeState(

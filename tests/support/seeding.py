@@ -41,15 +41,7 @@ def draw(
     state: dict[str, Any] | None = None,
     save_at: int | None = None,
 ) -> tuple[Drawn, dict[str, Any]]:
-    """What this rank's samples drew in two epochs, and where it left.
-
-    Args:
-        count: N.
-        options: of the session.
-        loading: of the loader.
-        state: to resume from.
-        save_at: step after which to leave.
-    """
+    """What this rank's samples drew in two epochs, and where it left."""
     run = paceline.Session(Noisy(count), sizes=[1.0] * count, **options)
     torch.manual_seed(run.rank)  # the process's own random numbers differ, as ever
     random.seed(run.rank)
@@ -104,12 +96,7 @@ def left_early(count: int, options: dict[str, Any], loading: dict[str, Any]) -> 
 
 
 def taken_over(what: Synchronisation, slow_s: float) -> tuple[Drawn, int]:
-    """What samples drew where ranks share batches, and how many batches this rank took over.
-
-    Args:
-        what: the synchroniser after the first segment.
-        slow_s: how much longer a step takes the last rank.
-    """
+    """What samples drew where ranks share batches, and how many batches this rank took over."""
     drawn: Drawn = {}
     taken = 0
     with planned([what], steps=8):

@@ -9,8 +9,8 @@ import numpy as np
 
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
-from paceline_backend.policies.base import Floats, Ints, Policy
-from paceline_backend.simulator import Simulation
+from paceline_backend.policies.base import Feedback, Floats, Ints, Policy
+from paceline_backend.simulator import Simulation, TrainedSegment
 from support.records import hello
 
 
@@ -36,10 +36,28 @@ class Trained:
         return [int(k) + 1 for k in np.flatnonzero((np.diff(self.counts, axis=0) != 0).any(axis=1))]
 
 
+def feedback_of(compute_s: Any, samples: Any = 1, first: int = 0) -> Feedback:
+    """Steps that take such times, [S][W], of samples of size 1: so many of each rank, [W]."""
+    times_s = np.array(compute_s, np.float64)
+    step, rank = np.divmod(np.arange(times_s.size), times_s.shape[1])
+    n = np.array(np.broadcast_to(samples, times_s.shape), np.int64).ravel()
+    load = n.astype(np.float64)
+    time_s = np.where(n > 0, times_s.ravel(), 0.0)
+    return Feedback(first + step, rank, n, load, time_s, load, np.ones(len(n)))
+
+
 def endless(sizes: Floats, world: int, global_batch: int) -> Hello:
     """The start of a run without a last epoch, whose plans take effect at once."""
     encoded = np.asarray(sizes, "<f8").tobytes()
     return hello(world, global_batch=global_batch, sizes=encoded, seed=3, epochs=None, lookahead=0)
+
+
+def train(simulation: Simulation) -> list[TrainedSegment]:
+    """All segments until its end."""
+    ran = []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+    return ran
 
 
 def simulate(

@@ -24,8 +24,6 @@ def size_of(sample: int) -> float:
 
 
 class Numbers(torch.utils.data.IterableDataset[int]):
-    """The numbers of a range, which are samples and targets at once."""
-
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers
 

@@ -67,16 +67,7 @@ def train(
     loading: dict[str, Any] | None = None,
     **options: Any,
 ) -> Trained:
-    """Trains on a stream.
-
-    Args:
-        stream: the data.
-        epochs: to train.
-        leave_at: step after which the first loop ends.
-        state: to go on from.
-        loading: of the loader.
-        options: of the session.
-    """
+    """Trains on a stream."""
     trained, data = Trained(), Numbered(SAMPLES)
 
     def collate(samples: list[int]) -> tuple[list[int], Tensor, Tensor]:

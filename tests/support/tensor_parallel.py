@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.train.mesh import GroupTimes
-from support.fsdp import gradient, whole
+from support.fsdp import gone_on, gradient, whole
 from support.gradients import difference
 from support.records import record
 from support.sessions import WIDTH, Numbered, Sized
@@ -54,12 +54,7 @@ def network(batchnorm: bool = False) -> Network:
 
 
 def mesh_of(groups: int | None = None, *, replicas: bool = False) -> tuple[Any, Any]:
-    """The data-parallel and the tensor-parallel part of a mesh of all ranks.
-
-    Args:
-        groups: how many; None: as many as there are of two ranks each.
-        replicas: each group has all of its model, in place of a part.
-    """
+    """The data-parallel and the tensor-parallel part of a mesh of all ranks."""
     from torch.distributed.device_mesh import init_device_mesh  # import takes a second
 
     groups = groups or dist.get_world_size() // TP
@@ -73,13 +68,7 @@ def mesh_of(groups: int | None = None, *, replicas: bool = False) -> tuple[Any, 
 
 
 def split(model: nn.Module, tp: Any, *, sequence: bool = False) -> nn.Module:
-    """Splits a `Network` over the ranks of a group.
-
-    Args:
-        model: to split.
-        tp: the mesh.
-        sequence: a norm computes a part of the batch on each rank, so gradients are partial sums.
-    """
+    """Splits a `Network` over the ranks of a group."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import parallel as p
 
@@ -104,8 +93,6 @@ def made(dp: Any, tp: Any, *, batchnorm: bool = False, sequence: bool = False) -
 
 @dataclass
 class Log:
-    """What a rank saw of a training beside the same training in one process."""
-
     errors: list[float] = field(default_factory=list)  # of gradients, by step
     parts: list[list[int]] = field(default_factory=list)  # this rank's samples, by step
     every: list[int] = field(default_factory=list)  # all groups' samples, each once
@@ -180,26 +167,11 @@ def train(
 
 
 def save_and_go_on(directory: str, epochs: int, *, splits: bool = True) -> tuple[Tensor, Tensor]:
-    """Trains with checkpoints: parameters at the start and in the end.
-
-    Args:
-        directory: of the checkpoints.
-        epochs: to train.
-        splits: the model, over the ranks of groups; else each rank has all of it.
-    """
+    """Trains with checkpoints: parameters at the start and in the end."""
     dp, tp = mesh_of() if splits else (None, None)
     with contextlib.closing(paceline.Session(Numbered(24), global_batch=4, mesh=dp)) as run:
-        loader = run.loader()
-        model = run.wrap(made(dp, tp) if splits else network())
-        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
-        run.checkpoint(directory, model, optimizer, every_steps=6)
-        began = torch.cat([whole(p).flatten() for p in model.parameters()])
-        for _ in run.epochs(epochs):
-            for _, x, y in loader:
-                mse_loss(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        ended = torch.cat([whole(p).flatten() for p in model.parameters()])
+        model = made(dp, tp) if splits else network()
+        began, ended, _ = gone_on(run, model, directory, epochs)
     return began, ended
 
 

@@ -24,7 +24,6 @@ SAMPLES, BATCH, RATE = 96, 12, 0.02
 
 
 def main(folder: Path) -> None:
-    """Trains."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     dp, tp = mesh_of()

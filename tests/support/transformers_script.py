@@ -60,8 +60,6 @@ def network(kind: str) -> torch.nn.Module:
 
 
 class Counts(TrainerCallback):
-    """Counts what this rank is given."""
-
     def __init__(self) -> None:
         self.counts: list[int] = []
 
@@ -136,7 +134,6 @@ def asked_without_labels(trainer: Any, batch: dict[str, Tensor]) -> bool:
 
 
 def refusals(folder: str) -> list[str]:
-    """What is refused, each in its own words."""
     said: list[str] = []
     for options in (
         {"auto_find_batch_size": True},
@@ -153,7 +150,6 @@ def refusals(folder: str) -> list[str]:
 
 
 def example() -> list[str]:
-    """What the example prints, with Paceline and without."""
     import with_transformers
 
     return printed(with_transformers.main)

@@ -84,8 +84,6 @@ class _Endpoint:
 
 
 class _Event:
-    """`threading.Event`."""
-
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._set = scheduler, False
 
@@ -105,8 +103,6 @@ class _Event:
 
 
 class _Queue:
-    """`queue.SimpleQueue`."""
-
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._items = scheduler, deque[Any]()
 

@@ -16,8 +16,6 @@ from paceline_backend.store import Store
 
 
 class Clock:
-    """Seconds that only a test moves."""
-
     def __init__(self) -> None:
         self.now = 1000.0
 

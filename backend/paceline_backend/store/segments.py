@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,26 +50,6 @@ def row(message: Adopted) -> dict[str, Any]:
         "why": segment.why,
         "synchroniser_digest": segment.synchroniser.digest,
     }
-
-
-def shown(
-    connection: sa.Connection, run: int, named: Iterable[tuple[int, int]]
-) -> list[dict[str, Any]]:
-    """Return segments in the form that the API shows, in order.
-
-    `named` has attempt and number of each; segments that are not stored are left out.
-    """
-    numbers: dict[int, list[int]] = defaultdict(list)
-    for attempt, seq in named:
-        # Larger numbers do not fit the columns.
-        if 0 <= attempt < 2**15 and 0 <= seq < 2**63:
-            numbers[attempt].append(seq)
-    if not numbers:
-        return []
-    c = segments.c
-    of_attempts = (sa.and_(c.attempt == k, c.seq.in_(seqs)) for k, seqs in numbers.items())
-    query = sa.select(*SHOWN).where(c.run == run, sa.or_(*of_attempts)).order_by(c.attempt, c.seq)
-    return [{str(k): v for k, v in row.items()} for row in connection.execute(query).mappings()]
 
 
 def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segment]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import threading
 from typing import Any
 
 import httpx
@@ -14,9 +12,7 @@ from starlette.requests import HTTPConnection
 from paceline.wire import control
 from paceline_backend.api import preconditions
 from paceline_backend.api.identity import Identity
-from paceline_backend.requests import stop
-from paceline_backend.store import Store, runs, switches
-from paceline_backend.store.audit import RequestedChange
+from paceline_backend.store import Store, switches
 from support.records import add_run
 from support.web import ANY
 
@@ -45,17 +41,6 @@ def change(
 ) -> httpx.Response:
     headers = {"X-Who": who, "If-Match": seen}
     return client.request(method, f"{RUN}/{what}", json=body, headers=headers)
-
-
-@pytest.mark.parametrize(("method", "what", "body"), CHANGES)
-def test_a_change_says_what_it_has_seen(
-    client: httpx.Client, method: str, what: str, body: dict[str, Any]
-) -> None:
-    refused = client.request(method, f"{RUN}/{what}", json=body)
-    assert refused.status_code == 428
-    assert "send the ETag of GET /runs/r as If-Match" in refused.json()["detail"]
-    assert client.get(f"{RUN}/audit").json()["items"] == []
-    assert client.get(RUN).json()["revision"] == 0
 
 
 @pytest.mark.parametrize("first", CHANGES)
@@ -97,23 +82,6 @@ def test_what_is_no_etag_of_the_run_matches_nothing(client: httpx.Client, seen: 
     refused = change(client, "POST", "policy", {"policy": "bsp"}, "ada", seen)
     assert refused.status_code == 412
     assert client.get(RUN).json()["revision"] == 0
-
-
-def test_of_many_at_once_one_passes(client: httpx.Client, store: Store) -> None:
-    statuses: list[int] = []
-
-    def ask(number: int) -> None:
-        answer = change(client, "POST", "policy", {"policy": "bsp"}, f"op{number}", '"0"')
-        statuses.append(answer.status_code)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(statuses) == [202, *[412] * 7]
-    assert len(client.get(f"{RUN}/audit").json()["items"]) == 1
-    assert len(switches.rows(store, "r")) == 1
 
 
 def test_the_log_says_who_when_from_where_and_why(client: httpx.Client) -> None:
@@ -170,16 +138,3 @@ def test_the_log_is_filtered_and_paged(client: httpx.Client) -> None:
         assert refused.status_code == 422
         assert refused.json()["errors"][0]["field"] == "cursor"
     assert client.get(f"{V1}/runs/none/audit").status_code == 404
-
-
-def test_a_stop_that_was_not_published_is_in_the_log_all_the_same(
-    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def publish(*_: object, **__: object) -> None:
-        raise redis.ConnectionError("gone")
-
-    module = importlib.import_module("paceline_backend.requests.stop")
-    monkeypatch.setattr(module, "publish", publish)
-    with pytest.raises(redis.ConnectionError):
-        stop(store, bus_url, RequestedChange("r", preconditions.Requester("ada")), "by me")
-    assert runs.get(store, "r")["revision"] == 1, "its caller was told, and asks again"

@@ -80,10 +80,6 @@ def test_without_a_guard_nobody_may() -> None:
         identity_of(Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)}))
 
 
-def test_the_callback_too(guarded: httpx.Client) -> None:
-    assert guarded.post("/_dash-update-component", json={}).status_code == 401
-
-
 def test_a_websocket_wants_it_too(store: Store) -> None:
     assert websocket_answer(store) == "websocket.close"
     assert websocket_answer(store, authorization=f"Bearer {TOKEN}") == "websocket.accept"
@@ -94,23 +90,6 @@ def test_a_websocket_wants_it_too(store: Store) -> None:
     assert websocket_answer(store, cookie=cookie) == "websocket.accept"
     for evil in ("http://127.0.0.1:9000", "http://[", "null"):
         assert websocket_answer(store, cookie=cookie, origin=evil) == "websocket.close"
-
-
-def test_a_cookie_is_no_help_to_pages_from_elsewhere(guarded: httpx.Client) -> None:
-    """To a browser another port of this machine is the same site."""
-    assert guarded.post("/login", data={"token": TOKEN}).status_code == 303
-    body = {"script": "train.py", "nproc": 1, "launch": False}
-    evil = {"Origin": "http://127.0.0.1:9000"}
-    own = {"Origin": str(guarded.base_url).rstrip("/")}
-    assert guarded.post("/api/v1/runs", json=body, headers=evil).status_code == 403
-    assert guarded.get("/api/v1/runs", headers=evil).status_code == 200
-    assert guarded.post("/api/v1/runs", json=body, headers=own).status_code == 201
-    assert guarded.post("/api/v1/runs", json=body, headers=evil | bearer(TOKEN)).status_code == 201
-
-
-def test_health_is_open(guarded: httpx.Client) -> None:
-    assert guarded.get("/healthz").status_code == 200
-    assert guarded.get("/readyz").json()["database"] == "ok"
 
 
 def test_login(guarded: httpx.Client) -> None:
@@ -129,12 +108,7 @@ def test_login(guarded: httpx.Client) -> None:
     assert guarded.get("/api/v1/runs").status_code == 200, "by the cookie"
 
 
-@pytest.mark.parametrize(
-    "target", ["https://evil.example", "//evil.example", "/\\evil.example", "//[", ""]
-)
-def test_login_leads_nowhere_else(guarded: httpx.Client, target: str) -> None:
-    entered = guarded.post("/login", data={"token": TOKEN, "next": target})
-    assert entered.headers["location"] == "/"
+def test_the_login_page_quotes_what_it_was_asked_for(guarded: httpx.Client) -> None:
     page = guarded.get("/login", params={"next": '/"><script>'})
     assert "<script>" not in page.text
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import httpx
 import pytest
@@ -43,6 +45,13 @@ def trained(store: Store, run: str, slow: float, first: int = 0, at: float = 0.0
         for rank in range(3)
     ]
     telemetry.write(store, [(run, StepBatch(records))])
+
+
+def kept_of(connection: sa.Connection, run: str) -> Sequence[sa.Row[Any]]:
+    """The stored verdicts about a run, newest first."""
+    c = kept_verdicts.c
+    query = sa.select(kept_verdicts).where(c.run == run).order_by(c.at.desc())
+    return connection.execute(query).all()
 
 
 def test_the_fleets_verdict_is_that_of_its_runs(
@@ -128,14 +137,14 @@ def test_a_verdict_is_a_row_until_it_names_something_else(store: Store) -> None:
     trained(store, "r", 3.0, first=60)
     FleetWatch(store, "a").look(NEVER)
     with store.read() as connection:
-        [kept] = verdicts.of_run(connection, "r", 10)
+        [kept] = kept_of(connection, "r")
     assert kept.body["to"] == 119
     assert kept.at < kept.until
     for first in range(120, 660, 60):
         trained(store, "r", 1.0, first=first)
     FleetWatch(store, "a").look(NEVER)
     with store.read() as connection:
-        newest, before = verdicts.of_run(connection, "r", 10)
+        newest, before = kept_of(connection, "r")
     assert before == kept
     assert newest.nodes == {}
 
@@ -165,11 +174,11 @@ def test_a_verdict_lasts_while_the_run_trains_without_a_new_step(store: Store) -
     with store.write() as connection:
         connection.execute(sa.text("UPDATE verdicts SET at = at - 90, until = until - 90"))
     with store.read() as connection:
-        [before] = verdicts.of_run(connection, "r", 10)
+        [before] = kept_of(connection, "r")
     time_s[0] = 11.0
     watch.look(NEVER)
     with store.read() as connection:
-        [kept] = verdicts.of_run(connection, "r", 10)
+        [kept] = kept_of(connection, "r")
     assert kept.at == before.at
     assert kept.until - before.until == pytest.approx(90.0, abs=30.0)
     with store.write() as connection:
@@ -178,7 +187,7 @@ def test_a_verdict_lasts_while_the_run_trains_without_a_new_step(store: Store) -
     time_s[0] = 22.0
     watch.look(NEVER)
     with store.read() as connection:
-        [kept] = verdicts.of_run(connection, "r", 10)
+        [kept] = kept_of(connection, "r")
     assert kept.body["to"] == 119
 
 
@@ -191,7 +200,7 @@ def test_a_verdict_goes_on_no_longer_when_a_step_is_overdue(
             connection.execute(sa.update(kept_verdicts).values(until=time.time() - 60.0))
         watch.look(NEVER)
         with store.read() as connection:
-            return verdicts.of_run(connection, "r", 1)[0].until
+            return kept_of(connection, "r")[0].until
 
     trained(store, "r", 3.0)
     time_s = [0.0]
@@ -213,11 +222,11 @@ def test_a_verdict_does_not_last_over_a_time_without_looks(store: Store) -> None
     FleetWatch(store, "a").look(NEVER)
     with store.write() as connection:
         connection.execute(sa.text("UPDATE verdicts SET at = at - 900, until = until - 900"))
-        [before] = verdicts.of_run(connection, "r", 10)
+        [before] = kept_of(connection, "r")
         verdicts.go_on(connection, "r", before.until + 900.0, 120.0)
-        assert verdicts.of_run(connection, "r", 10) == [before]
+        assert kept_of(connection, "r") == [before]
         verdicts.go_on(connection, "r", before.until + 900.0, 1_000.0)
-        [kept] = verdicts.of_run(connection, "r", 10)
+        [kept] = kept_of(connection, "r")
     assert kept.until == before.until + 900.0
 
 
@@ -230,7 +239,7 @@ def test_old_verdicts_are_forgotten(store: Store) -> None:
         connection.execute(sa.update(schema.runs).values(state="finished"))
     FleetWatch(store, "a").look(NEVER)
     with store.read() as connection:
-        assert verdicts.of_run(connection, "old", 10) == []
+        assert kept_of(connection, "old") == []
 
 
 def test_the_record_of_nodes_and_costs(store: Store, bus_url: str) -> None:

@@ -18,13 +18,12 @@ import sqlalchemy as sa
 
 from paceline.wire import RankDevice, RoundBatch, StepBatch
 from paceline_backend.api.export import written
-from paceline_backend.server.prices import Price
 from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.details.rows import TABLES, Wanted, parts
 from paceline_backend.store.history import days
 from support.pages import keep_forecast
 from support.records import a_round, add_run, adopted, hello, pack_indices, record
-from support.web import ANY, serving
+from support.web import ANY
 
 V1 = "/api/v1"
 
@@ -365,18 +364,6 @@ def test_steps_that_were_trained_again_belong_to_the_later_policy(
     telemetry.write(store, [("r", again), ("r", plan), ("r", StepBatch(rows))])
     days.sum_up(store, key)
     assert by_policy(client) == {("bsp", False): 150, ("lbb", False): 150}
-
-
-def test_a_step_costs_money_under_the_policy_that_planned_it(store: Store, bus_url: str) -> None:
-    switched(store, "r", {0: ("bsp", 0), 1: ("lbb", 200)})
-    with serving(store, bus_url, hour_price=Price(60.0, "EUR")) as client:
-        rows = {row["policy"]: row for row in get(client, "/history", by="policy")}
-    assert {policy: row["cost"] for policy, row in rows.items()} == {
-        "bsp": pytest.approx(2 * 200 * 0.3 / 60),
-        "lbb": pytest.approx(2 * 100 * 0.3 / 60),
-    }
-    assert rows["bsp"]["waited_cost"] == pytest.approx(200 * 0.1 / 60)
-    assert rows["bsp"]["currency"] == "EUR"
 
 
 def test_simulated_runs_have_rows_of_their_own(client: httpx.Client, store: Store) -> None:

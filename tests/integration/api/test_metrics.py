@@ -165,17 +165,6 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 
-@pytest.mark.parametrize(
-    ("query", "metrics"),
-    [
-        ("sum by (worker) (rate(a_total[1m])) > 3 and b", {"a_total", "b"}),
-        ('time() - max(a{run=~"$run", state="x"})', {"a"}),
-    ],
-)
-def test_metrics_of_a_query(query: str, metrics: set[str]) -> None:
-    assert metrics_of(query) == metrics
-
-
 def test_dashboard_and_alerts_name_metrics_that_exist(client: httpx.Client) -> None:
     known = names(client.get("/metrics").text) | {"up"}  # Prometheus makes `up` itself
     shown = [target["expr"] for panel in panels() for target in panel["targets"]]

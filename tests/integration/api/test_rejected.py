@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,22 +10,16 @@ import pytest
 import redis
 
 from paceline.wire import TELEMETRY, Message, RunState, State, StepBatch, encode
-from paceline.wire.bus import connect, publish
+from paceline.wire.bus import publish
 from paceline_backend.requests import rejected
-from paceline_backend.store import Store, StoreUnavailableError, telemetry
+from paceline_backend.store import Store, StoreUnavailableError
 from support import poison
-from support.command_line import Main, in_process
+from support.command_line import Main
 from support.ingesting import ingest_all
 from support.records import add_run, record
 
 V1 = "/api/v1"
 STREAM = "paceline:run:r:telemetry"
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as opened:
-        yield opened
 
 
 def reject(
@@ -66,26 +59,6 @@ def test_what_could_not_be_stored_is_listed_with_its_reason(
     assert unreadable["written_at"] == int(written.partition(b"-")[0]) / 1000
     assert unreadable["written_at"] <= unreadable["rejected_at"]
     assert listed(client, limit=1) == [unreadable]
-
-
-def test_a_failure_that_nobody_understands_is_tried_three_times(
-    client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str, monkeypatch: Any
-) -> None:
-    add_run(store, "r")
-    real, tries = telemetry.write, []
-
-    def write(store: Store, messages: Any, **named: Any) -> Any:
-        if not messages:
-            return real(store, messages, **named)
-        tries.append(messages)
-        raise KeyError("surprise")
-
-    monkeypatch.setattr(telemetry, "write", write)
-    publish(bus, TELEMETRY, StepBatch([record(0, 1)]), "r")
-    ingest_all(store, bus_url)
-    [message] = listed(client)
-    assert (message["tries"], message["reason"]) == (3, "KeyError: 'surprise'")
-    assert len(tries) == 3
 
 
 def test_a_message_is_dropped_and_the_audit_log_has_it(
@@ -196,11 +169,6 @@ def test_of_a_huge_message_little_is_kept(client: httpx.Client, bus: redis.Redis
     [message] = listed(client)
     assert (len(message["run"]), message["kind"]) == (200, "steps")
     assert bus.memory_usage(rejected.REJECTED) < 5_000
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    return in_process(monkeypatch, capsys)
 
 
 def test_the_command_line_lists_counts_and_drops(

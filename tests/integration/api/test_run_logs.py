@@ -21,7 +21,6 @@ from redis.asyncio.client import Pipeline
 from paceline import wire
 from paceline.wire import Answer, Ask, State
 from paceline.wire.asking import LogPart
-from paceline.wire.bus import connect
 from paceline.wire.codec import signed
 from paceline.wire.sealing import seal_answer
 from paceline_backend.requests import asking, sessions
@@ -38,18 +37,10 @@ LOGS = f"/api/v1/runs/{RUN}/logs"
 Start = Callable[[str], Node]
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "ALIVE_S", 3600.0)  # the machine may be busy,
     monkeypatch.setattr(asking, "ANSWER_S", 60.0)  # very busy
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -66,12 +57,6 @@ def here(store: Store, start: Start) -> Node:
     made = start("here")
     made.run(RUN)
     return made
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as opened:
-        yield opened
 
 
 def read(client: httpx.Client, rank: int | str = 0, **query: Any) -> dict[str, Any]:

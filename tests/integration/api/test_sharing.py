@@ -14,16 +14,11 @@ import pytest
 
 from paceline_backend.insight import trace
 from paceline_backend.store import Store
-from support.command_line import Main, in_process
+from support.command_line import Main
 from support.records import add_run
 from support.shown import SLOW, STEPS, SWITCHED, WORLD, slow_rank
 
 RUN = "3f9a1c07be52"
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    return in_process(monkeypatch, capsys)
 
 
 class Page(HTMLParser):

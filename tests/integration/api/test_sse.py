@@ -53,12 +53,6 @@ def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
     ingest.join(timeout=DEADLINE_S)
 
 
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(bus_url) as opened:
-        yield opened
-
-
 @dataclass
 class Events:
     """What one client received."""
@@ -184,16 +178,6 @@ def test_what_a_client_asks_for_is_bounded(client: httpx.Client, store: Store) -
     assert new(client, -1)["steps"]["step"] == [*range(100, 2_100)]
 
 
-def test_each_of_many_clients_gets_an_event(client: httpx.Client, bus: redis.Redis) -> None:
-    tell(bus, hello())
-    until(lambda: new(client, -1)["run"]["attempt"] == 0, "the Hello is not stored")
-    with ExitStack() as stack:
-        pages = [stack.enter_context(following(client)) for _ in range(3)]
-        tell(bus, step(0, 0), step(0, 1))
-        for page in pages:
-            until(lambda page=page: 0 in page.steps(), "a client was not told")  # type: ignore[misc]
-
-
 def test_switches_and_their_effect(client: httpx.Client, bus: redis.Redis) -> None:
     tell(bus, hello())
     with following(client) as events:
@@ -245,21 +229,6 @@ def test_open_streams_do_not_hold_shutdown(
             assert not events.ended.is_set()
         assert events.ended.wait(DEADLINE_S)
     assert "timeout graceful shutdown exceeded" not in caplog.text, "uvicorn cancelled the stream"
-
-
-def test_a_bus_that_dies_interrupts_nothing(store: Store, tmp_path: Path) -> None:
-    add_run(store, RUN)
-    with (
-        EmbeddedBus(tmp_path / "bus") as bus,
-        serving(store, bus.url) as client,
-        following(client) as events,
-    ):
-        bus.kill()
-        bus.start()
-        with redis.Redis.from_url(bus.url) as again:
-            tell_stored(store, again, hello(), step(0, 0), step(0, 1))
-        until(lambda: 0 in events.steps(), "nothing comes after the bus came back")
-        assert not events.ended.is_set()
 
 
 def test_a_client_hears_that_the_bus_is_away(store: Store, tmp_path: Path) -> None:
@@ -318,20 +287,6 @@ def test_a_client_hears_that_the_database_hangs(
 def waits(events: Events) -> str | None:
     """What the server waits for, as it said last."""
     return next((each["for"] for each in reversed(events.of("waiting"))), None)
-
-
-def test_a_view_needs_no_bus(store: Store, tmp_path: Path) -> None:
-    """What came while the bus was away is told when it is back."""
-    add_run(store, RUN)
-    with EmbeddedBus(tmp_path / "bus") as bus, serving(store, bus.url) as client:
-        bus.kill()
-        telemetry.write(store, [(RUN, hello()), (RUN, step(0, 0)), (RUN, step(0, 1))])
-        assert new(client, -1)["steps"]["step"] == [0]
-        with following(client) as events:
-            telemetry.write(store, [(RUN, step(1, 0)), (RUN, step(1, 1))])
-            bus.start()
-            until(lambda: events.of("change"), "the client does not ask")
-            assert new(client, 0)["steps"]["step"] == [1]
 
 
 def test_a_bus_that_lost_its_data_makes_clients_ask(store: Store, tmp_path: Path) -> None:

@@ -117,20 +117,27 @@ NODE = "NodeName=gpu7 Arch=x86_64 State={} ThreadsPerCore=1{}"
 
 
 @pytest.mark.parametrize(
-    "state, said, reason, update",
+    "control, state, said, reason, update",
     [
-        ("IDLE", "", "ada: slow\n disk", "State=DRAIN Reason=paceline: ada: slow disk"),
-        ("IDLE+DRAIN", " Reason=paceline: b", "ada: c", "State=DRAIN Reason=paceline: ada: c"),
-        ("IDLE+DRAIN", " Reason=a fan [root@2026]", "ada: slow", None),
-        ("MIXED+DRAIN", " Reason=paceline: ada: slow [root@2026]", None, "State=UNDRAIN"),
-        ("DOWN", " Reason=bad disk [root@2026]", "ada: slow", None),
-        ("IDLE+DRAIN", " Reason=a fan [root@2026]", None, None),
-        ("IDLE", "", None, None),
+        ("", "IDLE", "", "ada: slow\n disk", "State=DRAIN Reason=paceline: ada: slow disk"),
+        ("", "IDLE+DRAIN", " Reason=paceline: b", "ada: c", "State=DRAIN Reason=paceline: ada: c"),
+        ("", "IDLE+DRAIN", " Reason=a fan [root@2026]", "ada: slow", None),
+        ("", "MIXED+DRAIN", " Reason=paceline: ada: slow [root@2026]", None, "State=UNDRAIN"),
+        ("", "DOWN", " Reason=bad disk [root@2026]", "ada: slow", None),
+        ("", "IDLE+DRAIN", " Reason=a fan [root@2026]", None, None),
+        ("", "IDLE", "", None, None),
+        # Of two control planes each keeps to its own.
+        ("a1", "IDLE", "", "ada: slow", "State=DRAIN Reason=paceline:a1 ada: slow"),
+        ("a1", "IDLE+DRAIN", " Reason=paceline:a1 ada: slow", None, "State=UNDRAIN"),
+        ("a1", "IDLE+DRAIN", " Reason=paceline:b2 ada: slow", None, None),
+        ("a1", "IDLE+DRAIN", " Reason=paceline:b2 ada: slow", "ada: slow", None),
+        ("a1", "IDLE+DRAIN", " Reason=paceline: ada: slow", None, None),
     ],
 )
 def test_a_node_is_drained_and_a_drain_of_others_stays(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    control: str,
     state: str,
     said: str,
     reason: str | None,
@@ -139,34 +146,10 @@ def test_a_node_is_drained_and_a_drain_of_others_stays(
     show = f"echo '{NODE.format(state, said)}'"
     text = f'if [ "$1" = update ]; then echo "$@" >>{tmp_path}/asked; else {show}; fi'
     commands(tmp_path, monkeypatch, scontrol=text)
-    Slurm().cordon("gpu7", reason)
-    asked = tmp_path / "asked"
-    assert (asked.read_text() if asked.exists() else None) == (
-        update and f"update NodeName=gpu7 {update}\n"
-    )
-
-
-@pytest.mark.parametrize(
-    "said, reason, update",
-    [
-        ("", "ada: slow", "State=DRAIN Reason=paceline:a1 ada: slow"),
-        ("paceline:a1 ada: slow", None, "State=UNDRAIN"),
-        ("paceline:b2 ada: slow", None, None),
-        ("paceline:b2 ada: slow", "ada: slow", None),
-        ("paceline: ada: slow", None, None),
-    ],
-)
-def test_a_drain_of_another_control_plane_stays(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    said: str,
-    reason: str | None,
-    update: str | None,
-) -> None:
-    known = NODE.format("IDLE+DRAIN" if said else "IDLE", f" Reason={said}" if said else "")
-    text = f'if [ "$1" = update ]; then echo "$@" >>{tmp_path}/asked; else echo "{known}"; fi'
-    commands(tmp_path, monkeypatch, scontrol=text)
-    Slurm().cordon_as("a1", "gpu7", reason)
+    if control:
+        Slurm().cordon_as(control, "gpu7", reason)
+    else:
+        Slurm().cordon("gpu7", reason)
     asked = tmp_path / "asked"
     assert (asked.read_text() if asked.exists() else None) == (
         update and f"update NodeName=gpu7 {update}\n"

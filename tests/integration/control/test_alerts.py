@@ -95,21 +95,6 @@ def test_an_alert_is_raised_and_resolved_by_its_times(store: Store) -> None:
     assert alert["value"] == pytest.approx(1 - 0.5 / 0.9), "the last value beyond the threshold"
 
 
-def test_a_condition_that_passes_leaves_nothing(store: Store) -> None:
-    only(store, "run-waste")
-    trained(store)
-    watch = AlertWatch(store, "worker")
-    watch.look(1_000.0)
-    trained(store, slow=1.0, first=60)
-    watch.look(1_100.0)
-    trained(store, first=120)
-    watch.look(1_000.0 + RULE.raise_after_s)
-    assert listed(store) == []
-    with store.write() as connection:
-        [row] = rows.unresolved(connection)
-    assert row["since"] == 1_000.0 + RULE.raise_after_s
-
-
 def test_an_alert_ends_with_its_run_and_with_its_rule(store: Store) -> None:
     only(store, "run-waste")
     for run in ("a", "b"):

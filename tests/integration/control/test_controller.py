@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.node.processes import die_with_parent
-from paceline.wire import TELEMETRY, Adopted, RunState, Segment, State, live
+from paceline.wire import TELEMETRY, RunState, Segment, State, live
 from paceline.wire.bus import publish
 from paceline_backend.control import Controller, ControllerManager, controller, leases
 from paceline_backend.insight.replay import replay
@@ -29,7 +31,6 @@ from support import poison
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, planning, switch, working
 from support.postgres import Postgres
-from support.records import adopted
 from support.waiting import until
 
 SIZES = plaid_like(860)
@@ -42,6 +43,16 @@ def manager(
     return ControllerManager(store, bus_url, owner, lease_s=lease_s)
 
 
+@contextmanager
+def planned(store: Store, bus_url: str, run: str, **options: Any) -> Iterator[Leading]:
+    """Training with ingest and a manager of controllers."""
+    with (
+        working(ingest(store, bus_url), planning(manager(store, bus_url))),
+        Leading(bus_url, run, SIZES, SPEEDS, **options) as training,
+    ):
+        yield training
+
+
 def slowest_over_mean(segment_ett: list[list[float]]) -> float:
     return float(np.mean([max(step) / np.mean(step) for step in segment_ett]))
 
@@ -49,10 +60,7 @@ def slowest_over_mean(segment_ett: list[list[float]]) -> float:
 def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
     """A whole life: proposals supersede, a switch needs four steps at most, coverage is exact."""
     run = new_run(store)
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS, epochs=2) as training,
-    ):
+    with planned(store, bus_url, run, epochs=2) as training:
         first = training.follow(1)[0]
         assert (first.policy, first.version, first.steps) == ("bsp", 0, 2)
         training.follow(1)
@@ -105,31 +113,9 @@ def past_youth(training: Leading) -> list[Segment]:
     return segments
 
 
-@pytest.mark.parametrize(
-    ("step_s", "steps"), [(3.0, 1), (0.33, 3), (0.1, 4), (0.02, 12), (1e-4, 64)]
-)
-def test_segments_last_about_a_second_but_few_steps(
-    store: Store, bus_url: str, step_s: float, steps: int
-) -> None:
-    """Very fast steps: a quarter of a second, so that the controller keeps up."""
-    run = new_run(store)
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS, global_batch=4, step_s=step_s) as training,
-    ):
-        young = past_youth(training)
-        assert young[0].steps == 2
-        assert max(s.steps for s in young[1:]) <= steps
-        assert training.follow(1)[0].steps == steps
-        training.assert_exact()
-
-
 def test_segments_adapt_when_steps_become_faster(store: Store, bus_url: str) -> None:
     run = new_run(store)
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS, global_batch=8, step_s=0.5) as training,
-    ):
+    with planned(store, bus_url, run, global_batch=8, step_s=0.5) as training:
         past_youth(training)
         assert [s.steps for s in training.follow(2)] == [2, 2]
         training.step_s = 0.1
@@ -158,10 +144,7 @@ def test_coasted_segments_are_planned_around(store: Store, bus_url: str) -> None
 def test_lookahead_adopts_before_the_steps_run(store: Store, bus_url: str) -> None:
     """Data loader workers read ahead: segments are adopted while earlier ones have no feedback."""
     run = new_run(store, "chronica")
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS, lookahead=4) as training,
-    ):
+    with planned(store, bus_url, run, lookahead=4) as training:
         waiting = []
         for _ in range(8):
             training.proposed()
@@ -251,10 +234,7 @@ def test_a_new_attempt_goes_on(store: Store, bus_url: str, policy: str) -> None:
 
 def test_a_gap_in_the_live_stream_is_filled_from_the_database(store: Store, bus_url: str) -> None:
     run = new_run(store, "chronica")
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS) as training,
-    ):
+    with planned(store, bus_url, run) as training:
         training.follow(2)
         training.proposed(training.knows)
         for _ in range(2):  # committed, but never on the live stream
@@ -344,32 +324,29 @@ def test_without_its_lease_a_controller_is_silent(store: Store, bus_url: str) ->
         assert len(training.proposals()) <= made + 1
 
 
-def test_an_unknown_policy_leaves_the_leader_coasting(
-    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("policy", "parameters", "why"),
+    [
+        ("chronica", {"window": "long"}, "parameters.window: 'long'"),
+        ("not-installed-here", {}, "no policy 'not-installed-here'"),
+    ],
+)
+def test_after_a_policy_that_cannot_be_made_another_plans(
+    store: Store,
+    bus_url: str,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    parameters: dict[str, Any],
+    why: str,
 ) -> None:
-    run = new_run(store, "not-installed-here")
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS) as training,
-    ):
-        until(lambda: "no policy 'not-installed-here'" in caplog.text, "the reason in the log")
+    run = new_run(store, policy, **parameters)
+    with planned(store, bus_url, run) as training:
+        until(lambda: why in caplog.text, "the reason in the log")
         training.coast(2)
         assert training.proposals() == []
-
-
-def test_after_a_policy_that_cannot_be_made_another_plans(
-    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = new_run(store, "chronica", window="long")
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS) as training,
-    ):
-        until(lambda: "parameters.window: 'long'" in caplog.text, "the reason in the log")
-        training.coast(2)
         switch(store, bus_url, run, "bsp")
         assert training.follow(2)[-1].policy == "bsp"
-    assert caplog.text.count("parameters.window: 'long'") == 1
+    assert caplog.text.count(why) == 1
     assert "Traceback" not in caplog.text
 
 
@@ -379,10 +356,7 @@ def test_no_poison_on_the_live_stream_ends_a_controller(
     """All but what ends a run."""
     bad = {n: f for n, f in poison.TELEMETRY.items() if n not in poison.STATES}
     run = new_run(store, "chronica")
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS, epochs=2) as training,
-    ):
+    with planned(store, bus_url, run, epochs=2) as training:
         training.follow(2)
         for fields in bad.values():
             entry: Any = {**fields, b"run": run.encode()}
@@ -410,10 +384,7 @@ def test_a_plan_that_fails_ends_no_controller(
 
     monkeypatch.setattr(controller, "offer", offer)
     run = new_run(store)
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS) as training,
-    ):
+    with planned(store, bus_url, run) as training:
         until(lambda: "KeyError: 'surprise'" in caplog.text, "the reason in the log")
         training.coast(1)
         until(lambda: len(failures) >= 2, "the next plan to fail")
@@ -439,10 +410,7 @@ def test_what_the_leader_would_refuse_is_not_proposed(
 
     monkeypatch.setattr(controller, "offer", offer)
     run = new_run(store)
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS) as training,
-    ):
+    with planned(store, bus_url, run) as training:
         until(lambda: "moved is -1" in caplog.text, "the reason in the log")
         training.coast(2)
         training.follow(2)
@@ -464,10 +432,7 @@ def test_a_controller_that_fails_unexpectedly_starts_anew(
     monkeypatch.setattr(Controller, "_hear", hear)
     monkeypatch.setattr(controller, "_AGAIN_S", 0.01)
     run = new_run(store)
-    with (
-        working(ingest(store, bus_url), planning(manager(store, bus_url))),
-        Leading(bus_url, run, SIZES, SPEEDS) as training,
-    ):
+    with planned(store, bus_url, run) as training:
         training.follow(1)
         until(lambda: "restarts: KeyError: 'surprise'" in caplog.text, "the reason in the log")
         training.follow(2)
@@ -489,7 +454,3 @@ def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:
             assert {s.policy for s in chronica.segments} == {"chronica"}
             assert {len(s.counts[0]) for s in chronica.segments} == {2}
         assert live(runs[0]) != live(runs[1])
-
-
-def segment(seq: int, epoch: int = 0, *, end: bool = False) -> Adopted:
-    return adopted(seq, 2 * seq, epoch=epoch, epoch_end=end)

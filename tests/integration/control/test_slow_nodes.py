@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,19 +13,14 @@ import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import State
-from paceline_backend.control.periodic import Periodic
 from paceline_backend.control.slow_nodes import SlowNodeWatch
 from paceline_backend.insight import replacements
 from paceline_backend.insight.whatif.answer import NodeForecast
-from paceline_backend.insight.whatif.child import Forecaster
-from paceline_backend.store import Store, audit, nodes, runs, schema
+from paceline_backend.store import Store, nodes, runs, schema
 from paceline_backend.store.nodes import run_nodes, slowness
 from paceline_backend.store.nodes.slowness import RunOnNodes
-from paceline_backend.store.outcomes import forecasts
 from support.forecasts import Training, drawn
 from support.groups import answer, launch, report
-from support.leading import working
-from support.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -127,34 +121,3 @@ def replacing(store: Store, run: int) -> bool:
     with store.read() as connection:
         rows = run_nodes.of_runs(connection, [run])[run]
     return any(row.node == "n3" and row.replaces == "n2" for row in rows)
-
-
-@pytest.mark.timeout(700)  # forecasts have a low priority
-def test_a_slow_node_is_replaced_where_that_is_allowed(store: Store, bus_url: str) -> None:
-    run = launch(store, bus_url, 2, 2, spares=1, replace_slow_nodes=True)
-    training = trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 150)
-    with store.read() as connection:
-        key = runs.key_of(connection, run)
-
-    def forecast() -> Any:
-        with store.read() as connection:
-            return replacements.forecast_of(connection, key, "n2", 0)
-
-    watch, never = SlowNodeWatch(store, bus_url, "worker", pause_s=0.0), threading.Event()
-    with (
-        Forecaster(store.url.render_as_string(hide_password=False)) as forecaster,
-        working(Periodic("slow nodes", 0.1, partial(watch.scan, forecaster, never)).run),
-    ):
-        until(forecast, "a forecast", 300)
-        assert not replacing(store, key), "it was slow for too few steps"
-        training.train(training.step + 150)
-        training.store(store, run)
-        until(lambda: replacing(store, key), "the spare", 300)
-    with store.read() as connection:
-        change = audit.page(connection, audit.ChangeFilter(run))[0][0]
-        newest = forecasts.newest_step(connection, key)
-    assert (change["who"], change["action"]) == ("the control plane", "run.replace")
-    assert change["why"].startswith("n2 computes at ")
-    details = change["details"]
-    assert (details["node"], details["other"], details["step"]) == ("n2", "n3", newest)
-    assert 0 < details["forecast_s"] < details["before_s"]

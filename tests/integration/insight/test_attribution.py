@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx
 import numpy as np
 import pytest
@@ -13,21 +10,6 @@ from paceline.wire import StepBatch
 from paceline_backend.insight.attribution import read_rows
 from paceline_backend.store import Store, telemetry
 from support.records import add_run, adopted, hello, record
-from support.web import serving
-
-URL = "/api/v1/runs/r/attribution"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as opened:
-        yield opened
 
 
 def write(store: Store, steps: range, slow: float = 2.0, world: int = 4) -> None:
@@ -40,23 +22,6 @@ def write(store: Store, steps: range, slow: float = 2.0, world: int = 4) -> None
             ended_at = 1_000.0 + (step + 1) * (step_s + 0.001)  # the loader takes 1 ms
             rows.append(record(step, rank, load=40.0, ended_at=ended_at, **times))
     telemetry.write(store, [("r", hello(world)), ("r", StepBatch(rows))])
-
-
-def test_rest_names_the_slow_rank(store: Store, client: httpx.Client) -> None:
-    add_run(store, "r", nproc=4)
-    write(store, range(150))
-    answer = client.get(URL).json()
-    assert (answer["from"], answer["to"], answer["steps"]) == (50, 149, 100)
-    assert (answer["cause"], answer["ranks"]) == ("node", [3])
-    assert answer["se"] == pytest.approx(0.1 / 0.126, rel=1e-3)
-    assert answer["sp_s"] == pytest.approx(0.1)
-    assert answer["waste"] == pytest.approx(0.3 / (4 * 0.201), rel=1e-3)
-    assert answer["shares"] == pytest.approx({"data": 0, "node": 1, "transient": 0, "input": 0})
-    worker = answer["workers"][3]
-    assert (worker["cause"], worker["caused"]) == ("node", pytest.approx(1.0))
-    assert worker["factor"] == pytest.approx(2.0)
-    assert answer["words"].startswith("Rank 3 computes 2 × slower. That costs")
-    assert worker["words"] == answer["words"]
 
 
 def test_rest_tells_the_verdict(store: Store, client: httpx.Client) -> None:
@@ -74,26 +39,6 @@ def test_rest_tells_the_verdict(store: Store, client: httpx.Client) -> None:
     assert cause["to_do"].startswith("look at its machine")
     assert answer["words"] == cause["words"]
     assert client.get("/api/v1/runs/s/verdict").status_code == 404
-
-
-def test_rest_range_and_buckets(store: Store, client: httpx.Client) -> None:
-    add_run(store, "r", nproc=4)
-    write(store, range(150))
-    answer = client.get(URL, params={"from": 10, "to": 129, "points": 13}).json()
-    assert (answer["from"], answer["to"], answer["steps"]) == (10, 129, 120)
-    over_time = answer["over_time"]
-    assert over_time["bucket"] == 10
-    assert over_time["step"] == list(range(10, 130, 10))
-    assert over_time["node"] == pytest.approx([0.1] * 12)
-    assert over_time["data"] == pytest.approx([0.0] * 12)
-
-
-def test_rest_without_steps(store: Store, client: httpx.Client) -> None:
-    assert client.get(URL).status_code == 404
-    add_run(store, "r", nproc=4)
-    answer = client.get(URL).json()
-    assert (answer["from"], answer["steps"], answer["cause"]) == (None, 0, "none")
-    assert answer["over_time"]["step"] == []
 
 
 def test_rows_of_steps_that_were_undone_do_not_count(database_url: str) -> None:

@@ -83,10 +83,3 @@ def test_what_changes_the_training_is_left_once_it_saves_nothing(
 ) -> None:
     switches = steered(equal(160), 600, ("bsp", "ad-psgd"), relaxed=True)
     assert [switch.policy for switch in switches] == ["bsp", "ad-psgd", "bsp"]
-
-
-def test_equal_ranks_and_sizes_are_left_alone() -> None:
-    for seed in range(2):
-        devices = Emulation([1e-5] * 4, [0.005] * 4, noise=0.05, seed=seed)
-        training = Training(drawn(640, 0.02, seed), devices, global_batch=16)
-        assert len(steered(training, 400, ("chronica", "paceline"))) == 1, seed

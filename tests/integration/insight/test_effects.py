@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,19 +28,6 @@ from paceline_backend.store.schema import leases, runs, switches, worker_steps
 from paceline_backend.store.schema import steps as steps_table
 from support.forecasts import BSP, preset
 from support.records import add_first_policy, add_run, hello, record
-from support.web import serving
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as opened:
-        yield opened
 
 
 def trained(store: Store, times_s: np.ndarray, loads: np.ndarray | None = None) -> int:

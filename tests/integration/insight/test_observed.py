@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +18,6 @@ from support.records import add_run, adopted, hello, record
 from support.web import serving
 
 STEP_S, COMPUTE_S = 0.25, 0.2
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
 
 
 def written(

@@ -15,7 +15,6 @@ from paceline_backend.store.outcomes.effects import SETTLE_S
 from paceline_backend.store.schema import runs
 from support.outcomes import keep_outcome
 from support.records import add_run
-from support.web import serving
 
 PATH = "/api/v1/forecasts/scores"
 
@@ -24,12 +23,6 @@ PATH = "/api/v1/forecasts/scores"
 def store(database_url: str) -> Iterator[Store]:
     """The database in both kinds."""
     with Store.open(database_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as opened:
         yield opened
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,12 +22,6 @@ from support.records import adopted, hello, record
 
 NODES = ["n1", "n1", "n2", "n2"]
 SLOW = [1e-5, 1e-5, 3e-5, 3e-5]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
 
 
 def training(

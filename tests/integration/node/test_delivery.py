@@ -30,7 +30,6 @@ def bus(bus_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def delivery(bus_url: str, tmp_path: Path) -> Iterator[Delivery]:
-    """Of run r, which runs."""
     with link_to(bus_url) as link:
         made = Delivery(tmp_path / "r", Record("r", "here", "the agent", ""), link)
         made.report(State.RUNNING)

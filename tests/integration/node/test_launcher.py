@@ -67,7 +67,6 @@ def running(supervisor: Supervisor, nproc: int, attempt: int = 0) -> dict[int, p
 
 
 def processes(supervisor: Supervisor) -> list[psutil.Process]:
-    """Launcher and ranks."""
     mark = str(supervisor.directory.parents[1])
     return [p for p in family(os.getpid()) if any(a.startswith(mark) for a in command(p))]
 
@@ -279,14 +278,6 @@ def test_an_attempt_is_told_that_was_over_before_anybody_looked(train: Train) ->
     finish(supervisor)
     assert supervisor.last is not None
     assert (supervisor.last.state, supervisor.last.attempt) == ("finished", 1)
-
-
-def test_exit_code_is_the_scripts(train: Train) -> None:
-    supervisor = train("import os, sys; sys.exit(7 * int(os.environ['RANK']))", 2)
-    finish(supervisor)
-    assert failure(supervisor).startswith("rank 1 ended with code 7; log: ")
-    assert supervisor.last is not None
-    assert supervisor.last.exit_code == 7
 
 
 @pytest.mark.ranks

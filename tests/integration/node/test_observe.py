@@ -69,7 +69,6 @@ def observation(
     orders: Callable[[], list[Any]] = list,
     pump: Callable[[], None] = lambda: None,
 ) -> tuple[Observation, list[State]]:
-    """An observation without a bus, and the states that it reports."""
     states: list[State] = []
     delivery: Any = SimpleNamespace(
         report=lambda state, *_: states.append(state),

@@ -228,21 +228,6 @@ def test_a_rank_that_fails_uses_up_restarts(
     assert {each.exit_code for each in last.values() if each} == {code}
 
 
-@pytest.mark.long
-def test_a_node_that_leaves_in_order_does_not_end_the_others(
-    started: list[Nodes], tmp_path: Path, bus_url: str
-) -> None:
-    nodes = Nodes(tmp_path, bus_url, (1, 2), ENDLESS, 2, 0.05)
-    started.append(nodes)
-    nodes.join("a")
-    nodes.join("b")
-    nodes.reached(10, 2)
-    nodes.by_name["b"].stop("the node is needed elsewhere")
-    nodes.reached(nodes.newest() + 1, 1)
-    nodes.enough()
-    assert nodes.ended("a", "b") == ["finished", "stopped"]
-
-
 def test_no_step_is_lost_where_nodes_join_and_leave_in_order(
     started: list[Nodes], tmp_path: Path, bus_url: str
 ) -> None:

@@ -59,7 +59,6 @@ def report(directory: Path, state: State) -> None:
 
 @pytest.fixture
 def start(directory: Path) -> Iterator[Start]:
-    """Starts ranks, children of this process, which write to their logs."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def started(text: str, rank: int = 0, **variables: str) -> subprocess.Popen[bytes]:
@@ -232,7 +231,6 @@ def test_the_innermost_frame_of_the_users_code(text: str, frame: str) -> None:
 
 
 def end(directory: Path, attempt: int, *ranks: int) -> bool:
-    """Whether an order to end ranks is obeyed."""
     order = EndRanks(attempt, list(ranks), "No step has ended for 61 s.")
     under_way = ending.Ending.begin(directory, RUN, os.getpid(), order)
     if under_way is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import httpx
@@ -10,14 +9,12 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.wire import Kill, Launch, Meet, State
+from paceline.wire import State
 from paceline_backend.control.bus_users import UserReconciler
-from paceline_backend.control.multi_node import NodeReconciler
-from paceline_backend.control.silence import Sweep
 from paceline_backend.store import Store, nodes, schema
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.upkeep.prune import Keep, prune
-from support.groups import GONE, answer, orders, ready, report
+from support.groups import answer, orders, ready, report
 from support.looks import Looks
 
 BODY = {
@@ -55,91 +52,6 @@ def enlist(client: httpx.Client, store: Store, made: dict[str, str], node: str) 
     assert client.post(f"nodes/{node}/session", headers=own).status_code == 200
     answer(store, node, signed=False)
     return client.post(f"runs/{made['run']}/nodes/{node}/join", headers=own).json()
-
-
-def state_of(client: httpx.Client, run: str) -> str:
-    return str(client.get(f"runs/{run}").json()["state"])
-
-
-def test_two_nodes_find_one_run_and_train_it(
-    client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str
-) -> None:
-    first, second = adopt(client), adopt(client)
-    assert first == second
-    run = first["run"]
-    shown = client.get(f"runs/{run}").json()
-    assert [shown[name] for name in ("state", "backend", "name", "policy")] == [
-        *("pending", "adopted", "speech", "bsp")
-    ]
-    assert shown["backend_jobs"] is None
-    for node in ("n1", "n2"):
-        assert enlist(client, store, first, node) == {
-            "state": "pending",
-            "needed": True,
-            "message": "",
-        }
-        [order] = orders(bus, node)
-        assert isinstance(order, Launch)
-        assert (order.script, order.args, order.nproc) == ("/shared/train.py", BODY["args"], 2)
-        assert (order.nodes_min, order.nodes_max) == (2, 2)
-    assert not enlist(client, store, first, "n3")["needed"]
-    reconciler = NodeReconciler(store, bus_url)
-    for node in ("n1", "n2"):
-        ready(store, run, node)
-    for _ in range(2):
-        reconciler.look(bus)
-    assert all(isinstance(orders(bus, node)[-1], Meet) for node in ("n1", "n2"))
-    for node in ("n1", "n2"):
-        report(store, run, node, State.RUNNING)
-    assert Sweep(store, bus_url).look() == []
-    stopped = client.post(f"runs/{run}/stop", json={"force": True, "by": "me"})
-    assert stopped.status_code == 202, stopped.text
-    assert all(isinstance(orders(bus, node)[-1], Kill) for node in ("n1", "n2"))
-    for node in ("n1", "n2"):
-        report(store, run, node, State.STOPPED)
-    assert state_of(client, run) == "stopped"
-    assert enlist(client, store, first, "n1")["message"] == "the run is stopped"
-    created = client.get(f"audit?run={run}&action=run.create").json()["items"]
-    assert [each["details"]["key"] for each in created] == [BODY["key"]]
-
-
-def test_nodes_that_ask_at_once_find_one_run(client: httpx.Client) -> None:
-    ids: list[str] = []
-    threads = [threading.Thread(target=lambda: ids.append(adopt(client)["run"])) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ids) == 6
-    assert len(set(ids)) == 1
-    assert len(client.get("runs").json()["items"]) == 1
-
-
-def test_who_may_adopt_and_what_the_answer_is_good_for(client: httpx.Client) -> None:
-    made = {
-        scope: client.post("tokens", json={"name": scope, "scope": scope}).json()["token"]
-        for scope in ("viewer", "operator", "agent")
-    }
-    for scope in ("viewer", "agent"):
-        answered = client.post("adoptions", json=BODY, headers=bearer(made[scope]))
-        assert answered.status_code == 403
-        assert "--scope operator" in answered.json()["detail"]
-    adopted = client.post("adoptions", json=BODY, headers=bearer(made["operator"])).json()
-    own = bearer(adopted["token"])
-    assert client.get("runs", headers=own).status_code == 403
-    other = client.post("runs/r2/nodes/n1/join", headers=own)
-    assert other.status_code == 403
-    assert adopt(client)["run"] != adopted["run"], "a key is one of the token that asks"
-
-
-def test_a_node_of_another_training_is_refused(client: httpx.Client) -> None:
-    run = adopt(client)["run"]
-    why = refused(client, nproc=4)
-    assert f"run {run} has nproc 2, and this node 4" in why
-    assert "args" in refused(client, args=[])
-    assert adopt(client, key="other")["run"] != run
-    client.post(f"runs/{run}/stop", json={})
-    assert f"its run {run} is stopped: choose another key" in refused(client)
 
 
 def test_the_key_of_a_deleted_run_is_refused(client: httpx.Client, store: Store) -> None:
@@ -217,28 +129,6 @@ def test_a_run_on_one_node(client: httpx.Client, store: Store, bus: redis.Redis)
     assert len(orders(bus, "n1")) == 1
     assert client.get(f"runs/{made['run']}").json()["node"] == "n1"
     assert enlist(client, store, made, "n2")["message"] == "the run trains on n1"
-
-
-def test_nodes_that_lost_their_host_are_launched_anew(
-    client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str
-) -> None:
-    """On those that are there, and on no others."""
-    made = adopt(client, nodes_min=1, nodes_max=3)
-    run, reconciler = made["run"], NodeReconciler(store, bus_url)
-    answer(store, "free")
-    for node in ("n1", "n2", "n3"):
-        enlist(client, store, made, node)
-        ready(store, run, node)
-        reconciler.look(bus)
-    report(store, run, "n1", State.STOPPED)
-    answer(store, "n1", signed=False, left=True)
-    for node in ("n2", "n3"):
-        report(store, run, node, State.FAILED, message=GONE)
-    for _ in range(3):
-        reconciler.look(bus)
-    last = {node: orders(bus, node)[-1] for node in ("n2", "n3")}
-    assert all(isinstance(order, Launch) and order.attempt > 0 for order in last.values()), last
-    assert orders(bus, "free") == []
 
 
 def test_a_run_goes_on_elsewhere_only(client: httpx.Client, store: Store, bus: redis.Redis) -> None:

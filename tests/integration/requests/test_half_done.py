@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -35,14 +34,12 @@ stopping = import_module("paceline_backend.requests.stop")  # the package has a 
 
 
 @pytest.fixture
-def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-    with Store.open(database_url) as opened:
-        node = NodeState("n1", "n1.local", 8, 2**30, [], time.time(), "0.1.0", [])
-        telemetry.write(opened, [("", node)])
-        with opened.write() as connection:
-            nodes.expect(connection, "n1")  # its agent has a session
-        yield opened
+def store(store: Store) -> Store:
+    node = NodeState("n1", "n1.local", 8, 2**30, [], time.time(), "0.1.0", [])
+    telemetry.write(store, [("", node)])
+    with store.write() as connection:
+        nodes.expect(connection, "n1")  # its agent has a session
+    return store
 
 
 def orders(bus_url: str) -> list[Any]:
@@ -156,17 +153,28 @@ def test_a_stop_that_is_quicker_than_the_launch_ends_it(
     assert runs.get(store, run)["state"] == "stopped"
 
 
-def test_a_resume_that_worked_is_no_error_although_the_bus_goes_away(
-    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("change", ["resume", "stop"])
+def test_what_worked_is_no_error_although_the_bus_goes_away(
+    store: Store,
+    bus_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    change: str,
 ) -> None:
     def publish(*_: object, **__: object) -> None:
         raise redis.ConnectionError("gone")
 
-    add_run(store, "r", node="n1", state="failed")
     monkeypatch.setattr(streams, "publish", publish)
-    requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
-    assert [type(order) for order in orders(bus_url)] == [Launch]
-    assert "run r has changed; open pages show it later: gone" in caplog.text
+    if change == "resume":
+        add_run(store, "r", node="n1", state="failed")
+        requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
+        assert [type(order) for order in orders(bus_url)] == [Launch]
+        assert "run r has changed; open pages show it later: gone" in caplog.text
+    else:
+        add_run(store, "r")
+        requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
+        assert runs.get(store, "r")["state"] == "stopped"
+        assert "run r has ended; open pages show it when the bus is back: gone" in caplog.text
 
 
 def test_a_resume_is_not_stored_if_earlier_orders_cannot_be_deleted(
@@ -181,16 +189,3 @@ def test_a_resume_is_not_stored_if_earlier_orders_cannot_be_deleted(
         requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
     row = runs.get(store, "r")
     assert (row["state"], row["message"], row["revision"]) == ("failed", "as it was", 0)
-
-
-def test_a_stop_that_is_stored_is_done_although_the_bus_goes_away(
-    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def publish(*_: object, **__: object) -> None:
-        raise redis.ConnectionError("gone")
-
-    add_run(store, "r")
-    monkeypatch.setattr(streams, "publish", publish)
-    requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
-    assert runs.get(store, "r")["state"] == "stopped"
-    assert "run r has ended; open pages show it when the bus is back: gone" in caplog.text

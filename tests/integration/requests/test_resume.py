@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -36,11 +35,9 @@ EMULATED = {"a_s": [1e-5, 2e-5], "b_s": [0.0, 0.0]}
 
 
 @pytest.fixture
-def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-    with Store.open(database_url) as opened:
-        beat(opened)
-        yield opened
+def store(store: Store) -> Store:
+    beat(store)
+    return store
 
 
 def beat(store: Store, *, left: bool = False) -> None:
@@ -144,25 +141,6 @@ def test_steps_done_again_are_told(client: httpx.Client, store: Store) -> None:
         {"attempt": 0, "started_at": 100.0, "step": 0, "reached": 0, "again": 0},
         {"attempt": 2, "started_at": 200.0, "step": 3, "reached": 5, "again": 2},
     ]
-
-
-def test_who_asks_may_start_it(client: httpx.Client, store: Store, bus_url: str) -> None:
-    """As `paceline resume` does in the foreground: no agent need be there."""
-    failed(store, env={"SECRET": "x"})
-    beat(store, left=True)
-    answer = client.post("runs/r/resume", json={"launch": False})
-    assert (answer.status_code, answer.json()["state"]) == (202, "pending")
-    assert answer.json()["max_restarts"] == 1, "as before"
-    assert launches(bus_url, store) == []
-
-
-@pytest.mark.parametrize("name", ["pending", "starting", "running"])
-def test_a_run_that_is_not_over_is_refused(client: httpx.Client, store: Store, name: str) -> None:
-    add_run(store, "r", node="n1", state=name)
-    answer = client.post("runs/r/resume")
-    assert answer.status_code == 409
-    detail = f"run r is {name}: only a run that failed or was stopped can be resumed"
-    assert answer.json()["detail"] == detail
 
 
 @pytest.mark.parametrize(

@@ -26,33 +26,16 @@ from paceline.wire import (
 from paceline.wire.bus import connect, publish
 from paceline.wire.sealing import unseal
 from paceline_backend.server.keys import Keys
-from paceline_backend.store import Store, meta, nodes, schema
+from paceline_backend.store import Store, meta, schema
 from support.leading import ingest, working
 from support.records import add_run, record
 from support.waiting import until
 from support.web import ANY, serving
 
 
-@pytest.fixture(autouse=True)
-def _a_node_stays_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
-
-
 @pytest.fixture
 def web(store: Store, bus_url: str) -> Iterator[httpx.Client]:
     with serving(store, bus_url) as client, working(ingest(store, bus_url)):
-        yield client
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as client:
         yield client
 
 

@@ -52,56 +52,6 @@ def rows(client: httpx.Client, run: str) -> dict[str, dict[str, Any]]:
     return {row["node"]: row for row in client.get(f"runs/{run}/nodes").json()}
 
 
-def test_a_cordon_is_shown_audited_and_lifted(client: httpx.Client, store: Store) -> None:
-    answer(store, "n1")
-    made = client.put("nodes/n1/cordon", json={"reason": "its disk is slow", "by": "cli"})
-    assert made.status_code == 200, made.text
-    cordoned = made.json()["cordoned"]
-    assert (cordoned["by"], cordoned["reason"]) == ("configured", "its disk is slow")
-    assert shown(client)["n1"]["cordoned"] == cordoned
-    again = detail(client.put("nodes/n1/cordon", json={}))
-    assert again.startswith("node n1 is cordoned by configured (its disk is slow)")
-    lifted = client.delete("nodes/n1/cordon", params={"why": "it has another"})
-    assert (lifted.status_code, lifted.json()["cordoned"]) == (200, None)
-    assert detail(client.delete("nodes/n1/cordon")) == "node n1 is not cordoned"
-    changes = client.get("audit").json()["items"]
-    assert [(each["action"], each["target"], each["why"], each["via"]) for each in changes] == [
-        ("node.uncordon", "n1", "it has another", "api"),
-        ("node.cordon", "n1", "its disk is slow", "cli"),
-    ]
-    [kept] = client.get("nodes/n1/history").json()["cordons"]
-    assert (kept["by"], kept["lifted_by"], kept["lifted_why"]) == (
-        "configured",
-        "configured",
-        "it has another",
-    )
-
-
-@pytest.mark.parametrize(("method", "path"), [("PUT", "cordon"), ("DELETE", "cordon")])
-def test_an_unknown_node_cannot_be_cordoned(client: httpx.Client, method: str, path: str) -> None:
-    body = {"json": {}} if method == "PUT" else {}
-    assert detail(client.request(method, f"nodes/none/{path}", **body), 404) == "no node none"
-    assert client.get("nodes/none/history").status_code == 404
-
-
-def test_a_cordoned_node_gets_nothing_new(client: httpx.Client, store: Store) -> None:
-    answer(store, "n1", "n2", "n3")
-    client.put("nodes/n1/cordon", json={"reason": "hot"})
-    single = {"nodes_min": 1, "nodes_max": 1}
-    chosen = client.post("runs", json=BODY | single).json()["node"]
-    assert chosen == "n2"
-    named = detail(client.post("runs", json=BODY | single | {"node": "n1"}))
-    words = "node n1 is cordoned by configured (hot): `paceline uncordon n1` lifts it"
-    assert named == f"node: {words}"
-    run = launched(client, nodes_max=3)
-    assert sorted(rows(client, run)) == ["n2", "n3"]
-    report(store, run, "n2", State.RUNNING)
-    assert words in detail(client.post(f"runs/{run}/nodes", json={"nodes": ["n1"]}))
-    assert client.post(f"runs/{run}/nodes", json={"nodes": 1}).status_code == 409
-    client.delete("nodes/n1/cordon")
-    assert client.post(f"runs/{run}/nodes", json={"nodes": ["n1"]}).status_code == 202
-
-
 def test_when_all_nodes_are_cordoned_the_reason_is_said(client: httpx.Client, store: Store) -> None:
     answer(store, "n1")
     client.put("nodes/n1/cordon", json={})
@@ -229,19 +179,6 @@ def test_replacements_that_cannot_be_are_refused(
     assert stale.status_code == 412
     assert client.post(f"runs/{run}/nodes/n2/replace", json=env).status_code == 202
     assert "n3 is already replacing n2" in refused("n2", **env)
-
-
-def test_a_node_may_be_cordoned_as_it_leaves(
-    client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str
-) -> None:
-    answer(store, "n1", "n2")
-    run = training(client, store, bus, bus_url, nodes_min=1)
-    left = client.delete(f"runs/{run}/nodes/n2", params={"cordon": True, "why": "slow"})
-    assert left.status_code == 202, left.text
-    assert shown(client)["n2"]["cordoned"]["reason"] == "slow"
-    [change, _] = client.get(f"runs/{run}/audit").json()["items"]
-    assert (change["action"], change["why"]) == ("run.leave", "slow")
-    assert change["details"] == {"node": "n2", "cordon": True}
 
 
 def test_a_spare_stands_in_for_a_lost_node(

@@ -16,7 +16,6 @@ import httpx
 import psutil
 import pytest
 import redis
-import sqlalchemy as sa
 
 from paceline.node.tokens import kept
 from paceline.wire import (
@@ -27,7 +26,6 @@ from paceline.wire.bus import publish
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.settings import Settings
 from paceline_backend.server.supervisor import DataDirectory, listen
-from paceline_backend.store import Store
 from support.records import hello, record
 from support.waiting import DEADLINE_S, until
 
@@ -284,20 +282,6 @@ def test_one_server_per_data_directory(tmp_path: Path) -> None:
         code, said = failing("--port", 0, "--data", tmp_path)
     assert code == 3
     assert "another paceline server" in said
-
-
-def test_database_of_a_newer_version(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store, store.write() as connection:
-        connection.execute(sa.text("UPDATE alembic_version SET version_num = 'zzzz'"))
-    code, said = failing("--port", 0, "--data", tmp_path)
-    assert code == 3
-    assert "newer version" in said
-
-
-def test_listening_elsewhere_without_a_token(tmp_path: Path) -> None:
-    code, said = failing("--host", "0.0.0.0", "--port", 0, "--data", tmp_path)
-    assert code == 3
-    assert "--token" in said
 
 
 def test_a_part_alone_needs_to_be_told_where(tmp_path: Path) -> None:

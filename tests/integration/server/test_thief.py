@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -18,7 +17,6 @@ import redis
 
 from paceline.wire import (
     Kill,
-    Launch,
     Proposal,
     Segment,
     StopTraining,
@@ -26,7 +24,6 @@ from paceline.wire import (
     commands,
     control,
     encode,
-    live,
     node_telemetry,
     run_telemetry,
     signed,
@@ -66,72 +63,6 @@ def plain_url(own_bus: EmbeddedBus) -> str:
     with connect(own_bus.url) as client:
         client.execute_command("ACL", "SETUSER", "app", *rules)
     return f"redis://app:app@127.0.0.1:{own_bus.port}/0"
-
-
-def attempts(own: str, other: str, node: str) -> Iterator[tuple[Any, ...]]:
-    """What a run may not do: (command, arguments …)."""
-    telemetry = run_telemetry(own)
-    streams = [
-        *(make(other) for make in (run_telemetry, control, live)),
-        *(make(node) for make in (node_telemetry, commands)),
-        answers(node, "0" * 32),
-        *("paceline:telemetry", "paceline:changes", "paceline:rejected", live(own)),
-    ]
-    for stream in streams:
-        yield "XREAD", "STREAMS", stream, "0"
-        yield "XREVRANGE", stream, "+", "-"
-        yield "XADD", stream, "*", "v", "1"
-        yield "XLEN", stream
-    yield "XADD", control(own), "*", "v", "1"
-    yield "XREAD", "STREAMS", telemetry, "0"
-    for stream in (telemetry, control(own)):
-        yield "DEL", stream
-        yield "XTRIM", stream, "MAXLEN", "0"
-        yield "XGROUP", "DESTROY", stream, "ingest"
-    yield from (tuple(line.split()) for line in ADMIN)
-
-
-ADMIN = """
-KEYS *
-SCAN 0
-RANDOMKEY
-DBSIZE
-INFO
-CONFIG GET requirepass
-CONFIG SET dir /tmp
-ACL LIST
-ACL WHOAMI
-ACL SETUSER x on nopass +@all ~*
-CLIENT LIST
-CLIENT KILL TYPE normal
-EVAL return 0
-FUNCTION LIST
-MODULE LIST
-MONITOR
-SUBSCRIBE x
-PUBLISH x y
-FLUSHALL
-SHUTDOWN
-SAVE
-BGREWRITEAOF
-SLOWLOG GET
-REPLICAOF 127.0.0.1 1
-SWAPDB 0 1
-COMMAND
-""".strip().splitlines()
-
-
-def test_a_run_reaches_its_own_streams_only(store: Store, own_bus: EmbeddedBus) -> None:
-    session = sessions.of_run(store, own_bus.url, "mine")
-    sessions.of_run(store, own_bus.url, "theirs")
-    with connect(own_bus.url) as server, connect(session.bus) as thief:
-        for stream in (live("mine"), live("theirs"), control("theirs"), commands("there")):
-            server.xadd(stream, {"v": "1"})
-        for attempt in attempts("mine", "theirs", "there"):
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                thief.execute_command(*attempt)
-        assert thief.xread({control("mine"): "0"}, block=1) == []
-        assert thief.xadd(run_telemetry("mine"), {"v": "1"})
 
 
 def test_a_node_reaches_its_own_streams_only(store: Store, own_bus: EmbeddedBus) -> None:
@@ -330,9 +261,3 @@ def test_secrets_are_not_shown(store: Store, own_bus: EmbeddedBus) -> None:
     for secret in (session.bus, session.key.hex(), repr(session.key), keys.run_password("mine")):
         assert secret not in shown
         assert quote(secret) not in shown
-
-
-def test_a_run_may_not_launch(store: Store, own_bus: EmbeddedBus) -> None:
-    session = sessions.of_run(store, own_bus.url, "mine")
-    with connect(session.bus) as thief, pytest.raises(redis.exceptions.NoPermissionError):
-        publish(thief, commands("here"), Launch("/bin/true", [], 1, {}), "../../../x")

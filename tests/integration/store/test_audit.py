@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,10 +15,9 @@ BOB = Requester("bob", "admin")
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        add_run(opened, "r")
-        yield opened
+def store(store: Store) -> Store:
+    add_run(store, "r")
+    return store
 
 
 def test_a_change_counts_the_revision_and_is_kept_with_who_and_why(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
@@ -22,12 +22,6 @@ DAY_S = 86_400.0
 NUMBERS = count()
 
 Times = tuple[float, list[float], list[float]]  # a step's end; each rank's time, and of computing
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def trained(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,6 @@ from paceline.wire import Message, RunState, State, StepBatch
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.coverage import coverage
 from support.records import add_run, adopted, hello, pack_indices, record
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, run: str, *messages: Message) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,12 +17,6 @@ from support.sharded import shards
 from support.web import serving
 
 LENGTHS = np.full(32, 7)
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, *messages: Message) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate, count, pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +15,6 @@ from support.records import add_run, hello, record
 
 NUMBERS = count()
 LENGTHS = st.lists(st.sampled_from((1, 30, 99, 100, 101, 250)), min_size=1, max_size=7)
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def train(store: Store, lengths: list[int], lost: set[int]) -> str:

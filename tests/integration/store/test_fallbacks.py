@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,12 +25,6 @@ from support.web import serving
 
 PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 WHY = "the script steps its optimiser with a closure"
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, *messages: Message) -> None:
@@ -95,20 +88,6 @@ def test_a_reason_with_a_nul_is_stored_as_other_texts_are(store: Store) -> None:
     key = add_run(store, "r")
     write(store, plan(0), Fallback(0, 0, "a\0b"))
     assert shown(store, key) == {(0, 0): "a\N{REPLACEMENT CHARACTER}b"}
-
-
-def test_segments_are_shown_by_name(store: Store) -> None:
-    """Numbers that no column takes are left out, as those that are not stored."""
-    key = add_run(store, "r")
-    write(store, plan(0), plan(1), plan(0, 1), Fallback(0, 1, WHY))
-    named = [(1, 0), (0, 1), (0, 1), (0, 9), (-1, 0), (2**40, 0), (0, -1), (0, 2**64 - 1)]
-    with store.read() as connection:
-        rows = segments.shown(connection, key, named)
-        assert segments.shown(connection, key, []) == []
-        by_range = reads.segment_rows(connection, key, (None, None), 100)
-    assert rows == [row for row in by_range if (row["attempt"], row["seq"]) in ((0, 1), (1, 0))]
-    assert [row["fallback"] for row in rows] == [WHY, ""]
-    assert all(type(name) is str for row in rows for name in row)
 
 
 def test_what_fell_back_is_no_part_of_what_rounds_were_like(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,12 +23,6 @@ POLICIES = ("bsp", "paceline", "chronica")
 NODES = ("n1", "n2", "n3")
 TAGS = ("a", "b", "c")
 VALUES: tuple[Any, ...] = (3, 3.0, True, False, "free", "3", "true", [1, 2], None)
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def some(store: Store, number: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -11,12 +10,6 @@ import sqlalchemy as sa
 from paceline.node.agent import HEARTBEAT_S
 from paceline.wire import NodeState
 from paceline_backend.store import Store, nodes, schema, telemetry
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def alive(store: Store) -> list[bool]:

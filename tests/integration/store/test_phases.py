@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,12 +15,6 @@ from paceline_backend.store import Store, StoreRefusedError, schema, telemetry
 from paceline_backend.store.telemetry import phases
 from support.records import add_run, hello, record
 from support.web import serving
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, *messages: Message) -> None:

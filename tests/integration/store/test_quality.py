@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -22,12 +21,6 @@ from support.records import add_first_policy, add_run, adopted, hello, record
 from support.web import ANY, serving
 
 V1 = "/api/v1"
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, *messages: Message) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,8 @@ from paceline_backend.insight import workers
 from paceline_backend.policies.predict.estimators import EstimatorPredictor
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Store, reads, runs, segments, telemetry
-from paceline_backend.store.history import RunFilter
 from paceline_backend.store.rollups.reading import RankChoice
 from support.records import add_run, adopted, hello, record
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, run: str, *messages: Message) -> None:
@@ -265,24 +257,6 @@ def test_pages_are_stable_under_inserts(store: Store) -> None:
     assert [item["id"] for item in items] == ["run-2", "run-1"]
     items, cursor = runs.page(store, limit=2, cursor=cursor)
     assert ([item["id"] for item in items], cursor) == (["run-0"], None)
-
-
-def test_run_filters(store: Store) -> None:
-    add_run(store, "a", name="night_50%", created_at=10.0)
-    add_run(store, "b", name="Day", policy="chronica", state="failed", created_at=20.0)
-
-    def ids(cursor: str | None = None, **filters: Any) -> list[str]:
-        return [item["id"] for item in runs.page(store, RunFilter(**filters), cursor=cursor)[0]]
-
-    assert ids(states=["failed", "stopped"]) == ["b"]
-    assert ids(policy="bsp") == ["a"]
-    assert ids(name="day") == ["b"]
-    assert ids(name="50%") == ["a"], "no wildcard"
-    assert ids(name="a_") == []
-    assert ids(since=15.0) == ["b"]
-    assert ids() == ["b", "a"]
-    with pytest.raises(runs.CursorError):
-        ids(cursor="%%%")
 
 
 def test_run_details_come_from_hello_and_steps(store: Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +13,6 @@ from paceline_backend.store.rollups import reading, writing
 from paceline_backend.store.rollups.metrics import METRICS
 from paceline_backend.store.schema import METRIC_NAMES, rank_rollups, step_rollups
 from support.records import add_run, hello, record
-
-Columns = dict[str, Any]
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def batch(first: int, end: int, ranks: int = 2, attempt: int = 0, **fields: Any) -> StepBatch:

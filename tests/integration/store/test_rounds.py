@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -33,15 +32,8 @@ from paceline_backend.store.coverage import coverage
 from support.leading import working
 from support.records import a_round, add_run, adopted, hello, pack_indices, record
 from support.waiting import until
-from support.web import serving
 
 PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def write(store: Store, *messages: Message) -> None:
@@ -112,14 +104,9 @@ def _entries(bus: redis.Redis, stream: str) -> list[Any]:
     "bad",
     [
         {"waited_s": math.nan},
-        {"reduced_s": math.inf},
-        {"copied_s": math.nan},
         {"ended_at": 1e101},
         {"attempt": 2**15},
-        {"rank": 2**31},
-        {"step": 2**63},
         {"dropped": 2**31},
-        {"bytes": 2**64 - 1},
         {"staleness": [1, -1]},
         {"staleness": [2**31]},
     ],
@@ -339,45 +326,4 @@ def test_the_report_has_a_line_for_each(store: Store, capsys: pytest.CaptureFixt
     assert "5 of the samples used were not applied" in printed
 
 
-def test_without_rounds_the_report_says_nothing_of_them(store: Store) -> None:
-    add_run(store, "r")
-    write(store, hello(world=2), plan(0, 0, "bsp"), trained(0))
-    assert run_report(store, "r")["synchronisation"] == []
-
-
 # REST.
-
-
-def test_rest(store: Store, bus_url: str) -> None:
-    key = fill(store)
-    with serving(store, bus_url) as client:
-
-        def get(path: str) -> Any:
-            answer = client.get(f"/api/v1/runs/r/{path}")
-            assert answer.status_code == 200, answer.text
-            return answer.json()
-
-        with store.read() as connection:
-            assert get("rounds") == rounds.rows(connection, key, (None, None), 100)
-        assert [round_["seq"] for round_ in get("rounds?from=3&to=5&limit=2")] == [2, 3]
-        summary = get("synchronisation")
-        with store.read() as connection:
-            expected = rounds.summary(connection, key, (None, None), 200)
-        assert [period.pop("words")[:13] for period in summary["in_force"]] == [
-            "rna (partial)",
-            "n-soft (parti",
-        ]
-        assert summary == expected | {"chosen": [], "fallbacks": []}
-        ranged = get("synchronisation?from=3&to=4&points=2")
-        assert (ranged["from"], ranged["to"], len(ranged["in_force"])) == (3, 4, 1)
-        assert get("coverage")["dropped"] == 5
-        assert [period["policy"] for period in get("report")["synchronisation"]] == [
-            "rna",
-            "n-soft",
-        ]
-        assert [segment["synchroniser"] for segment in get("segments")] == ["allreduce"] + [
-            "partial"
-        ] * 3
-        assert client.get("/api/v1/runs/nobody/rounds").status_code == 404
-        assert client.get("/api/v1/runs/nobody/synchronisation").status_code == 404
-        assert client.get("/api/v1/runs/r/rounds?limit=0").status_code == 422

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
@@ -43,12 +42,6 @@ from paceline_backend.store.telemetry import steps
 from support.records import add_run, adopted, hello, record
 
 _names = (f"run-{number}" for number in count())
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def rows(store: Store, table: sa.Table, key: int | None = None) -> list[dict[str, Any]]:
@@ -111,14 +104,6 @@ def test_steps_that_came_before_hello_are_summed_up_with_it(store: Store) -> Non
     assert [row["step"] for row in rows(store, schema.steps)] == [0, 1, 2]
 
 
-def test_rank_without_samples_counts_but_has_no_ett_error(store: Store) -> None:
-    add_run(store, "r")
-    idle = record(0, 1, samples=0, load=0.0, compute_s=0.004, loss=None, ett_s=0.0)
-    send(store, hello(world=2), StepBatch([record(0, 0), idle]))
-    (step,) = rows(store, schema.steps)
-    assert (step["compute_min"], step["ett_count"], step["loss"]) == (0.004, 1, 2.0)
-
-
 @pytest.mark.parametrize(("loss_mean", "loss"), [("samples", 4.6), ("size", 1.4)])
 def test_loss_is_the_mean_that_the_script_takes(store: Store, loss_mean: str, loss: float) -> None:
     add_run(store, "r")
@@ -127,14 +112,6 @@ def test_loss_is_the_mean_that_the_script_takes(store: Store, loss_mean: str, lo
     send(store, hello(world=2, loss_mean=loss_mean), StepBatch([large, small]))
     (step,) = rows(store, schema.steps)
     assert step["loss"] == pytest.approx(loss)
-
-
-def test_step_that_nobody_predicted_and_without_loss(store: Store) -> None:
-    add_run(store, "r")
-    blank = [record(0, rank, ett_s=None, loss=None, samples=0) for rank in range(2)]
-    send(store, hello(world=2), StepBatch(blank))
-    (step,) = rows(store, schema.steps)
-    assert (step["ett_error_sum"], step["ett_count"], step["loss"]) == (None, 0, None)
 
 
 def test_loss_that_is_not_a_number_is_unknown(store: Store) -> None:
@@ -179,19 +156,6 @@ def test_impossible_record_is_refused_and_nothing_written(store: Store, bad: Any
         send(store, hello(world=1), StepBatch(records))
     assert rows(store, schema.worker_steps) == []
     assert the_run(store)["hello"] is None
-
-
-def test_step_of_two_attempts_is_none(store: Store) -> None:
-    """Restarted from step 1; the second attempt ended when one rank had done step 2."""
-    add_run(store, "r")
-    first = [record(step, rank) for step in range(3) for rank in range(2)]
-    send(store, hello(world=2), StepBatch(first))
-    again = [record(1, 0, 1), record(1, 1, 1), record(2, 0, 1)]
-    send(store, hello(world=2, attempt=1, step=1), StepBatch(again))
-    assert [row["step"] for row in rows(store, schema.steps)] == [0, 1]
-    send(store, StepBatch(first))  # late, once more
-    assert [row["attempt"] for row in rows(store, schema.worker_steps)] == [0, 0, 1, 1, 1, 0]
-    assert [row["step"] for row in rows(store, schema.steps)] == [0, 1]
 
 
 def test_runs_in_one_batch_do_not_mix(store: Store) -> None:

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,6 @@ from support.command_line import Main, in_process
 from support.records import add_run, adopted, hello, record
 
 DAY = 86_400.0
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -209,12 +202,6 @@ def test_the_worker_deletes_one_run_at_a_look_for_its_bytes(
 
     upkeep.prune_runs(store, Keep(bytes=10), threading.Event())
     assert ids(store) == {"2", "1"}
-
-
-def test_the_worker_prunes(store: Store) -> None:
-    a_run(store, "old", 40.0)
-    upkeep.prune_runs(store, Keep(days=30.0), threading.Event())
-    assert ids(store) == set()
 
 
 def test_prune_wants_a_limit(main: Main, store: Store) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,6 @@ from paceline_backend.store.views import heat_of
 from support.records import add_run, hello, record
 
 Time = Callable[[int, int], float]
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def fill(store: Store, world: int, first: int, end: int, compute_s: Time) -> int:

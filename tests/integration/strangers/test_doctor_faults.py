@@ -131,42 +131,6 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
         "another DataLoader",
         "session.loader",
     ),
-    "sampler given to the loader": (
-        [(LOADER, "loader = session.loader(collate_fn=collate, sampler=DistributedSampler(data))")],
-        "refused",
-        "sampler",
-        "sampler",
-    ),
-    "batch_size given": (
-        [(LOADER, "loader = session.loader(collate_fn=collate, batch_size=8)")],
-        "refused",
-        "batch_size",
-        "global_batch",
-    ),
-    "shuffle given": (
-        [(LOADER, "loader = session.loader(collate_fn=collate, shuffle=True)")],
-        "refused",
-        "shuffle",
-        "seed",
-    ),
-    "drop_last given": (
-        [(LOADER, "loader = session.loader(collate_fn=collate, drop_last=True)")],
-        "refused",
-        "drop_last",
-        "give Session",
-    ),
-    "DDP on top": (
-        [(WRAP, "model = nn.parallel.DistributedDataParallel(session.wrap(Model()))")],
-        "refused",
-        "DistributedDataParallel",
-        "session.wrap",
-    ),
-    "DDP within": (
-        [(WRAP, "model = session.wrap(nn.parallel.DistributedDataParallel(Model()))")],
-        "refused",
-        "DistributedDataParallel",
-        "session.wrap",
-    ),
     "BatchNorm": (
         [
             (LAYERS, LAYERS + "\n        self.norm = nn.BatchNorm1d(8)"),
@@ -187,12 +151,6 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
         "sizes",
         "order",
         "order",
-    ),
-    "sizes with a zero": (
-        [("sizes=data.lengths", "sizes=[0, *data.lengths[1:]]")],
-        "refused",
-        "sizes",
-        "",
     ),
     "padding": (
         [(FORWARD, "return self.answer(self.read(series)[1][-1]).squeeze(1)")],
@@ -249,19 +207,6 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
         "",
         "model",
     ),
-    "sparse embedding": (
-        [
-            (LAYERS, LAYERS + "\n        self.words = nn.Embedding(4, 8, sparse=True)"),
-            (
-                FORWARD,
-                "out = self.read(packed)[1][-1] + self.words(lengths % 4); "
-                "return self.answer(out).squeeze(1)",
-            ),
-        ],
-        "refused",
-        "sparse",
-        "sparse=",
-    ),
     "session before the process group": (
         [
             ('dist.init_process_group("gloo")\n', ""),
@@ -286,42 +231,6 @@ FAULTS: dict[str, tuple[list[Change], str, str, str]] = {
         ],
         "refused",
         "has no sampler",
-        "",
-    ),
-    "global batch below 1": (
-        [("global_batch=16", "global_batch=0")],
-        "refused",
-        "global_batch",
-        "",
-    ),
-    "global batch for each rank": (
-        [("global_batch=16", "global_batch=200")],
-        "refused",
-        "global_batch",
-        "",
-    ),
-    "micro-batches and accumulation": (
-        [
-            ("seed=0)", "seed=0, micro_batches=True, limits=4)"),
-            (
-                "        loss.backward()\n",
-                "        with model.no_sync():\n            loss.backward()\n",
-            ),
-        ],
-        "refused",
-        "no_sync",
-        "",
-    ),
-    "a hook of communication": (
-        [
-            (
-                WRAP,
-                WRAP + "\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import "
-                "fp16_compress_hook\nmodel.register_comm_hook(None, fp16_compress_hook)",
-            )
-        ],
-        "refused",
-        "hook",
         "",
     ),
 }

@@ -51,14 +51,12 @@ class Runs:
         return self.ids[way]
 
     def stop(self) -> None:
-        """End all runs that have not ended."""
         for way in self.ids:
             if self.get(way)["state"] not in ENDED:
                 self.stack.api("POST", f"/runs/{self.ids[way]}/stop", {"force": True})
                 until(lambda way=way: self.get(way)["state"] in ENDED, f"the end of {way}", 60, 0.2)
 
     def asking(self, way: str) -> list[str]:
-        """Arguments of the command line."""
         return ["--after", str(AFTER_S), "--server", self.stack.url, self.id(way)]
 
     def let_go(self, way: str) -> None:
@@ -68,7 +66,6 @@ class Runs:
         return self.stack.api("GET", f"/runs/{self.id(way)}{path}")
 
     def look(self, way: str) -> dict[str, Any]:
-        """Whether it hangs."""
         now = self.get(way)
         assert now["state"] not in ENDED, now["message"]
         said: dict[str, Any] = self.get(way, f"/hang?after_s={AFTER_S}")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import torch
 
 from support import odd_scripts as odd
 from support.ranks import Ranks
@@ -23,16 +22,11 @@ def ranks() -> Iterator[Ranks]:
 
 PLAIN = {
     "simple": (odd.plain, odd.simple),
-    "momentum": (odd.plain, odd.with_momentum),
     "frozen": (odd.frozen_low, odd.simple),
-    "tied": (odd.Tied, odd.words_script),
     "layer_twice": (odd.Twice, odd.simple),
-    "scalars": (odd.Scalars, odd.simple),
     "complex": (odd.Complex, odd.simple),
     "mixed": (odd.Mixed, odd.simple),
     "buffers": (odd.Counting, odd.simple),
-    "weight_norm": (odd.weight_normed, odd.simple),
-    "two_passes": (odd.plain, odd.two_passes),
     "two_forwards_one_backward": (odd.plain, odd.two_forwards_one_backward),
     "two_losses_at_once": (odd.plain, odd.two_losses_at_once),
     "retained_in_no_sync": (odd.plain, odd.retained_in_no_sync),
@@ -42,26 +36,15 @@ PLAIN = {
     "put_before_backward": (odd.plain, odd.put_before_backward),
     "put_after_backward": (odd.plain, odd.put_after_backward),
     "input_gradient_penalty": (odd.plain, odd.input_gradient_penalty),
-    "accumulates": (odd.plain, odd.accumulates),
-    "accumulates_synced": (odd.plain, odd.accumulates_synced),
-    "forward_outside_no_sync": (odd.plain, odd.forward_outside_no_sync),
-    "clips_norm": (odd.plain, odd.clips_norm),
-    "clips_values": (odd.plain, odd.clips_values),
-    "scales": (odd.plain, odd.scales),
     "lbfgs": (odd.plain, odd.lbfgs),
-    "sam": (odd.plain, odd.sam),
     "doubling_hooks": (odd.plain, odd.doubling_hooks),
     "post_hooks": (odd.plain, odd.post_hooks),
-    "module_hooks": (odd.plain, odd.module_hooks),
     "evaluates_in_the_loop": (odd.plain, odd.evaluates_in_the_loop),
     "evaluates_on_one_rank": (odd.plain, odd.evaluates_on_one_rank),
-    "averages": (odd.plain, odd.averages),
     "leaves_out_steps": (odd.plain, odd.leaves_out_steps),
     "forward_without_backward": (odd.plain, odd.forward_without_backward),
     "filler_is_nan": (odd.plain, odd.filler_is_nan),
     "gan": (odd.pair, odd.gan),
-    "gan_without_freezing": (odd.pair, odd.gan_without_freezing),
-    "gan_two_passes": (odd.pair, odd.gan_two_passes),
     "encoder_and_decoder": (odd.pair, odd.encoder_and_decoder),
     "sharing": (odd.sharing, odd.encoder_and_decoder),
     "dict": (partial(odd.Returning, "dict"), odd.structured),
@@ -70,7 +53,6 @@ PLAIN = {
     "namedtuple": (partial(odd.Returning, "namedtuple"), odd.structured),
     "list": (partial(odd.Returning, "list"), odd.structured),
     "keywords": (odd.with_keywords, odd.keyword_arguments),
-    "loss_itself": (odd.LossItself, odd.loss_itself),
     "checkpointed": (partial(odd.Checkpointed, False), odd.simple),
     "checkpointed_reentrant": (partial(odd.Checkpointed, True), odd.simple),
     "compiled_first": (odd.compiled_first, odd.simple),
@@ -78,35 +60,21 @@ PLAIN = {
 }
 FIND = {"find_unused_parameters": True}
 WITH_OPTIONS = {
-    "learned_loss": ([odd.plain_and_margin, odd.learned_loss], {}),
     "freezes_later_find": ([odd.Halves, odd.freezes_later], {"wrap": FIND}),
     "freezes_by_turns": ([odd.Halves, odd.freezes_by_turns], {"wrap": FIND}),
     "by_steps": ([odd.Branches, odd.by_steps], {"wrap": FIND}),
     "by_row": ([odd.ByRow, odd.simple], {"wrap": FIND}),
     "find_dict": ([partial(odd.Returning, "dict"), odd.structured], {"wrap": FIND}),
-    "find_dataclass": ([partial(odd.Returning, "dataclass"), odd.structured], {"wrap": FIND}),
-    "find_accumulates": ([odd.plain, odd.accumulates], {"wrap": FIND}),
-    "find_two_passes": ([odd.plain, odd.two_passes], {"wrap": FIND}),
-    "find_evaluates": ([odd.plain, odd.evaluates_in_the_loop], {"wrap": FIND}),
-    "find_checkpointed": ([partial(odd.Checkpointed, False), odd.simple], {"wrap": FIND}),
-    "bucket_view": ([odd.plain, odd.simple], {"wrap": {"gradient_as_bucket_view": True}}),
-    "bucket_view_accumulates": (
-        [odd.plain, odd.accumulates],
-        {"wrap": {"gradient_as_bucket_view": True}},
-    ),
     "bucket_view_put": (
         [odd.plain, odd.penalty_before_forward],
         {"wrap": {"gradient_as_bucket_view": True}},
     ),
-    "static_graph": ([odd.plain, odd.simple], {"wrap": {"static_graph": True}}),
     "static_graph_twice": ([odd.Twice, odd.simple], {"wrap": {"static_graph": True}}),
     "static_graph_reentrant": (
         [partial(odd.Checkpointed, True), odd.simple],
         {"wrap": {"static_graph": True}},
     ),
-    "small_buckets": ([odd.Twice, odd.simple], {"wrap": {"bucket_cap_mb": 1e-5}}),
     "early_optimizer": ([odd.plain, odd.simple], {"early": True}),
-    "double": ([odd.double_plain, odd.simple], {"dtype": torch.float64}),
 }
 
 

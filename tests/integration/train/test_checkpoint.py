@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,6 @@ pytestmark = pytest.mark.ranks
 WORLD = 2
 PARTIAL = convert("partial", {"probes": 1, "staleness": 4, "mean": True})
 AVERAGING = convert("averaging", {"every": 3})
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(WORLD)
-    yield pool
-    pool.stop()
 
 
 def saved(directory: Path) -> list[int]:

@@ -24,13 +24,7 @@ from support.http_files import FileServer, served
 from support.ranks import RankError, Ranks
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(3)
-    yield pool
-    pool.stop()
+WORLD = 3
 
 
 @pytest.fixture

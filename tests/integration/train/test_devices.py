@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -18,13 +17,6 @@ T4 = {"kind": "cuda", "name": "Tesla T4"}
 L4 = {"kind": "cuda", "name": "NVIDIA L4"}
 CPU = {"kind": "cpu", "name": "Xeon", "cores": 4, "memory_bytes": 1 << 33}
 ODD = {"kind": "cuda", "name": "NVIDIA X9"}
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
 
 
 def environment(devices: list[dict[str, Any]], run: str = "r") -> dict[str, str]:

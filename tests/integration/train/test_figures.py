@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -14,13 +13,6 @@ from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
 HOLD_S = (0.02, 0.06)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
 
 
 def test_figures_are_of_the_step_before(ranks: Ranks) -> None:

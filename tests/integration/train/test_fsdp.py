@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +20,6 @@ WORLD = 4
 BOUND = 1e-5  # docs/invariants.md, invariant 2
 SYNCHRONOUS = ["bsp", "paceline", "lbb", "static-batching", "chronica", "sata", "boa"]
 QUIET = [HealthCheck.function_scoped_fixture]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(WORLD)
-    yield pool
-    pool.stop()
 
 
 COUNTS = st.lists(st.integers(0, 5), min_size=WORLD, max_size=WORLD).filter(any)

@@ -37,7 +37,6 @@ no_gpu = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Any]:
-    """`benchmarks/gpu_check.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         yield importlib.import_module("gpu_check")
@@ -127,8 +126,6 @@ def test_wrong_gradients_are_a_miss(
 
 
 class Event:
-    """Stands for `torch.cuda.Event`."""
-
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
         self.streams: list[object] = []

@@ -30,8 +30,7 @@ from paceline.train.plan import leader
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import MOST_ALONE, Leader
 from paceline.train.plan.proposals import Proposals
-from paceline.wire import Adopted, Proposal, Segment, StopTraining, bus
-from paceline.wire.synchronisation import convert
+from paceline.wire import Proposal, Segment, StopTraining, bus
 from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.contexts import met, run_context
@@ -77,7 +76,6 @@ class Run:
             until(lambda: self.proposals.received > before)
 
     def epoch(self, number: int = 0) -> Iterator[list[Step]]:
-        """The steps of both ranks."""
         return zip(*[follower.steps(number) for follower in self.ranks], strict=True)
 
     def close(self) -> None:
@@ -94,7 +92,6 @@ def run(bus_url: str) -> Iterator[Run]:
 
 
 def segment(assignments: list[list[list[int]]], **changes: Any) -> Segment:
-    """A controller's segment that begins the run."""
     counts, indices = pack_indices([[np.array(p) for p in row] for row in assignments])
     made = Segment(0, 0, 0, counts, indices, "chronica", 3, "controller", False)
     return msgspec.structs.replace(made, **changes)
@@ -167,49 +164,6 @@ def test_an_invalid_proposal_is_refused_and_the_leader_coasts(
     next(run.epoch())
     assert [s.source for s in run.adopted] == ["coast"]
     assert why in caplog.text
-
-
-def poisoned(parameters: bytes) -> dict[bytes, bytes]:
-    """The bus entry of `FIRST`, its synchroniser's parameters replaced by these in MessagePack."""
-    rounds = {"probes": 2, "staleness": 4, "mean": True}
-    what = convert("hierarchical", rounds | {"groups": [[0], [1]], "every": 4})
-    fields = wire.encode(Proposal(0, msgspec.structs.replace(FIRST, synchroniser=what), "x"), RUN)
-    marked = msgspec.msgpack.encode(what.parameters)
-    assert marked in fields[b"data"]
-    return fields | {b"data": fields[b"data"].replace(marked, parameters)}
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        msgspec.msgpack.encode({"groups": 5}),
-        msgspec.msgpack.encode({"groups": [5]}),
-        msgspec.msgpack.encode({1: 2}),
-        msgspec.msgpack.encode({"groups": msgspec.msgpack.Ext(5, b"")}),
-        msgspec.msgpack.encode({"groups": {(1, 2): 3}}),
-        msgspec.msgpack.encode({"mark": {(1, 2): 3}}),
-        b"\x81\xa1a" + b"\x91" * 900 + b"\x01",
-        b"\x81\xa1a" + b"\x91" * 5000 + b"\x01",
-        b"\x81\xa1a" + b"\x81\xa1a" * 5000 + b"\x01",
-        b"\x05",
-        b"\xc1",
-        b"",
-    ],
-    ids=lambda parameters: f"{parameters}"[:30],
-)
-def test_whatever_the_bus_brings_the_leader_coasts_and_hears_what_comes_next(
-    run: Run, parameters: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    run.client.xadd(wire.control(RUN), poisoned(parameters))  # type: ignore[arg-type]
-    run.propose(segment([], seq=9))  # so what came before was heard, too
-    epoch = run.epoch()
-    next(epoch), next(epoch)
-    used = np.frombuffer(run.adopted[0].indices, "<u4")
-    unused = np.setdiff1d(range(20), used)
-    run.propose(segment([[unused[:1].tolist(), unused[1:4].tolist()]], seq=1, first_step=2))
-    next(epoch)
-    assert [s.source for s in run.adopted] == ["coast", "controller"]
-    assert "refused" in caplog.text or "unreadable" in caplog.text
 
 
 def test_used_samples_are_refused_and_other_attempts_not_heard(
@@ -434,60 +388,6 @@ def test_the_leader_keeps_the_samples_of_steps_ahead_only(lookahead: int) -> Non
 # Real ranks under a controller
 
 
-class Controller(threading.Thread):
-    """Plans each next segment in ascending order, the larger half to rank 0; stops after `stop`."""
-
-    def __init__(self, url: str, samples: int, batch: int, stop_at: int) -> None:
-        super().__init__(daemon=True)
-        self._client = bus.connect(url)
-        self._samples, self._batch, self._stop_at = samples, batch, stop_at
-        self.adopted: list[Adopted] = []
-        self.hello: wire.Hello | None = None
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        last: Any = "0-0"
-        while not self.done.is_set():
-            for _, entries in self._client.xread({wire.TELEMETRY: last}, block=100):
-                for _, fields in entries:
-                    self._hear(wire.decode(fields)[1])
-                last = entries[-1][0]
-        self._client.close()
-
-    def _hear(self, message: wire.Message) -> None:
-        if isinstance(message, wire.Hello):
-            self.hello = message
-        elif isinstance(message, Adopted):
-            self.adopted.append(message)
-            self._answer(message.segment)
-
-    def _answer(self, done: Segment) -> None:
-        step = done.first_step + done.steps
-        if step >= self._stop_at:
-            bus.publish(self._client, wire.control(RUN), StopTraining("enough", 0), RUN)
-        used = [
-            set(part.tolist())
-            for a in self.adopted
-            if a.segment.epoch == done.epoch
-            for part in chain(*a.segment.assignments())
-        ]
-        rest = sorted(set(range(self._samples)).difference(*used))
-        epoch = done.epoch
-        if done.epoch_end:
-            epoch, rest = epoch + 1, list(range(self._samples))
-        batch = rest[: self._batch]
-        cut = len(batch) * 3 // 4
-        end = len(rest) <= self._batch
-        plan = segment(
-            [[batch[:cut], batch[cut:]]],
-            seq=done.seq + 1,
-            first_step=step,
-            epoch=epoch,
-            epoch_end=end,
-        )
-        bus.publish(self._client, wire.control(RUN), Proposal(0, plan, "test"), RUN)
-
-
 @pytest.mark.ranks
 def test_a_state_taken_after_a_stop_goes_on_with_the_rest_of_the_epoch(bus_url: str) -> None:
     """Stopped at step 3 of 10; after the loop the script saves and leaves."""
@@ -514,32 +414,3 @@ def test_a_rank_may_be_late_to_read_the_order_to_stop(bus_url: str) -> None:
     env = {"PACELINE_RUN": RUN, "PACELINE_BUS": bus_url}
     assert pool.run(sessions.linger, bus_url, 3.5, env=env) == [(3, True), (3, True)]
     pool.stop()
-
-
-@pytest.mark.ranks
-def test_ranks_follow_the_controller_and_stop(bus_url: str) -> None:
-    """22 samples in steps of 4, stopped in the second epoch."""
-    controller = Controller(bus_url, 22, 4, stop_at=9)
-    controller.start()
-    pool = Ranks(WORLD)
-    env = {"PACELINE_RUN": RUN, "PACELINE_BUS": bus_url}
-    # Steps of 30 ms: a controller has time to answer.
-    logs = pool.run(
-        sessions.train, 22, 50, {"global_batch": 4}, {}, None, None, sessions.wait_at, 1, 0.03,
-        env=env,
-    )  # fmt: skip
-    pool.stop()
-    controller.done.set()
-    controller.join()
-    segments = [a.segment for a in controller.adopted]
-    assert "controller" in {s.source for s in segments}
-    assert all(log.stopped for log in logs)
-    assert len(logs[0].batches) == segments[-1].first_step + segments[-1].steps < 50 * 6
-    ran = [[indices for _, _, indices in log.batches] for log in logs]
-    planned = [[p.tolist() for p in row] for s in segments for row in s.assignments()]
-    assert [list(row) for row in zip(*ran, strict=True)] == planned
-    first = sorted(chain(*(i for log in logs for e, _, i in log.batches if e == 0)))
-    assert first == list(range(22))
-    assert controller.hello is not None
-    assert (controller.hello.world, controller.hello.epochs) == (2, 50)
-    assert controller.hello.sizes_array().tolist() == sessions.Sized(22).sizes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import lockstep
+from support import lockstep, sessions
 from support.ranks import RankError, Ranks
 
 
@@ -69,7 +69,7 @@ def test_an_unusual_rhythm_of_all_ranks_is_in_step(kind: str, pair: Ranks) -> No
 def test_a_killed_rank_is_named() -> None:
     pool = Ranks(2)
     with pytest.raises(RankError, match="rank 1 failed: its process has ended") as caught:
-        pool.run(lockstep.killed, 1, timeout_s=20)
+        pool.run(sessions.killed, 1, timeout_s=20)
     pool.stop()
     assert "rank 1: died" in str(caught.value)
 

@@ -11,59 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.node.rundir import Record
-from paceline.node.supervisor import Supervisor
-from paceline.wire import Launch
 from support import memory_script
+from support.launched import WORLD, Line, launched, not_trained_again
 from support.marks import some_long
 from support.memory_script import BUDGET, EPOCHS, SAMPLES
 from support.sessions import Sized
-from support.waiting import until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
-WORLD = 2
 SIZES = np.array(Sized(SAMPLES).sizes)
-
-Line = tuple[int, int, int, list[int]]  # attempt, epoch, step, samples
 
 
 def run(directory: Path, rooms: list[float | None], micro: bool, restarts: int) -> tuple[int, str]:
-    """Trains under a launcher; the exit code and what the launcher says of a failure."""
-    directory.mkdir()
     arguments = [str(directory), json.dumps(rooms), str(int(micro))]
-    launch = Launch(memory_script.__file__, arguments, WORLD, {}, max_restarts=restarts)
-    supervisor = Supervisor(launch, directory, Record("r0", "here", "the test", ""), None)
-    supervisor.start()
-
-    def settled() -> bool:
-        supervisor.poll()
-        return supervisor.settled
-
-    try:
-        until(settled, "the run to settle", 400)
-        assert supervisor.last is not None
-        assert supervisor.last.exit_code is not None
-        return supervisor.last.exit_code, str(supervisor.last.message)
-    finally:
-        supervisor.close()
+    return launched(memory_script.__file__, directory, arguments, restarts)
 
 
 def turns(directory: Path) -> list[list[Line]]:
     """What each rank did in each turn of its loop."""
     texts = [(directory / f"turns-{rank}").read_text() for rank in range(WORLD)]
     return [[tuple(json.loads(line)) for line in text.splitlines()] for text in texts]
-
-
-def surviving(lines: list[Line]) -> list[Line]:
-    """Without the steps that a later attempt trained again."""
-    begins: dict[int, int] = {}
-    for attempt, _, step, _ in lines:
-        begins[attempt] = min(step, begins.get(attempt, step))
-    return [
-        line
-        for line in lines
-        if all(line[2] < begin for attempt, begin in begins.items() if attempt > line[0])
-    ]
 
 
 def parameters(directory: Path) -> list[Any]:
@@ -102,7 +68,7 @@ def test_memory_runs_out_once_on_a_rank(
         after = [SIZES[used].sum() for attempt, *_, used in lines[rank] if attempt == last]
         assert max(after) <= max(word["limit"] for word in learned.values())
     trained: dict[int, list[int]] = {}
-    for _, epoch, _, samples in chain.from_iterable(map(surviving, lines)):
+    for _, epoch, _, samples in chain.from_iterable(map(not_trained_again, lines)):
         trained.setdefault(epoch, []).extend(samples)
     assert {epoch: sorted(used) for epoch, used in trained.items()} == {
         epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)

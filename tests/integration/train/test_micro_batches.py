@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -19,6 +19,7 @@ from support.ranks import RankError, Ranks
 from support.sessions import Sized, network
 
 pytestmark = pytest.mark.ranks
+WORLD = 3
 
 LIMITS = [2, 5, 12]  # of ranks whose parts have 8 samples each: 4, 2 and 1 micro-batches
 OPTIONS = {"global_batch": 24, "limits": LIMITS}
@@ -35,13 +36,6 @@ SCRIPTS = {
     "by size": Script(by_size=True),
     "loaded ahead": Script(loading={"num_workers": 1}),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(3)
-    yield pool
-    pool.stop()
 
 
 def options(script: Script) -> dict[str, Any]:

@@ -24,13 +24,6 @@ WORLD = 2
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(WORLD)
-    yield pool
-    pool.stop()
-
-
 @pytest.fixture
 def session() -> Iterator[paceline.Session]:
     made = paceline.Session(Numbered(8), global_batch=4)

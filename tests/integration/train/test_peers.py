@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ LOSSLESS = {"quorum": 1, "staleness": None, "mean": False}
 
 def hierarchical(groups: list[list[int]], every: int | None) -> Synchronisation:
     return convert("hierarchical", {"groups": groups, "every": every} | LOSSLESS)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(WORLD)
-    yield pool
-    pool.stop()
 
 
 @pytest.mark.parametrize("answering", [[1, 3], [0, 1, 2, 3]], ids=str)

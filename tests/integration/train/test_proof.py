@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from paceline.train.proof import PROVEN, UNKNOWN, WRONG
@@ -11,13 +9,6 @@ from support import proving
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
 
 
 WANTED = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "backup": {"spare": 1, "staleness": 0, "waits": True, "mean": False},
     "all": {"quorum": WORLD, "staleness": 4, "mean": False},
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(WORLD)
-    yield pool
-    pool.stop()
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -20,18 +19,12 @@ from torch.utils.data.distributed import DistributedSampler
 import paceline
 from paceline.train.profile import Limits
 from support import sessions
-from support.ranks import RankError, Ranks
-from support.sessions import Log, Numbered, Sized, network
+from support.ranks import Ranks
+from support.sessions import Log, Numbered, Sized
 from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.ranks
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(3)
-    yield pool
-    pool.stop()
+WORLD = 3
 
 
 def by_step(logs: list[Log]) -> dict[tuple[int, int], list[list[int]]]:
@@ -177,28 +170,6 @@ def test_a_model_that_was_not_wrapped_is_refused_in_the_first_step(
         assert "no model was given to session.wrap()" in message
         assert MEND in message
         assert (step, untouched) == (0, True)
-
-
-def test_an_optimiser_of_made_up_inputs_needs_no_wrapped_model() -> None:
-    with sessions.session(12, {"global_batch": 4}) as run:
-        for _, x, _ in run.loader():
-            noise = torch.zeros_like(x, requires_grad=True)
-            optimizer = torch.optim.SGD([noise], 0.1)
-            (x + noise).square().sum().backward()
-            optimizer.step()
-    assert run.step == 2
-
-
-def test_a_single_process_needs_no_wrapped_model() -> None:
-    """Its batches are whole global batches: nothing is to be weighted."""
-    with sessions.session(12, {"global_batch": 4}) as run:
-        plain = network()
-        optimizer = torch.optim.SGD(plain.parameters(), 0.05)
-        for _, x, y in run.loader():
-            optimizer.zero_grad()
-            nn.functional.mse_loss(plain(x), y).backward()
-            optimizer.step()
-    torch.testing.assert_close(sessions.parameters(plain), sessions.zipped())
 
 
 def test_of_two_sessions_in_one_loop_either_may_wrap_the_model(ranks: Ranks) -> None:
@@ -411,15 +382,6 @@ def test_lookahead_that_differs_between_ranks_is_an_error(ranks: Ranks) -> None:
     first, *others = ranks.run(sessions.uneven_workers, 12, {"global_batch": 6})
     assert first == ""
     assert all("num_workers" in text for text in others)
-
-
-def test_a_rank_that_dies_takes_the_others_along() -> None:
-    pool = Ranks(2)
-    with pytest.raises(RankError) as caught:
-        pool.run(sessions.raise_on, 1, timeout_s=20)
-    assert "rank 0: Traceback" in str(caught.value)
-    assert "rank 1: died" in str(caught.value)
-    pool.stop()
 
 
 # Life and resuming

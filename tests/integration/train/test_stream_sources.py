@@ -32,13 +32,6 @@ from support.stream_sources import (
 BUFFER = 64
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
-
-
 # webdataset and lhotse leave the files that they open to the garbage collector.
 files_are_left_open = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 

@@ -50,13 +50,6 @@ pytestmark = pytest.mark.ranks
 ALL = list(range(SAMPLES))
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
-
-
 def trained(ran: list[Trained]) -> list[int]:
     return sorted(chain(*(step for rank in ran for step in rank.steps)))
 

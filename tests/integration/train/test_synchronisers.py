@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ KINDS = {
 }
 EACH = convert("averaging", {"every": 1})
 ALL = convert("partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False})
-RELAXED = 2 * SAMPLES - 4 * relaxing.BATCH  # samples after the first segment, which is all-reduced
 SCRIPTS: dict[str, dict[str, Any]] = {
     "usual": {},
     "adam": {"optimiser": "AdamW"},
@@ -64,13 +62,6 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "shared, schedule": {"uneven": True, "slow": {0: 0.01}, "schedule": True},
     "shared, scaler": {"uneven": True, "slow": {1: 0.01}, "scaler": True},
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(WORLD)
-    yield pool
-    pool.stop()
 
 
 def flat(replica: list[object]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

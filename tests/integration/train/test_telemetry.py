@@ -217,13 +217,6 @@ def complete(messages: list[Message], world: int, steps: int) -> None:
     assert len([m for m in messages if isinstance(m, Hello)]) == 1
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
-
-
 def environment(url: str, directory: Path) -> dict[str, str]:
     return {"PACELINE_RUN": RUN, "PACELINE_BUS": url, "PACELINE_SPOOL": str(directory)}
 

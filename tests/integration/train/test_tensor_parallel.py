@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +21,6 @@ GROUPS = WORLD // TP
 SAMPLES = 48
 BOUND = 1e-5  # docs/invariants.md, invariant 2
 SWITCHING = partial(fsdp.by_presets, ["bsp", "paceline", "chronica"])
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(WORLD)
-    yield pool
-    pool.stop()
 
 
 def check(logs: list[Log], epochs: int) -> None:

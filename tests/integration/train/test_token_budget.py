@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -20,16 +19,10 @@ from support.ranks import Ranks
 from support.sessions import Numbered, Sized
 
 pytestmark = pytest.mark.ranks
+WORLD = 3
 COUNT, BUDGET, SEED, EPOCHS = 40, 7.0, 7, 3
 OPTIONS = {"token_budget": BUDGET, "seed": SEED}
 SIZES = np.array(Sized(COUNT).sizes)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(3)
-    yield pool
-    pool.stop()
 
 
 def due() -> list[tuple[int, int, list[int]]]:

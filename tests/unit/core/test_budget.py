@@ -236,14 +236,6 @@ def test_ranks_count_the_samples_that_the_ledger_used(
         whole = whole and ledger.over
 
 
-def test_counting_goes_on_from_a_checkpoint() -> None:
-    counted = Trained(11, 3, drop_last=False)
-    counted.resume(2, 9, 4, np.array([5, 7]))
-    assert [counted.upto(step) for step in (8, 9, 10)] == [26, 31, 33]
-    counted.begin_epoch(11, np.array([10, 11]))
-    assert [counted.upto(step) for step in (10, 11, 12)] == [33, 43, 44]
-
-
 def test_what_a_message_asks_for_is_enough() -> None:
     sizes = np.array([1.0, 1_234_567.0])
     with pytest.raises(ValueError, match="raise token_budget to 1234567 or more"):

@@ -17,7 +17,6 @@ WORLD = 3
 
 
 def batch(samples: int, load: float, longest: float = 0.0, squares: float = 0.0) -> Features:
-    """The same for every rank."""
     return Features(*(np.full(WORLD, v) for v in (samples, load, squares, longest)))
 
 

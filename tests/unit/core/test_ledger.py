@@ -118,7 +118,6 @@ ROUNDS: dict[str, Any] = {"probes": 2, "staleness": 4, "mean": True, "every": 4}
 
 
 def nested(depth: int) -> list[Any]:
-    """A list in a list in a list …"""
     value: list[Any] = []
     for _ in range(depth):
         value = [value]

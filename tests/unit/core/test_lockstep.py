@@ -10,14 +10,7 @@ from paceline.core.lockstep import KEPT, RankProgress, conflict, described, lagg
 def progress(
     passes: list[list[int]], *, ended: bool = True, epoch: int = 0, phase: str = "compute"
 ) -> RankProgress:
-    """A rank that has been in these steps, and reduced these models in each of them.
-
-    Args:
-        passes: models, by step.
-        ended: the body of the newest step has ended.
-        epoch: of all steps.
-        phase: that the rank is in.
-    """
+    """A rank that has been in these steps, and reduced these models in each of them."""
     made = RankProgress(epoch=epoch, in_loop=True, phase=phase)
     for step, models in enumerate(passes):
         made.step = step

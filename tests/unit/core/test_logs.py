@@ -15,8 +15,6 @@ SECRET = "hunter2hunter2"
 
 
 class Err:
-    """What came on standard error since the test began."""
-
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
         self._text = ""

@@ -28,9 +28,3 @@ def test_each_parameter_is_in_one_part(sizes: list[int], parts: int) -> None:
     assert [number for part in made for number in part] == list(range(len(sizes)))
     fair = sum(sizes) / parts
     assert all(sum(sizes[number] for number in part) < fair + 2 * max(sizes) for part in made)
-
-
-def test_parts_are_about_equally_large() -> None:
-    assert parted([1, 1, 1, 1], 2) == [[0, 1], [2, 3]]
-    assert parted([6, 1, 1, 1, 1, 2], 2) == [[0], [1, 2, 3, 4, 5]]
-    assert parted([5], 3) == [[], [0], []]

@@ -206,21 +206,3 @@ def test_others_come_between_a_look_and_a_change() -> None:
         span.run()
         failed += span.failed
     assert failed > 20
-
-
-@pytest.mark.parametrize("slow", [5.0, 10.0])
-def test_a_slow_rank_trains_what_its_speed_allows(slow: float) -> None:
-    """One of eight, in a segment of 64 steps."""
-    batch_s = [1.0] * 7 + [slow]
-    span = Span([64] * 8, batch_s, random.Random(0), [0.0] * 8)
-    span.run()
-    together_s = 8 * 64 / (7 + 1 / slow)
-    assert max(span.ended_at) <= together_s + 1.5
-    assert span.own[7] >= 0.8 * together_s / slow
-
-
-def test_equally_fast_ranks_train_their_own_batches() -> None:
-    span = Span([16] * 4, [1.0] * 4, random.Random(0), [0.0] * 4)
-    span.run()
-    assert span.own == [16] * 4
-    assert span.ended_at == [16.0] * 4

@@ -61,13 +61,6 @@ def test_ranks_with_samples_may_keep_some(data: st.DataObject) -> None:
         np.testing.assert_array_equal(made, on_grid(counts, grid, limits))
 
 
-def test_counts_that_are_on_the_grid_stay() -> None:
-    assert on_grid(np.array([16, 0, 48]), 8).tolist() == [16, 0, 48]
-    assert on_grid(np.array([17, 15, 32]), 8).tolist() == [16, 16, 32]
-    assert on_grid(np.array([7, 7, 7]), 8).tolist() == [8, 8, 5]
-    assert on_grid(np.array([5, 5, 6]), 8, np.array([7, 7, 9])).tolist() == [7, 1, 8]
-
-
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.randoms())
 def test_as_few_samples_as_possible_change_their_rank(ranks: list[int], random: Any) -> None:
     before = np.array(ranks)

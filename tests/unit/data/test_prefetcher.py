@@ -16,8 +16,6 @@ from support.waiting import DEADLINE_S, until
 
 
 class Counted:
-    """A source that notes what is read."""
-
     def __init__(self, samples: int = 20, size: int = 10) -> None:
         self.samples, self.bytes = samples, size
         self.read_: list[int] = []

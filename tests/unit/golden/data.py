@@ -31,7 +31,6 @@ def save(name: str, content: Any) -> None:
 
 
 def copy_of_database(folder: Path) -> Path:
-    """A copy of the recorded database that a test may write to."""
     target = folder / "paceline.db"
     with gzip.open(FOLDER / "runs.db.gz") as source, target.open("wb") as copy:
         shutil.copyfileobj(source, copy)
@@ -39,7 +38,6 @@ def copy_of_database(folder: Path) -> Path:
 
 
 def save_database(database: Path) -> None:
-    """Records a database."""
     (FOLDER / "runs.db.gz").write_bytes(gzip.compress(database.read_bytes(), 9, mtime=0))
 
 

@@ -74,11 +74,7 @@ def make_documents() -> None:
 
 
 def show(case: str) -> None:
-    """Prints a case's segments in clear.
-
-    Args:
-        case: its name, as in a failed test's message.
-    """
+    """Prints a case's segments in clear."""
     segments = list(product.segments(cases.scenarios()[case]))
     json.dump(segments, sys.stdout, indent=1, sort_keys=True)
 

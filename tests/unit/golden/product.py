@@ -35,16 +35,11 @@ _FORECAST_STEPS = 64  # newest steps of a run that a recorded forecast rests on
 
 
 def presets() -> list[str]:
-    """The names of all registered presets."""
     return policies.names()
 
 
 def segments(scenario: Plain) -> Iterator[Plain]:
-    """Simulates a scenario in virtual time; each of its segments as plain values.
-
-    Args:
-        scenario: the fields of a scenario file.
-    """
+    """Simulates a scenario in virtual time; each of its segments as plain values."""
     simulation = Simulation.of(Scenario.of(scenario))
     while not simulation.finished:
         yield described(simulation.advance())
@@ -54,9 +49,6 @@ def described(trained: Any) -> Plain:
     """A trained segment as plain values: what was planned, and how long it took.
 
     Times are virtual, in seconds. Lists are [step][rank], but for `rounds`.
-
-    Args:
-        trained: what `Simulation.advance` returns.
     """
     segment = trained.segment
     return {
@@ -139,7 +131,6 @@ async def _got(client: httpx.AsyncClient, path: str) -> httpx.Response:
 
 
 def replayed(database: Path, run: str) -> Plain:
-    """Plans a recorded run again; the report as plain values."""
     with Store.open(_url(database)) as store:
         return asdict(replay(store, run))
 

@@ -72,9 +72,6 @@ _SCENARIOS: list[Plain] = [
 def record(folder: Path) -> tuple[Path, list[str]]:
     """Trains and simulates on a server of its own.
 
-    Args:
-        folder: empty; for the server's files and the ranks'.
-
     Returns:
         The database, without traces of this machine, and the ids of its runs.
     """

@@ -12,13 +12,11 @@ from unit.golden import data, product
 
 @functools.cache
 def recorded() -> dict[str, Any]:
-    """All cases, by name."""
     cases: dict[str, Any] = data.load("plans")
     return cases
 
 
 def presets() -> list[str]:
-    """The presets of which plans are recorded."""
     return sorted({name.split()[0] for name in recorded()})
 
 

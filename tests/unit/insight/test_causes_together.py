@@ -146,13 +146,6 @@ def test_waiting_is_never_denied(noise: float, spread: float, factor: float) -> 
         assert not (waits and says_that_nobody_waits(verdict)), facts_of(verdict)
 
 
-def test_words_of_waiting_without_a_cause() -> None:
-    assert words(judge(observed(16, noise=0.01))).startswith("No straggler: in these 100 steps")
-    text = words(judge(observed(16, noise=0.08)))
-    assert text.startswith("No cause stands out: in these 100 steps ranks spend 1")
-    assert text.endswith(" % of their time waiting for each other.")
-
-
 def test_words_of_a_plan_under_which_ranks_still_wait() -> None:
     verdict = judge(planned(slow(2, 2.0), 0.4, lag=0))
     [text] = [cause["words"] for cause in facts_of(verdict)["causes"] if cause["kind"] == "node"]

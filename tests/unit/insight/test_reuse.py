@@ -12,8 +12,6 @@ from paceline_backend.insight.reuse import Reused
 
 
 class Clock:
-    """Stands still unless it is told to go on."""
-
     def __init__(self) -> None:
         self.now = 100.0
 

@@ -15,8 +15,6 @@ from paceline.node.output import _Copy
 
 
 class Full(io.BytesIO):
-    """A file on a disk that is full."""
-
     def flush(self) -> None:
         raise OSError(28, "No space left on device")
 

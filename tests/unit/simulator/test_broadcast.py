@@ -24,8 +24,6 @@ SCENARIO: dict[str, Any] = {
 
 
 class Bus:
-    """A bus that gives all entries of control(run) at once."""
-
     def __init__(self, entries: list[dict[bytes, bytes]]) -> None:
         self._entries = [(b"%d-0" % k, fields) for k, fields in enumerate(entries, start=1)]
 
@@ -41,8 +39,6 @@ class Bus:
 
 
 class Server:
-    """A server that knows of no switch."""
-
     def call(
         self, method: str, path: str, body: Any = None, if_match: str | None = None
     ) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire.synchronisation import Synchronisation, convert
-from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
-from paceline_backend.simulator.broadcast import rounds
+from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.sync import Costs, SimulatedTimeline, Work, make, step_time_s
+from support.simulated import train
 
 SOLO = {"probes": None, "staleness": 4, "mean": False}
 RNA = {"probes": 2, "staleness": 4, "mean": True}
@@ -111,13 +111,6 @@ def test_the_mean_time_of_a_step() -> None:
     assert expected <= step_time_s(what, work_s, costs, 32) <= expected + 0.01 / 32
 
 
-def train(simulation: Simulation) -> list[TrainedSegment]:
-    ran = []
-    while not simulation.finished:
-        ran.append(simulation.advance())
-    return ran
-
-
 def scenario(**fields: Any) -> Scenario:
     plain = {
         "name": "two speeds",
@@ -130,32 +123,6 @@ def scenario(**fields: Any) -> Scenario:
         "policy": "rna-hierarchical",
     }
     return Scenario.of({**plain, **fields})
-
-
-def test_a_run_under_rna_hierarchical() -> None:
-    """It is RNA until speeds are known; then two groups, whose first ranks tell of rounds."""
-    simulation, again = (Simulation.of(scenario()) for _ in range(2))
-    ran, repeated = train(simulation), train(again)
-    assert [trained.segment for trained in ran] == [trained.segment for trained in repeated]
-    assert [trained.rounds for trained in ran] == [trained.rounds for trained in repeated]
-    kinds = [trained.segment.synchroniser.name for trained in ran]
-    first = kinds.index("hierarchical")
-    assert set(kinds[:first]) == {"partial"} and set(kinds[first:]) == {"hierarchical"}
-    segment = ran[first].segment
-    assert segment.synchroniser.parameters.groups == [[0, 1, 3], [2, 4, 5]]
-    assert segment.why.startswith("2 groups by what a step takes: 3 ranks at")
-    used = np.zeros((2, 2400), int)
-    for trained in ran:
-        used[trained.segment.epoch][trained.plan.batches.samples] += 1
-        ended = trained.started_at[-1] + trained.rank_step_s[-1]
-        assert np.ptp(ended) < 1e-9, "all have met"
-    assert (used == 1).all()
-    round_records = [record for trained in ran[first:] for record in rounds(trained, 0, 0.0)]
-    assert {(record.rank, record.world) for record in round_records} == {(0, 3), (2, 3)}
-    fast, slow = ([record for record in round_records if record.rank == rank] for rank in (0, 2))
-    assert np.mean([record.waited_s for record in slow]) > 3 * np.mean(
-        [record.waited_s for record in fast]
-    )
 
 
 def test_gradients_are_not_older_for_ranks_that_are_slow_all_the_time() -> None:

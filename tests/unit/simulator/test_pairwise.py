@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from paceline.wire import AGES
 from paceline.wire.synchronisation import convert
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator import Scenario, Simulation, summary
-from paceline_backend.simulator.broadcast import rounds
+from paceline_backend.simulator import Scenario, summary
 from paceline_backend.simulator.scenario import Communication
 from paceline_backend.simulator.sync import (
     Costs,
@@ -93,20 +91,6 @@ def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
     assert 2 / (1 / 1.5 + 1 / 1.0) < slow < (1 + 99 * 1.5 + 1.5 + 2 * 1.5) / 100
 
 
-def test_a_rank_answers_one_question_at_a_time() -> None:
-    """Ranks 0 and 2 ask rank 1 at the same moment, and by a message each that takes 0.25 s."""
-    ranks = Ranks(3, Costs(pair_s=0.5, call_s=0.25))
-    timeline = ranks.run([[1, 9, 1]] * 2)
-    assert [(record.rank, record.ended_at) for record in timeline.rounds] == [
-        (0, 1.75),
-        (2, 2.25),
-        (0, 2.75),
-        (2, 3.25),
-    ]
-    assert [record.waited_s for record in timeline.rounds] == [0.5, 1.0, 0.5, 0.75]
-    assert timeline.wait_s.tolist() == [[0, 0, 0], [0, 0, 0.25]]
-
-
 def test_a_question_of_a_later_segment_is_answered_where_there_is_time() -> None:
     """Rank 2 asks at 10, and rank 0 has begun the next segment at 1: it is not held up."""
     ranks = Ranks(3, Costs(pair_s=2.0))
@@ -123,20 +107,6 @@ def test_the_last_answers_are_waited_for_where_all_meet() -> None:
     ranks = Ranks(2, Costs(round_s=0.5, pair_s=4.0))
     ranks.run([[1, 2]])
     assert ranks.model.meet(ranks.now - 1.0, ranks.costs) == 5.0 - 1.0 + 2 * 0.5
-
-
-@pytest.mark.parametrize("seed", [0, 7])
-def test_draws_are_those_of_real_ranks(seed: int) -> None:
-    """Rank 1 is in its first step whenever it is asked, rank 3 through with all of its own."""
-    steps = 12
-    timeline = Ranks(4, Costs(), seed).run([[1, 100, 1, 0]] * steps)
-    for rank in (0, 2):
-        draw = random.Random(f"{seed} {rank}")
-        asked = [draw.choice([1, 3]) for _ in range(steps)]
-        apart = [k if other == 1 else steps - k for k, other in enumerate(asked, 1)]
-        staleness = [record.staleness for record in timeline.rounds if record.rank == rank]
-        assert staleness == [aged(0, steps) for steps in apart]
-        assert len(set(asked)) == 2
 
 
 @given(
@@ -168,42 +138,6 @@ def test_each_step_of_those_that_ask_is_one_exchange(
     assert (now >= least - 1e-9).all()
     if not takes_s:
         assert now == pytest.approx(least)
-
-
-def test_a_run_under_ad_psgd() -> None:
-    """Each rank at its own pace, draws of its own in each epoch; rounds as real ranks tell them."""
-    scenario = Scenario.of(
-        {
-            "name": "small",
-            "workers": 4,
-            "global_batch": 16,
-            "epochs": 2,
-            "sizes": {"distribution": "constant", "mean": 10, "samples": 960},
-            "devices": {"unit_s": 1e-3, "factors": [1, 1, 1, 2]},
-            "communication": {"latency_s": 1e-4},
-            "policy": "ad-psgd",
-        }
-    )
-    simulation = Simulation.of(scenario)
-    ran = []
-    while not simulation.finished:
-        ran.append(simulation.advance())
-    assert simulation.step == 120
-    # 40 ms each, rank 3 80: four batches take 1 / (3 / 40 + 1 / 80) of 4 together. All meet at each
-    # epoch's end, after two means of 6 · latency_s.
-    together_s = 4 / (3 / 0.04 + 1 / 0.08)
-    assert 2 * (60 * together_s + 2 * 6e-4) <= simulation.now <= 2 * (60 * together_s + 0.08)
-    # The time of a segment is spread over its steps.
-    assert simulation.now == pytest.approx(sum(trained.evened_s.sum() for trained in ran))
-    assert all(np.ptp(trained.evened_s) == 0 for trained in ran)
-    round_records = [record for trained in ran for record in rounds(trained, 0, 0.0)]
-    assert {(record.rank, record.world) for record in round_records} == {(0, 2), (2, 2)}
-    for rank in (0, 2):
-        numbers = [record.number for record in round_records if record.rank == rank]
-        samples = sum(int(trained.features.samples[:, rank].sum()) for trained in ran)
-        each = numbers.index(0, 1)
-        assert numbers == [*range(each), *range(len(numbers) - each)], "one after each batch"
-        assert len(numbers) == samples / 4 > 1.1 * 120
 
 
 def test_ranks_that_are_slow_in_turn_do_not_hold_each_other_up() -> None:

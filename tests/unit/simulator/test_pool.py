@@ -26,6 +26,7 @@ from paceline_backend.simulator.sync import (
 )
 from paceline_backend.simulator.sync.pool import Board
 from support.records import adopted
+from support.simulated import train
 
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
@@ -234,10 +235,8 @@ def run(policy: str, slow: float, **given: Any) -> tuple[Simulation, list[Traine
         "devices": {"unit_s": 1e-4, "factors": [1, 1, 1, slow, 1, 1, 1, 1]},
         "policy": policy,
     }
-    simulation, ran = Simulation.of(Scenario.of({**plain, **given})), []
-    while not simulation.finished:
-        ran.append(simulation.advance())
-    return simulation, ran
+    simulation = Simulation.of(Scenario.of({**plain, **given}))
+    return simulation, train(simulation)
 
 
 @pytest.mark.parametrize(("slow", "least"), [(5.0, 3.5), (10.0, 6.0)])

@@ -12,6 +12,7 @@ from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment, summary
 from paceline_backend.simulator.broadcast import records, rounds
+from support.simulated import train
 
 RELAXED = [name for name in policies.names() if policies.make(name).relaxed]
 
@@ -27,13 +28,6 @@ def scenario(**fields: Any) -> Scenario:
         "communication": {"latency_s": 1e-4, "fixed_s": 0.01},
     }
     return Scenario.of({**plain, **fields})
-
-
-def train(simulation: Simulation) -> list[TrainedSegment]:
-    ran = []
-    while not simulation.finished:
-        ran.append(simulation.advance())
-    return ran
 
 
 def uses(ran: list[TrainedSegment]) -> Any:

@@ -21,6 +21,7 @@ from paceline_backend.simulator import Scenario, ScenarioError, Simulation, Trai
 from paceline_backend.simulator.broadcast import records
 from paceline_backend.simulator.simulation import remaining
 from support.records import record
+from support.simulated import train
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "scenarios"
 
@@ -36,13 +37,6 @@ def scenario(**fields: Any) -> Scenario:
         "policy": "chronica",
     }
     return Scenario.of({**plain, **fields})
-
-
-def train(simulation: Simulation) -> list[TrainedSegment]:
-    ran = []
-    while not simulation.finished:
-        ran.append(simulation.advance())
-    return ran
 
 
 def encoded(ran: Iterable[TrainedSegment]) -> list[bytes]:

@@ -15,8 +15,6 @@ from paceline_backend.store import StoreRefusedError, telemetry
 from paceline_backend.store.telemetry.validation import STEPS
 from support.records import record
 
-WHOLE = [name for name, kind in StepRecord.__annotations__.items() if kind == "int"]
-REAL = [name for name in StepRecord.__struct_fields__ if name not in WHOLE]
 EDGES = [2**15 - 1, 2**15, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -1, 0]
 NUMBERS = [0.0, -0.0, -1e-300, 1e100, 1e99, -1e100, 1e101, math.nan, math.inf, -math.inf, 5e98]
 

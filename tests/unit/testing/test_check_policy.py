@@ -23,8 +23,6 @@ _calls = count()
 
 @dataclass(frozen=True)
 class Broken(bsp.EqualCounts):
-    """Equal counts, but for one thing."""
-
     after: Callable[[Problem, Batches], Batches]
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -51,8 +49,6 @@ class Misplaces:
 
 @dataclass(frozen=True)
 class Allocates:
-    """Equal counts, but for one thing."""
-
     changes: Callable[[Problem], dict[str, Any]]
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
@@ -107,7 +103,6 @@ def preset_of(policy: Policy, **changes: Any) -> Preset:
 
 
 def policy_of(**changes: Any) -> Policy:
-    """Equal counts, of which nothing is said about batches."""
     return replace(policies.make("bsp"), **{"name": "broken", "plain_batches": False, **changes})
 
 

@@ -14,8 +14,6 @@ class BoomError(Exception):
 
 
 class Loader:
-    """Notes what ends the loop over it."""
-
     def __init__(self) -> None:
         self.raised: list[bool] = []
 

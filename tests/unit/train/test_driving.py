@@ -41,7 +41,6 @@ def nothing_taken() -> Iterator[None]:
 
 
 def driver(**more: str) -> dict[str, str]:
-    """A driver's variables, and others that are nobody's business."""
     return {**RUN, "PACELINE_DRIVER": str(os.getpid()), "PACELINE_TOKEN": "secret", **more}
 
 

@@ -32,7 +32,6 @@ def fetcher(store: Any) -> Iterator[Fetcher]:
 
 
 def names() -> set[str]:
-    """Of the threads of this process."""
     return {thread.name for thread in threading.enumerate()}
 
 

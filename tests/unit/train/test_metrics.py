@@ -23,8 +23,6 @@ def step(samples: int, load: float, **fields: Any) -> Step:
 
 
 class Kept:
-    """An emitter that keeps what it is given."""
-
     memory_bytes = 1
 
     def __init__(self) -> None:

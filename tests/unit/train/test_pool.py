@@ -193,15 +193,6 @@ def test_a_rank_that_was_held_up_once_trains_again_after_a_while() -> None:
     assert begun == [False, False, False, True, True], "the pace of before is forgotten"
 
 
-@given(st.lists(st.sampled_from([1.0, 1.1, 2.0, 3.5, 7.0]), min_size=2, max_size=6))
-def test_nobody_waits_for_long_at_the_end(speeds: list[float]) -> None:
-    ranks = train(HashStore(), parts_of([[1] * 32] * len(speeds), RNA), speeds, [])
-    end = max(rank.stopped[0] for rank in ranks)
-    for rank, batch_s in zip(ranks, speeds, strict=True):
-        # Ranks do not know how far the batches under way are.
-        assert end - rank.stopped[0] <= 3 * batch_s + 1e-9
-
-
 def test_a_rank_takes_no_batch_that_its_memory_has_no_room_for() -> None:
     ranks = train(HashStore(), parts_of([[1] * 4, [3] * 4], RNA), [1.0, 9.0], [1, 3])
     assert {step.samples for step in ranks[0].trained} == {1}

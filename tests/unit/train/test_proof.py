@@ -142,8 +142,6 @@ def test_a_sketch_is_linear_and_as_long_as_the_gradient() -> None:
 
 
 class Script:
-    """What a loop's body sees."""
-
     def __init__(self) -> None:
         self.items: list[int] = []
         self.model = nn.Linear(2, 1)
@@ -163,8 +161,6 @@ def keeping(batch: Any) -> Any:
 
 
 class Counting:
-    """A callable of the script."""
-
     calls = 0
 
     def __call__(self, x: Any) -> Any:
@@ -173,8 +169,6 @@ class Counting:
 
 
 class Meter:
-    """What a script counts with."""
-
     total = 0.0
 
     def update(self, value: Any, number: int = 1) -> None:

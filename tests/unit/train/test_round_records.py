@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from paceline import wire
-from paceline.node.spool import Spool, drain, dropped
 from paceline.train import report as telemetry
 from paceline.train.report import Emitter
-from paceline.wire import Message
-from support.reports import RUN, round_record, rounds_of
-
-
-def test_rounds_that_fit_nowhere_are_counted_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(telemetry, "BATCH_LIMIT", 10)
-    emitter = Emitter(RUN, None, Spool(tmp_path, "rank0", 1000), lambda: 0)
-    for seq in range(100):
-        emitter.record(round_record(seq))
-    emitter.close()
-    kept: list[Message] = []
-    drain(tmp_path, lambda fields: kept.append(wire.decode(fields)[1]), include_open=True)
-    assert 0 < len(rounds_of(kept)) < 100
-    assert emitter.dropped == dropped(tmp_path) == 100 - len(rounds_of(kept))
+from support.reports import RUN, round_record
 
 
 class Slow(Emitter):

@@ -125,7 +125,6 @@ def test_a_message_larger_than_the_spool_keeps_no_other_back(tmp_path: Path) -> 
 
 
 def finished(number: int) -> RunningStep:
-    """A step of one sample that is over."""
     running = RunningStep(Step(0, number, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0), CpuClock(), 0, None)
     running.body_done()
     running.over()

@@ -21,14 +21,7 @@ IN_A_STEP = cast(RunningStep, SimpleNamespace(step=SimpleNamespace(samples=1)))
 
 
 class Rank:
-    """One rank's session: a wrapped model, and another one with an optimiser.
-
-    Args:
-        store: the ranks'.
-        rank: this rank.
-        world: W.
-        wraps: it gives the session its first model.
-    """
+    """One rank's session: a wrapped model, and another one with an optimiser."""
 
     def __init__(self, store: HashStore, rank: int, world: int = 2, wraps: bool = True) -> None:
         self.current = CurrentStep(world)

@@ -55,7 +55,6 @@ def test_all_types_are_named() -> None:
 
 
 def nested(depth: int) -> list[Any]:
-    """A list in a list in a list …"""
     value: list[Any] = []
     for _ in range(depth):
         value = [value]

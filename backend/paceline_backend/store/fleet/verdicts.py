@@ -94,10 +94,3 @@ def between(connection: sa.Connection, since: float, until: float) -> list[Named
 def forget(connection: sa.Connection, before: float) -> None:
     """Delete verdicts that ended before a Unix time."""
     connection.execute(sa.delete(verdicts).where(verdicts.c.until < before))
-
-
-def of_run(connection: sa.Connection, run: str, limit: int) -> list[Kept]:
-    """Return the newest verdicts of a run, newest first."""
-    query = sa.select(*_COLUMNS).where(verdicts.c.run == run)
-    rows = connection.execute(query.order_by(verdicts.c.at.desc()).limit(limit))
-    return [Kept(*row) for row in rows]

@@ -116,22 +116,6 @@ def test_an_old_run_has_no_rivals() -> None:
     assert not LinearPredictor(cost="auto").fit(feedback, WORLD).rivals
 
 
-def test_records_without_the_longest_sample_are_of_the_sum() -> None:
-    feedback = rows(Cost(padded=True), 4)
-    old = Feedback(
-        feedback.step,
-        feedback.rank,
-        feedback.samples,
-        feedback.load,
-        feedback.compute_s,
-        np.zeros(len(feedback)),
-        np.zeros(len(feedback)),
-    )
-    models = LinearPredictor(cost="auto").fit(old, WORLD)
-    assert models.cost == SUM
-    assert not models.rivals
-
-
 def test_models_are_cautious_about_padding() -> None:
     ones = np.ones(2)
     padded = Models(ones, ones, ones, cost=Cost(padded=True))

@@ -63,7 +63,6 @@ def test_groups_do_not_depend_on_numbers(times: list[float], spread: float, rand
 
 
 def feedback(compute_s: Floats) -> Feedback:
-    """Of [S, W] times."""
     steps, world = compute_s.shape
     step, rank = np.divmod(np.arange(steps * world), world)
     ones = np.ones(steps * world)

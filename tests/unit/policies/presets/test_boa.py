@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -40,37 +39,12 @@ def test_batch_sizes_that_do_not_vary_leave_no_start() -> None:
     assert 32 * slope + start == pytest.approx(0.2, rel=0.15)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_no_batch_sizes_are_better(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    of = models(rng.uniform(0.01, 0.1, 3).tolist(), rng.uniform(0, 0.3, 3).tolist())
-    counts = solve(of, cluster(3, 20).problem(1, shuffle=False))
-
-    def slowest(counts: tuple[int, ...]) -> float:
-        return float(max(of.c * counts + of.b))
-
-    every = itertools.product(range(1, 19), repeat=3)
-    assert sum(counts) == 20
-    assert slowest(tuple(counts)) == pytest.approx(min(slowest(n) for n in every if sum(n) == 20))
-
-
-def test_memory_limits_hold() -> None:
-    problem = replace(cluster(3, 20).problem(1, shuffle=False), limits=np.array([4, 20, 20]))
-    assert solve(models([0.01, 0.01, 0.01], [0, 0, 0]), problem).tolist() == [4, 8, 8]
-
-
 def test_a_profiling_phase_counts_before_the_first_step() -> None:
     profiles = [[(n, c * n + 0.1) for n in (2, 4, 8, 16)] for c in (0.01, 0.03)]
     problem = replace(cluster(2, 40).problem(1, shuffle=False), profiles=profiles)
     made = MinMaxAllocator().allocate(problem, Models.unknown(2), Feedback.empty())
     assert profiled(profiles).c == pytest.approx([0.01, 0.03], rel=0.01)
     assert made.counts.tolist() == [30, 10]
-
-
-def test_equal_counts_while_nothing_is_known() -> None:
-    problem = cluster(3, 20).problem(1, shuffle=False)
-    made = MinMaxAllocator().allocate(problem, Models.unknown(3), Feedback.empty())
-    assert made.counts.tolist() == [7, 7, 6]
 
 
 def test_levels_devices_but_not_sizes() -> None:

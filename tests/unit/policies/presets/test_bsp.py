@@ -32,15 +32,6 @@ def test_each_rank_gets_what_distributed_sampler_gives_it(epoch: int) -> None:
         assert ours.tolist() == list(sampler)
 
 
-def test_counts_are_equal_whatever_the_speeds() -> None:
-    training = Cluster(plaid_like(200), np.array([1.0, 1.0, 1.5, 3.0]), np.zeros(4), 64)
-    plans = [training.run(policies.make("bsp"), 1) for _ in range(4)]
-    counts = [[len(part) for part in step] for plan in plans for step in plan.assignments]
-    assert counts == [[16] * 4] * 3 + [[2] * 4]
-    assert plans[-1].epoch_end
-    assert all(plan.shares == [] for plan in plans)
-
-
 def test_limits_are_kept_as_in_coasting() -> None:
     """A controller's plan and what the leader does without one are the same training."""
     limits = np.array([2, 16, 5, 16])
@@ -68,11 +59,3 @@ def test_what_a_switch_leaves_keeps_the_epochs_order() -> None:
         flat += batch.tolist()
     order = torch.randperm(N, generator=torch.Generator().manual_seed(3)).tolist()
     assert flat == [sample for sample in order if sample in left]
-
-
-def test_ett_shows_under_bsp_too() -> None:
-    training = Cluster(plaid_like(), np.array([1.0, 3.0]) * 1e-5, np.zeros(2), 64)
-    training.run(policies.make("bsp"))
-    plan = training.run(policies.make("bsp"))
-    loads = training.loads[-4:]
-    np.testing.assert_allclose(plan.ett_s, [load * training.a for load in loads], rtol=0.02)

@@ -11,11 +11,9 @@ from paceline_backend import policies
 from paceline_backend.policies import Models, Problem
 from paceline_backend.policies.presets.chronica import (
     ChronicaShuffler,
-    LevelledScheduler,
     PaperScheduler,
     compensate,
 )
-from paceline_backend.policies.solve.filling import Holdings
 from support import gradients
 from support.cluster import Cluster, plaid_like
 
@@ -172,27 +170,6 @@ def test_a_worker_too_slow_for_any_sample_stays_known() -> None:
     assert training.over_fluid(learned) < 1.15  # 32/7 samples, rounded up, each; 1.34 if forgotten
 
 
-def test_workers_keep_what_they_hold_while_it_lasts() -> None:
-    training = Cluster(plaid_like(), SPEEDS, OVERHEAD, 64)
-    policy = policies.make("chronica")
-    for _ in range(3):
-        training.run_epoch(policy)
-    before = training.moved
-    training.run_epoch(policy)
-    assert training.moved - before < 0.08 * 860
-
-
-@pytest.mark.parametrize("scheduler", [LevelledScheduler(), PaperScheduler()])
-def test_who_holds_nothing_takes_from_whoever_has_most_left(
-    scheduler: LevelledScheduler | PaperScheduler,
-) -> None:
-    case = problem([[], [100.0] * 3, [100.0] * 9], batch=4)
-    (step,) = scheduler.schedule(case, Models.unknown(3)).parts
-    taken = step[0]
-    assert len(taken) >= 1
-    assert (case.placement[taken] == 2).all()
-
-
 def test_levelled_shuffling_balances_at_once_and_moves_little() -> None:
     rng = np.random.default_rng(0)
     held = [rng.uniform(100, 700, 215).tolist() for _ in range(4)]
@@ -210,25 +187,3 @@ def test_levelled_shuffling_balances_at_once_and_moves_little() -> None:
     assert moved < 1.01 * surplus.sum()
     paper = ChronicaShuffler(paper=True).shuffle(case, models)
     assert totals(paper).max() > 1.1 * level
-
-
-def test_samples_used_already_keep_their_holder() -> None:
-    case = problem([[100.0] * 5, [100.0] * 5], batch=2)
-    case = Problem(**{**vars(case), "remaining": np.arange(4), "order": np.arange(4)})
-    placement = ChronicaShuffler().shuffle(case, Models.unknown(2))
-    assert (placement[4:] == case.placement[4:]).all()
-    assert np.bincount(placement[:4]).tolist() == [2, 2]
-
-
-def test_holdings_stay_sorted() -> None:
-    sizes = np.array([3.0, 1.0, 2.0, 2.0, 5.0])
-    held = Holdings(np.arange(5), sizes)
-    assert held.samples == [1, 2, 3, 0, 4]
-    assert held.fitting(2.5) == 2
-    assert held.fitting(0.5) == 0
-    assert [held.nearest(size) for size in (0, 2, 3.9, 4.1, 9)] == [0, 1, 3, 4, 4]
-    assert held.take(1) == (2, 2.0)
-    assert held.load == 11
-    held.put(2, 2.0)
-    assert held.samples == [1, 2, 3, 0, 4]
-    assert held.sizes == sorted(held.sizes)

@@ -13,24 +13,8 @@ from paceline.core.emulation import Emulation, Slowdown
 from paceline_backend import policies
 from paceline_backend.policies.base import Feedback, Floats, Models
 from paceline_backend.policies.presets.dynamic_batching import DynamicAllocator, proportional
-from paceline_backend.policies.solve import counts as counted
 from support.cluster import Cluster
-from support.simulated import simulate
-
-
-def feedback_of(times: list[list[float]], samples: list[int], first: int = 0) -> Feedback:
-    """Feedback of steps with such compute times, [steps][W]."""
-    steps, world = np.shape(times)
-    n = np.tile(samples, steps)
-    return Feedback(
-        step=np.repeat(np.arange(first, first + steps), world),
-        rank=np.tile(np.arange(world), steps),
-        samples=n,
-        load=n.astype(float),
-        compute_s=np.array(times).ravel(),
-        squares=n.astype(float),
-        longest=np.ones(len(n)),
-    )
+from support.simulated import feedback_of, simulate
 
 
 class Loop:
@@ -58,14 +42,6 @@ class Loop:
         return self(feedback_of(times, self.counts, first))
 
 
-def test_worked_example() -> None:
-    """b = (1, 1), t = (1, 3) → (2, ⅔), rescaled to the batch → (1.5, 0.5)."""
-    raw = proportional(np.array([1, 1]), np.array([1.0, 3.0]))
-    assert raw == pytest.approx([2, 2 / 3])
-    low, high = np.zeros(2, np.int64), np.full(2, 2)
-    assert counted.spread(raw, 2, low, high) == pytest.approx([1.5, 0.5])
-
-
 def test_equations_4_and_5_as_printed() -> None:
     counts, mean_s = np.array([12, 20, 7]), np.array([0.3, 0.1, 0.2])
     rate: Floats = counts / mean_s
@@ -81,23 +57,6 @@ def test_times_are_smoothed_and_begin_anew_after_a_change() -> None:
     assert loop.memory["mean_s"] == [0.0, 0.0]
     loop.trained([[4.0, 4.0]])
     assert loop.memory["mean_s"] == [4.0, 4.0]
-
-
-def test_steps_of_earlier_counts_are_not_looked_at_after_a_change() -> None:
-    """What was on its way while the counts changed: a planner sees steps late."""
-    loop = Loop(2, 100, DynamicAllocator(every_steps=1))
-    loop.training.step = 3
-    assert loop(feedback_of([[1.0, 3.0]], [50, 50])) == [75, 25]
-    assert loop(feedback_of([[9.0, 1.0]] * 2, [50, 50], first=1)) == [75, 25]
-    assert loop.memory["steps"] == 0
-
-
-def test_times_of_other_counts_are_put_in_proportion() -> None:
-    """An epoch's last step, or coasted ones."""
-    loop = Loop(2, 100, DynamicAllocator(every_steps=1))
-    loop.training.step = 1
-    assert loop(feedback_of([[0.2, 0.6]], [20, 60])) == [50, 50]
-    assert loop.memory["mean_s"] == [0.5, 0.5]
 
 
 def test_dead_band() -> None:
@@ -156,13 +115,6 @@ def test_converges_within_two_adjustments(level: int) -> None:
     assert bsp.step_s[-1] / ran.step_s[-1] == pytest.approx((1 + level) / 2, rel=0.03)
 
 
-def test_starts_from_capacities() -> None:
-    devices = Emulation(a_s=[1e-3, 3e-3], b_s=[0.0] * 2)
-    policy = policies.make("dynamic-batching", {"capacity": [3, 1]})
-    ran = simulate(policy, devices, np.ones(400), 40, 20)
-    assert ran.counts.tolist() == [[30, 10]] * 20
-
-
 def test_follows_a_change_of_speed_and_a_cost_per_step() -> None:
     slow = Slowdown(ranks=[0], factor=3.0, first_step=60)
     devices = Emulation(a_s=[1e-2] * 4, b_s=[0.1] * 4, slowdowns=[slow], noise=0.01)
@@ -171,15 +123,6 @@ def test_follows_a_change_of_speed_and_a_cost_per_step() -> None:
     assert ran.effect(52, 60) < 0.03
     assert ran.effect(60, 63) > 1
     assert ran.effect(-10, -1) < 0.2  # one of the slow rank's few samples is 8 % of its step
-
-
-def test_typical_samples_decide_and_not_those_that_a_rank_happened_to_get() -> None:
-    """Rank 0 got samples twice as long in the last step; measured, it would lose some."""
-    models = Models(np.ones(2), np.zeros(2), np.zeros(2))
-    for times, expected in (("typical", [50, 50]), ("measured", [33, 67])):
-        loop = Loop(2, 100, DynamicAllocator(every_steps=1, times=times))
-        loop.models = models
-        assert loop.trained([[100.0, 50.0]]) == expected
 
 
 @pytest.mark.parametrize(("slower", "bounded"), [(1.0, False), (1.2, True)])

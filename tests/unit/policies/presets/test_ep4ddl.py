@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.core.emulation import Emulation
 from paceline_backend import policies
-from paceline_backend.policies.base import Feedback, Floats, Ints
+from paceline_backend.policies.base import Feedback, Ints
 from paceline_backend.policies.predict.gru import GruPredictor
 from paceline_backend.policies.presets.ep4ddl import (
     least_variance,
@@ -21,34 +21,26 @@ from paceline_backend.policies.presets.ep4ddl import (
 )
 from paceline_backend.simulator import Simulation
 from support.cluster import Cluster
-from support.simulated import endless
-
-
-def feedback(times: Floats) -> Feedback:
-    """Of times [steps, W]."""
-    steps, world = times.shape
-    step, rank = np.repeat(np.arange(steps), world), np.tile(np.arange(world), steps)
-    ones = np.ones(steps * world)
-    return Feedback(step, rank, ones.astype(np.int64), ones, times.ravel(), ones, ones)
+from support.simulated import endless, feedback_of
 
 
 def test_foresees_a_rhythm() -> None:
     """Which a mean, or a line on load, cannot."""
     times = np.tile([[1.0, 0.5], [2.0, 0.5]], (32, 1))
-    models = GruPredictor().fit(feedback(times), world=2)
+    models = GruPredictor().fit(feedback_of(times), world=2)
     assert models.b == pytest.approx([1.0, 0.5], rel=0.15)
 
 
 def test_follows_the_last_steps() -> None:
     """A worker that slowed down: not the mean of the window."""
-    models = GruPredictor().fit(feedback(np.repeat([[1.0], [3.0]], [40, 9], axis=0)), world=1)
+    models = GruPredictor().fit(feedback_of(np.repeat([[1.0], [3.0]], [40, 9], axis=0)), world=1)
     assert models.b == pytest.approx([3.0], rel=0.1)
-    few = GruPredictor().fit(feedback(np.array([[1.0], [2.0]])), world=1)
+    few = GruPredictor().fit(feedback_of(np.array([[1.0], [2.0]])), world=1)
     assert few.b == pytest.approx([1.5])
 
 
 def test_the_same_times_give_the_same_forecast_and_leave_torch_alone() -> None:
-    rows = feedback(np.random.default_rng(0).uniform(1, 2, (64, 4)))
+    rows = feedback_of(np.random.default_rng(0).uniform(1, 2, (64, 4)))
     torch.manual_seed(1)
     threads, random = torch.get_num_threads(), torch.random.get_rng_state()
     with torch.no_grad():
@@ -60,7 +52,7 @@ def test_the_same_times_give_the_same_forecast_and_leave_torch_alone() -> None:
 
 def test_unknown_until_every_rank_has_a_row() -> None:
     assert not GruPredictor().fit(Feedback.empty(), world=2).known
-    assert not GruPredictor().fit(feedback(np.array([[1.0, 0.0]])), world=2).known
+    assert not GruPredictor().fit(feedback_of(np.array([[1.0, 0.0]])), world=2).known
 
 
 @given(data=st.data())

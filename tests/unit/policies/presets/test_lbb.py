@@ -14,7 +14,7 @@ from paceline_backend import policies
 from paceline_backend.policies.base import Feedback, Floats, Models
 from paceline_backend.policies.presets.lbb import Cubic, LbbAllocator, Line, fit_profile, powers
 from support.cluster import Cluster
-from support.simulated import simulate
+from support.simulated import feedback_of, simulate
 
 # Table 2, ms: four GPUs, ResNet-18, B = 512; and the lines through its two points of each.
 EQUAL_S = np.array([81.81, 81.49, 85.39, 392.92]) / 1e3
@@ -27,21 +27,6 @@ PROFILES = [
     [(2**p, float(slope * 2**p + fixed)) for p in range(1, 9)]
     for slope, fixed in zip(SLOPE, FIXED, strict=True)
 ]
-
-
-def feedback_of(times: list[Floats], samples: Any, first: int = 0) -> Feedback:
-    """Feedback of steps with such compute times, [steps][W]."""
-    steps, world = np.shape(times)
-    n = np.tile(samples, steps)
-    return Feedback(
-        step=np.repeat(np.arange(first, first + steps), world),
-        rank=np.tile(np.arange(world), steps),
-        samples=n,
-        load=n.astype(float),
-        compute_s=np.where(n > 0, np.array(times).ravel(), 0.0),
-        squares=n.astype(float),
-        longest=np.ones(len(n)),
-    )
 
 
 class Loop:
@@ -171,38 +156,6 @@ def test_after_a_rapid_tuning_there_is_only_fine_tuning_for_a_while() -> None:
     assert loop.run() == [140, 420, 140]
 
 
-def test_steps_of_earlier_counts_are_not_looked_at() -> None:
-    """What was on its way while the counts changed: a planner sees steps late."""
-    loop = Loop(LbbAllocator(window_steps=0), line(1.0, 3.0), 100)
-    loop.training.step = 3
-    assert loop.call(feedback_of([np.array([50.0, 150.0])], [50, 50])) == [75, 25]
-    assert loop.call(feedback_of([np.array([50.0, 50.0])] * 2, [50, 50], first=1)) == [75, 25]
-
-
-def test_other_counts_than_those_in_force_are_put_in_proportion() -> None:
-    """An epoch's last step, or coasted ones."""
-    loop = Loop(LbbAllocator(), line(1.0, 1.0), 100)
-    loop.training.step += 1
-    assert loop.call(feedback_of([np.array([10.0, 30.0])], [10, 30])) == [50, 50]
-
-
-def test_goes_on_from_what_ran_before() -> None:
-    training = Cluster(np.ones(3_000), np.array([1e-3, 1e-3, 4e-3]), np.zeros(3), 90)
-    for _ in range(6):
-        training.run(policies.make("dynamic-batching"))
-    policy = policies.make("lbb")
-    counts = training.run(policy).batches.counts[0]
-    assert counts == pytest.approx([40, 40, 10], abs=4)
-
-
-def test_limits_hold() -> None:
-    loop = Loop(LbbAllocator(), line(1.0, 1.0, 3.0), 700, limits=np.array([250, 700, 700]))
-    assert loop.counts == pytest.approx([233, 233, 233], abs=1)
-    assert loop.run() == pytest.approx([250, 337, 113], abs=1)
-    for _ in range(20):
-        assert loop.run()[0] <= 250
-
-
 def test_a_worker_left_out_is_tried_again() -> None:
     allocator = LbbAllocator(retry_steps=20, window_steps=2)
     slow, recovered = line(1.0, 1.0, 99.0), line(1.0, 1.0, 1.0)
@@ -240,13 +193,3 @@ def test_follows_disturbances() -> None:
         160,
     )
     assert ran.step_s.sum() < 0.95 * still.step_s.sum()
-
-
-def test_typical_samples_decide_and_not_those_that_a_rank_happened_to_get() -> None:
-    """Rank 0 got samples twice as long in the last step; measured, it would lose some."""
-    models = Models(np.ones(2), np.zeros(2), np.zeros(2))
-    for times, expected in (("typical", [50, 50]), ("measured", [33, 67])):
-        loop = Loop(LbbAllocator(times=times), line(1.0, 1.0), 100)
-        loop.models = models
-        loop.training.step = 1
-        assert loop.call(feedback_of([np.array([100.0, 50.0])], [50, 50])) == expected

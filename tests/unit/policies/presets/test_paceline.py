@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from paceline_backend.policies.solve.compose import matched as match
 from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.simulator import Simulation
 from support.records import hello
+from support.simulated import train
 
 NO_LIMIT = 10**6
 
@@ -100,28 +100,10 @@ def test_no_worker_is_used_that_only_holds_the_others_up() -> None:
     assert np.bincount(ranks, minlength=3).tolist() == [4, 4, 0]
 
 
-def test_padded_batches_of_equal_workers_are_cut_best() -> None:
-    sizes = np.array([100.0, 90, 10, 10, 10, 10, 10, 10, 10, 10])
-    models = Models(np.ones(2), np.zeros(2), np.zeros(2), cost=Cost(padded=True))
-    assert slowest(sizes, models, partition(sizes, models)) == 200
-
-
 def problem(sizes: Floats, world: int, batch: int, steps: int = 10**6) -> Problem:
     n = len(sizes)
     return Problem(sizes, np.arange(n), np.arange(n), np.arange(n) % world, 0, 0, steps, batch,
                    world, seed=3)  # fmt: skip
-
-
-def test_exact_mode_keeps_the_global_batches_of_ddp() -> None:
-    sizes = np.random.default_rng(2).gamma(2, 20, 100)
-    work = problem(sizes, 4, 16)
-    ours, theirs = (
-        plan(policies.make(name), work, Feedback.empty(), shuffle=True)
-        for name in ("paceline", "bsp")
-    )
-    for mine, their in zip(ours.assignments, theirs.assignments, strict=True):
-        assert set(np.concatenate(mine)) == set(np.concatenate(their))
-        assert [len(part) for part in mine] == [len(part) for part in their]  # speeds unknown
 
 
 def best_padded(sizes: Floats, models: Models) -> float:
@@ -203,13 +185,6 @@ def test_steps_are_composed_anew_once_speeds_are_known() -> None:
     shuffled = [simulation.advance().segment.shuffled for _ in range(8)]
     assert shuffled[0]
     assert sum(shuffled[1:]) == 1
-
-
-@pytest.mark.parametrize("mode", ["exact", "free"])
-def test_parameters_are_those_of_the_schema(mode: str) -> None:
-    made: Any = policies.make("paceline", {"mode": mode})
-    assert made.scheduler.free is (mode == "free")
-    assert made.recomposes is (mode == "free")
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -328,9 +303,7 @@ def test_batches_are_balanced_after_four_steps(mode: str, padded: bool) -> None:
     for cost in ("auto", "padded" if padded else "sum"):
         policy = policies.make("paceline", {"mode": mode, "cost": cost})
         simulation = Simulation(training(sizes, 4, 64), devices, policy, steps=16)
-        ran = []
-        while not simulation.finished:
-            ran.append(simulation.advance())
+        ran = train(simulation)
         seconds = np.concatenate([part.step_s for part in ran])[4:]
         load = np.concatenate([part.features.load.sum(axis=1) for part in ran])[4:]
         rates.append(seconds.sum() / load.sum())
@@ -347,9 +320,6 @@ def test_no_harm_is_done_where_sizes_hardly_matter(mode: str, sized: float) -> N
     epochs = {}
     for name, parameters in (("bsp", {}), ("paceline", {"mode": mode})):
         policy = policies.make(name, parameters)
-        simulation = Simulation(training(sizes, 8, 128), devices, policy)
-        ran = []
-        while not simulation.finished:
-            ran.append(simulation.advance().step_s)
-        epochs[name] = np.concatenate(ran).reshape(2, 30).sum(axis=1)
+        ran = train(Simulation(training(sizes, 8, 128), devices, policy))
+        epochs[name] = np.concatenate([part.step_s for part in ran]).reshape(2, 30).sum(axis=1)
     assert (epochs["paceline"] <= 1.03 * epochs["bsp"]).all()

@@ -15,28 +15,13 @@ from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Pairwise
 from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
-from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import Change, Communication
 from support.records import hello
+from support.simulated import feedback_of
 
 PAIRWISE = Pairwise()
 FIRST, LAST = 160, 479  # steps in which something happens
-
-
-def feedback(compute_s: Floats) -> Feedback:
-    """Steps of times [S, W], all batches alike."""
-    steps, world = compute_s.shape
-    ones = np.ones(steps * world)
-    return Feedback(
-        step=np.repeat(np.arange(steps), world),
-        rank=np.tile(np.arange(world), steps),
-        samples=np.ones(steps * world, np.int64),
-        load=ones,
-        compute_s=compute_s.ravel(),
-        squares=ones,
-        longest=ones,
-    )
 
 
 def trained(devices: Emulation, sizes: np.ndarray, steps: int) -> list[Segment]:
@@ -93,7 +78,7 @@ def test_it_goes_back_when_the_delays_are_over() -> None:
 
 def steps_of(compute_s: list[list[float]], exchange_s: float, taken_s: float) -> Feedback:
     """Steps of times [S, W], from step 0 on."""
-    rows = feedback(np.array(compute_s))
+    rows = feedback_of(compute_s)
     slowest_s = np.array(compute_s).max(axis=1).repeat(len(compute_s[0]))
     return replace(
         rows,

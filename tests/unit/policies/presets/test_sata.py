@@ -55,26 +55,12 @@ def test_an_epoch_longer_than_the_window_counts_as_a_whole() -> None:
     assert ran.counts[300] == pytest.approx(wanted, abs=0.6)
 
 
-def test_after_a_switch_the_steps_before_are_known() -> None:
-    training = Cluster(np.ones(640), np.array([1e-3, 3e-3]), np.zeros(2), 16)
-    training.run(policies.make("bsp"))
-    assert training.run(policies.make("sata")).batches.counts[0].tolist() == [12, 4]
-
-
 def test_small_changes_are_left_alone() -> None:
     devices = Emulation(a_s=[1e-3, 1.1e-3], b_s=[0.0, 0.0])
     for tolerance, counts in ((0.04, [524, 476]), (0.06, [500, 500])):
         policy = policies.make("sata", {"tolerance": tolerance})
         ran = simulate(policy, devices, np.ones(4_000), 1_000, 9)
         assert ran.counts[-1].tolist() == counts
-
-
-def test_every_so_many_steps() -> None:
-    devices = Emulation(a_s=[0.05, 0.15], b_s=[0.0, 0.0])
-    policy = policies.make("sata", {"every_steps": 12})
-    ran = simulate(policy, devices, np.ones(8 * 200), 8, 60)
-    assert ran.changes() == [12]
-    assert ran.counts[-1].tolist() == [6, 2]
 
 
 def test_every_rank_gets_a_sample_so_that_it_stays_known() -> None:

@@ -39,16 +39,6 @@ def test_time_tells_it_nothing() -> None:
     assert ran.counts.tolist() == [[2, 4, 6]] * 30
 
 
-def test_right_capacities_are_the_optimum_at_once() -> None:
-    cores = np.array([2, 17, 20])
-    devices = Emulation(a_s=(1 / cores).tolist(), b_s=[0.0] * 3)
-    policy = policies.make("static-batching", {"capacity": cores.tolist()})
-    right = simulate(policy, devices, np.ones(390), 39, 10)
-    equal = simulate(policies.make("bsp"), devices, np.ones(390), 39, 10)
-    assert right.step_s == pytest.approx(1.0)
-    assert equal.step_s == pytest.approx(6.5)
-
-
 CORES = [RankDevice("cpu", "Xeon", cores, 1 << 34) for cores in (3, 5, 12)]
 GPUS = [
     RankDevice("cuda", name, 8, 1 << 34)
