@@ -106,9 +106,3 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(PacelineError, match=says):
         Proxies.of(trusted, header, roles)
-
-
-def test_children_get_the_same() -> None:
-    options = TRUSTED.options()
-    given = (options[f"PACELINE_{name}"] for name in ("TRUSTED_PROXY", "TRUST_PROXY_HEADER"))
-    assert Proxies.of(*given, options["PACELINE_PROXY_ROLE"]) == TRUSTED

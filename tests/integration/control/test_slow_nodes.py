@@ -44,7 +44,8 @@ def trained(store: Store, run: str, a_s: list[float], upto: int) -> Training:
 
 def verdicts(store: Store, node: str) -> list[dict[str, Any]]:
     with store.read() as connection:
-        return slowness.of_node(connection, node, 10)
+        slow: list[dict[str, Any]] = slowness.history(connection, node, 10)["slow"]
+        return slow
 
 
 def test_a_verdict_is_noted_once_until_it_changes(store: Store, bus_url: str) -> None:
