@@ -123,6 +123,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 _MADE = (  # by readers: of read-the-code.md, and with a GPU
     "backend/paceline_backend/policies/presets/lpt.py",
+    "tests/unit/policies/presets/test_lpt.py",
     "benchmarks/results/gpu.json",
 )
 
