@@ -258,7 +258,7 @@ SAMPLED = {
         "test_checkpoints_hold_a_sharded_model_and_its_optimiser": 1,
         "test_under_a_relaxed_policy_gradients_stay_reduced": 1,
     },
-    "integration/train/test_lockstep.py": {
+    "integration/train/test_lost_ranks.py": {
         "test_a_rank_out_of_step_is_named_on_all": 4,
     },
     "integration/train/test_peers.py": {

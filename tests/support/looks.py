@@ -1,30 +1,30 @@
-"""Looks of the sweep for silent runs, on a clock of the test's own."""
+"""Checks for silent runs, on a clock of the test's own."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from paceline_backend.control.silence import LOOK_S, Sweep
+from paceline_backend.control.silent_runs import LOOK_S, SilentRuns
 from paceline_backend.store import Store
 
 
 class Looks:
-    """A sweep, and the time that passes before each of its looks."""
+    """Checks for silent runs, and the time that passes before each."""
 
     def __init__(self, store: Store, bus_url: str, **options: Any) -> None:
         self.now = 0.0
-        self._sweep = Sweep(store, bus_url, clock=lambda: self.now, **options)
+        self._silent_runs = SilentRuns(store, bus_url, clock=lambda: self.now, **options)
 
     def after(self, seconds: float) -> list[str]:
         """The runs that are failed meanwhile, by looks as far apart as the server's."""
         end, failed = self.now + seconds, []
         while True:
             self.now = min(self.now + LOOK_S, end)
-            failed += self._sweep.look()
+            failed += self._silent_runs.look()
             if self.now == end:
                 return failed
 
     def suspended(self, seconds: float) -> list[str]:
         """The runs that are failed by the first look after so long without any."""
         self.now += seconds
-        return self._sweep.look()
+        return self._silent_runs.look()

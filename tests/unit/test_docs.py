@@ -56,6 +56,10 @@ _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(
     r"(?<![\w/.])(?:agent|backend|dashboard|docs|examples|benchmarks|migrations|tests)/[\w./-]+"
 )
+# In backticks: a file of code or a folder, by its path or the end of its path.
+_SHORT = re.compile(r"`((?:[\w-]+/)*[\w.-]*\w\.(?:py|js|ts|css)|(?:[\w-]+/)+)(?:::\w+)?`")
+_PYTHON = re.compile(r"^```py(?:thon)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_IMPORT = re.compile(r"^ *from (paceline[\w.]*) import (?:\(([^)]*)\)|([^(\n]+))", re.MULTILINE)
 _MODULE = re.compile(r"\bpaceline(?:_backend|_dashboard)?(?:\.\w+)+")
 _COMMAND = re.compile(r"(?:^|[`/;(] ?)paceline ([a-z]+)", re.MULTILINE)
 _TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
@@ -123,8 +127,50 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 _MADE = (  # by readers: of read-the-code.md, and with a GPU
     "backend/paceline_backend/policies/presets/lpt.py",
+    "tests/unit/policies/presets/test_lpt.py",
     "benchmarks/results/gpu.json",
 )
+
+
+# Files and folders that are not in the repository: of read-the-code.md and tutorial.md, whose
+# readers make them, and of a run's directory on its node.
+_NOT_HERE = {*_MADE, "paced.py", "spool/", "checkpoints/"}
+_FOLDERS = (
+    *("agent", "backend", "benchmarks", "dashboard", "docker", "docs", "examples", "migrations"),
+    *("scripts", "tests"),
+)
+
+
+@cache
+def _endings() -> frozenset[str]:
+    """The ends of all paths, from a bare name to the whole path. Folders end with a slash."""
+    endings: set[str] = set()
+    for top in _FOLDERS:
+        for path in ((ROOT / top), *(ROOT / top).rglob("*")):
+            if "__pycache__" in path.parts:
+                continue
+            parts, slash = path.relative_to(ROOT).parts, "/" if path.is_dir() else ""
+            endings |= {"/".join(parts[at:]) + slash for at in range(len(parts))}
+    return frozenset(endings)
+
+
+@PAGES
+def test_short_names_of_files_are_ends_of_paths(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    for name in _SHORT.findall(_FENCE.sub("", page.read_text())):
+        assert name in _endings() or name in _NOT_HERE, f"{name}: no file or folder"
+
+
+@PAGES
+def test_imports_in_code_blocks_work(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    for code in _PYTHON.findall(page.read_text()):
+        for module, several, one_line in _IMPORT.findall(code):
+            names = re.sub(r"#.*| as \w+", "", several or one_line)
+            for name in re.findall(r"\w+", names):
+                assert _exists(f"{module}.{name}"), f"{module} has no {name}"
 
 
 @PAGES
@@ -146,6 +192,9 @@ def _exists(name: str) -> bool:
     if f'"{name}"' in inspect.getsource(tracing):
         return True
     parts = name.split(".")
+    if parts[:2] == ["paceline", "ray"]:  # Ray is in no environment of these tests
+        source = (ROOT / "agent/paceline/ray.py").read_text()
+        return all(part in source for part in parts[2:])
     for length in range(len(parts), 0, -1):
         try:
             spec = importlib.util.find_spec(".".join(parts[:length]))
@@ -153,8 +202,6 @@ def _exists(name: str) -> bool:
             continue
         if spec is None:
             continue
-        if parts[:length] == ["paceline", "ray"]:  # Ray is in no environment of these tests
-            return all(part in Path(str(spec.origin)).read_text() for part in parts[length:])
         target: object = importlib.import_module(".".join(parts[:length]))
         return all((target := getattr(target, part, None)) is not None for part in parts[length:])
     return False

@@ -44,8 +44,8 @@ class _Batches(Sampler[list[int]]):
         for step in self._loop.steps():
             for turn in step.turns:
                 self._turns.append((step, turn))
-                lost = not self._ahead and self._loop.is_lost(step)
-                yield self._loop.fillers if lost or not turn.indices else turn.indices
+                taken_over = not self._ahead and self._loop.is_taken_over(step)
+                yield self._loop.fillers if taken_over or not turn.indices else turn.indices
 
 
 class _Seeded(Dataset[Any]):
@@ -222,7 +222,7 @@ class Loader:
                     break
                 step, turn = self._turns.popleft()
                 batch = self._loaded(batch, time.perf_counter() - asked)
-                if longer_s and not loop.is_lost(step):
+                if longer_s and not loop.is_taken_over(step):
                     time.sleep(longer_s)
                 yield from self._body(step, turn, batch, time.perf_counter() - asked)
                 if turn.more:

@@ -220,9 +220,9 @@ class Loop(TrainingState):
         for turn_over in self.on.turn_over:
             turn_over(running, closing)
 
-    def is_lost(self, step: Step) -> bool:
+    def is_taken_over(self, step: Step) -> bool:
         """Return True if this rank need not load a planned batch, as it will not train it."""
-        return self._sharing is not None and self._sharing.is_lost(step)
+        return self._sharing is not None and self._sharing.is_taken_over(step)
 
     def take_over(self, step: Step) -> Step | None:
         """Return another rank's batch, to be trained after this planned step; None: no batch."""

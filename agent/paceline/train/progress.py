@@ -1,6 +1,6 @@
 """Progress of training on this rank: its epoch, its step, and the samples trained so far.
 
-`state.TrainingState` has one `Progress`. The loop moves it on, and the session sets it to a
+`state.TrainingState` has one `TrainingProgress`. The loop moves it on, and the session sets it to a
 checkpoint's position before training. Each rank counts without communication.
 """
 
@@ -22,7 +22,7 @@ _PASSED = (
 )
 
 
-class Progress:
+class TrainingProgress:
     """Epoch and step that training has come to."""
 
     def __init__(self, context: RunContext) -> None:

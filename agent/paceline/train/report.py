@@ -25,6 +25,7 @@ from paceline.train.timing import RunningStep
 from paceline.wire import (
     TELEMETRY,
     Evaluation,
+    LongPhase,
     Message,
     MetricBatch,
     MetricRecord,
@@ -60,7 +61,7 @@ class Emitter:
         spool: stores messages that the bus does not accept; None: memory does until `close`.
         memory: measures the memory in use, in bytes; the thread calls it every `FLUSH_S`.
         stream: name of the bus's stream to write to.
-        liveness: returns another message to send, or None; the thread calls it at every flush.
+        long_phase: returns a report of a long phase, or None; the thread calls it at every flush.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class Emitter:
         spool: Spool | None,
         memory: Callable[[], int],
         stream: str = TELEMETRY,
-        liveness: Callable[[], Message | None] = lambda: None,
+        long_phase: Callable[[], LongPhase | None] = lambda: None,
     ) -> None:
-        self._liveness = liveness
+        self._liveness = long_phase
         self._sink = Sink(run, bus, spool, stream)
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()

@@ -17,11 +17,11 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.ddp import CurrentStep
 from paceline.train.feature import Feature, Hooks
-from paceline.train.liveness import Activity
+from paceline.train.long_phases import Activity
 from paceline.train.meeting import Meeting, introduce
 from paceline.train.mesh import SilentReporter
 from paceline.train.profile import shared_moments
-from paceline.train.progress import Progress
+from paceline.train.progress import TrainingProgress
 from paceline.train.report import Reporter
 from paceline.train.sync.gate import SyncGate
 from paceline.train.timing import RunningStep
@@ -44,7 +44,7 @@ class TrainingState:
         seed = context.terms.seed
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, seed, meeting.lanes)
         self.statistics = RunningStatistics(self.current, self.gate.models)
-        self.progress = Progress(context)
+        self.progress = TrainingProgress(context)
         self.findings = Findings()
         # The number of checks of the loss that have begun.
         self.proofs = 0

@@ -20,7 +20,7 @@ from paceline.node.spool import Spool
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.environment import Environment
-from paceline.train.liveness import Activity, Liveness
+from paceline.train.long_phases import Activity, PhaseMonitor
 from paceline.train.meeting import Meeting
 from paceline.train.mesh import GroupTimes, SilentReporter
 from paceline.train.parts import Step
@@ -83,7 +83,7 @@ def connect(
     with ExitStack() as exit_stack:
         if run is not None and meeting.speaks:
             emitter = emitter_of(
-                environment, run, rank, context.device.memory, Liveness(attempt, rank, activity)
+                environment, run, rank, context.device.memory, PhaseMonitor(attempt, rank, activity)
             )
             exit_stack.callback(emitter.close)
             if hello is not None:
@@ -237,7 +237,7 @@ def warn_of_restarts(
 
 
 def emitter_of(
-    environment: Environment, run: str, rank: int, memory: Callable[[], int], watch: Liveness
+    environment: Environment, run: str, rank: int, memory: Callable[[], int], phases: PhaseMonitor
 ) -> Emitter:
     """Make the thread that sends the telemetry of a rank."""
     spool = None
@@ -245,7 +245,7 @@ def emitter_of(
         name = f"attempt{environment.attempt}-rank{rank}"
         spool = Spool(environment.spool, name, environment.spool_bytes)
     stream = TELEMETRY if environment.key is None else run_telemetry(run)
-    return Emitter(run, environment.bus, spool, memory, stream, watch.look)
+    return Emitter(run, environment.bus, spool, memory, stream, phases.look)
 
 
 def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:

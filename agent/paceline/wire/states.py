@@ -7,16 +7,16 @@ of three final states::
 
 Reports only move a run forward, and may skip states. Apart from that, an end may turn out to be
 wrong, or to have been requested; a user may resume an ended run; and the control plane relaunches a
-multi-node run that has lost the host of its rendezvous. `Cause` names these cases with those who
-cause them, and `TRANSITIONS` has the states before and after each.
+multi-node run that has lost the host of its rendezvous. `TransitionCause` names these cases with
+those who cause them, and `TRANSITIONS` has the states before and after each.
 
 The launch of a multi-node run also has a `Rendezvous` phase, in which the control plane agrees with
 the nodes where their launchers meet, and how the run is restarted when that place is lost.
 
 Agents, ranks and clients only read states (`State.final`, `ENDED`). Only the control plane writes
 them: `requests` for users and for the worker, and ingest for messages from nodes. Each write in
-`store` names its cause. In SQL it is conditional on `Cause.sources`, because another process may
-have changed the run meanwhile. A write that the table never allows raises
+`store` names its cause. In SQL it is conditional on `TransitionCause.sources`, because another
+process may have changed the run meanwhile. A write that the table never allows raises
 `ImpossibleTransitionError`: that is a defect of the caller.
 """
 
@@ -67,7 +67,7 @@ ENDED = (State.FINISHED, State.FAILED, State.STOPPED)
 REPORTED = (*UNDER_WAY, *ENDED)
 
 
-class Cause(Enum):
+class TransitionCause(Enum):
     """Reason for a change of a run's state. The value completes "cannot become … when"."""
 
     # Worker: the run waits as a job of an engine.
@@ -112,22 +112,22 @@ class Cause(Enum):
 
 
 # By cause and state: the states that may follow.
-TRANSITIONS: Mapping[Cause, Mapping[State, tuple[State, ...]]] = {
+TRANSITIONS: Mapping[TransitionCause, Mapping[State, tuple[State, ...]]] = {
     # A queued run is queued again when its engine has another reason why it waits.
-    Cause.QUEUE: dict.fromkeys(WAITING, (State.QUEUED,)),
-    Cause.REPORT: {
+    TransitionCause.QUEUE: dict.fromkeys(WAITING, (State.QUEUED,)),
+    TransitionCause.REPORT: {
         State.PENDING: REPORTED,
         State.QUEUED: REPORTED,
         State.STARTING: (State.RUNNING, *ENDED),
         State.RUNNING: ENDED,
     },
-    Cause.END: dict.fromkeys(ACTIVE, (State.FAILED, State.STOPPED)),
+    TransitionCause.END: dict.fromkeys(ACTIVE, (State.FAILED, State.STOPPED)),
     # Success is never assumed, only reported.
-    Cause.REVIVE: dict.fromkeys((State.FAILED, State.STOPPED), REPORTED),
-    Cause.STOP_REQUESTED: {State.FINISHED: (State.STOPPED,)},
-    Cause.JOB_CANCELLED: {State.FAILED: (State.STOPPED,)},
-    Cause.RESUME: dict.fromkeys(ENDED, (State.PENDING,)),
-    Cause.RELAUNCH: dict.fromkeys(ACTIVE, (State.PENDING,)),
+    TransitionCause.REVIVE: dict.fromkeys((State.FAILED, State.STOPPED), REPORTED),
+    TransitionCause.STOP_REQUESTED: {State.FINISHED: (State.STOPPED,)},
+    TransitionCause.JOB_CANCELLED: {State.FAILED: (State.STOPPED,)},
+    TransitionCause.RESUME: dict.fromkeys(ENDED, (State.PENDING,)),
+    TransitionCause.RELAUNCH: dict.fromkeys(ACTIVE, (State.PENDING,)),
 }
 
 

@@ -95,6 +95,7 @@ _ROUTERS = (
     compare.router,
     details.router,
     export.router,
+    runs.list_router,
     history.router,
     alerts.router,
     alerts.webhooks_router,

@@ -1,22 +1,18 @@
-"""REST: past and present runs: their list, their tags and notes, and sums over them.
+"""REST: past and present runs: their tags and notes, and sums over them.
 
-`Filter` selects runs by query parameters, for the list as well as for the sums. `details` has what
-is stored about one run, `export` its tables as files, and `compare` puts runs side by side.
+`runs` lists runs, and has the `Filter` that selects them for the list as well as for the sums.
+`details` has what is stored about one run, `export` its tables as files, and `compare` puts runs
+side by side.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from paceline.wire import State
 from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.models import ChangeRequest, RunInfo, Text
 from paceline_backend.api.preconditions import (
@@ -26,181 +22,19 @@ from paceline_backend.api.preconditions import (
     etag,
     requester_of,
 )
-from paceline_backend.api.queries import Moment, Page
+from paceline_backend.api.queries import Moment
 from paceline_backend.api.rules import OPERATOR, VIEWER
-from paceline_backend.api.runs import with_costs
+from paceline_backend.api.runs import Filter
 from paceline_backend.api.state import settings_of, store_of
 from paceline_backend.insight import history
-from paceline_backend.requests import InvalidRequestError, labels
+from paceline_backend.requests import labels
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.audit import RequestedChange
-from paceline_backend.store.history import FigureBounds, RunFilter
 from paceline_backend.store.history import labels as stored
 
 router = APIRouter()
 # `GET /history`.
 sums_router = APIRouter()
-
-Part = Annotated[str | None, Query(max_length=200, description="substring")]
-Exact = Annotated[str | None, Query(max_length=200, description="exact match")]
-Figure = Annotated[
-    float | None,
-    Query(allow_inf_nan=False, description="limit for the mean over all complete steps of the run"),
-]
-
-
-class RunQuery(BaseModel):
-    """Query parameters that select runs. A run must satisfy all conditions.
-
-    `since` and `until` select by the time of creation, `active_since` and `active_until` by the
-    time of training. The upper ends are excluded.
-    """
-
-    state: Annotated[list[State], Query(description="any of these states")] = []
-    policy: Exact = None
-    used: Annotated[
-        str | None, Query(max_length=200, description="a policy that was in force at some time")
-    ] = None
-    parameter: Annotated[
-        list[str],
-        Query(
-            max_length=20,
-            description="parameter of the policy in force, as requested: `name=value`",
-            examples=[["window=32"]],
-        ),
-    ] = []
-    name: Part = None
-    text: Annotated[
-        str | None,
-        Query(
-            max_length=200,
-            description="substring of name, script, note, policy, device, a tag or a node, or "
-            "prefix of the id",
-        ),
-    ] = None
-    node: Exact = None
-    device: Part = None
-    backend: Exact = None
-    tag: Annotated[list[str], Query(max_length=20, description="all of these tags")] = []
-    since: Moment = None
-    until: Moment = None
-    active_since: Moment = None
-    active_until: Moment = None
-    step_s_min: Figure = None
-    step_s_max: Figure = None
-    se_min: Figure = None
-    se_max: Figure = None
-    waste_min: Figure = None
-    waste_max: Figure = None
-
-
-def _filter(query: Annotated[RunQuery, Query()]) -> RunFilter:
-    return RunFilter(
-        states=query.state,
-        policy=query.policy,
-        used=query.used,
-        parameters=_parameters(query.parameter),
-        name=query.name,
-        text=query.text,
-        node=query.node,
-        device=query.device,
-        backend=query.backend,
-        tags=query.tag,
-        since=query.since,
-        until=query.until,
-        active_since=query.active_since,
-        active_until=query.active_until,
-        step_s=FigureBounds(query.step_s_min, query.step_s_max),
-        se=FigureBounds(query.se_min, query.se_max),
-        waste=FigureBounds(query.waste_min, query.waste_max),
-    )
-
-
-Filter = Annotated[RunFilter, Depends(_filter)]
-
-
-def _parameters(pairs: Sequence[str]) -> dict[str, Any]:
-    """Parse ``name=value`` pairs. A value that is not valid JSON is a string."""
-    parameters = {}
-    for pair in pairs:
-        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,99})=(.{0,200})", pair)
-        if match is None or "\0" in pair:
-            message = "give name=value, such as window=32"
-            raise InvalidRequestError("parameter", message)
-        parameters[match[1]] = _value(match[2])
-    return parameters
-
-
-def _value(text: str) -> str | bool | float:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if isinstance(value, bool | str):
-        return value
-    try:
-        number = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        number = math.nan
-    return number if math.isfinite(number) else text
-
-
-class RunPage(BaseModel):
-    """Runs in the requested order."""
-
-    items: list[RunInfo]
-    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
-
-
-Sort = Literal[
-    "created_at",
-    "started_at",
-    "ended_at",
-    "name",
-    "policy",
-    "state",
-    "steps",
-    "step_s",
-    "se",
-    "waste",
-    "cost",
-    "waited_cost",
-    "-created_at",
-    "-started_at",
-    "-ended_at",
-    "-name",
-    "-policy",
-    "-state",
-    "-steps",
-    "-step_s",
-    "-se",
-    "-waste",
-    "-cost",
-    "-waited_cost",
-]
-
-
-@router.get(
-    "/runs",
-    response_model=RunPage,
-    responses=documented(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
-    dependencies=[Depends(VIEWER)],
-)
-def list_runs(
-    request: Request,
-    which: Filter,
-    sort: Annotated[
-        Sort, Query(description="with `-`: descending; unknown values come last")
-    ] = "-created_at",
-    *,
-    page: Page,
-) -> Any:
-    """List runs, newest first unless `sort` gives another order."""
-    items, following = runs_store.page(
-        store_of(request), which, sort=sort, limit=page.limit, cursor=page.cursor
-    )
-    return {"items": with_costs(request, items), "next_cursor": following}
-
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]
 

@@ -33,7 +33,7 @@ from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.state import store_of
 from paceline_backend.api.switching import SwitchInfo
 from paceline_backend.api.telemetry import Coast, Column, SegmentInfo, StepAxis, StepColumns
-from paceline_backend.store import StoreUnavailableError, attempts, reads, switches, views
+from paceline_backend.store import StoreUnavailableError, attempts, chart_views, reads, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.quality import evaluations
 
@@ -120,15 +120,15 @@ class ViewQuery(StepRange):
     points: Annotated[
         int,
         Query(ge=2, le=2000, description="maximum number of points per line of the step charts"),
-    ] = views.POINTS
+    ] = chart_views.POINTS
     columns: Annotated[
         int,
         Query(
             ge=2,
-            le=views.COLUMNS,
+            le=chart_views.COLUMNS,
             description="maximum number of columns of the ranks' lines and the heat map",
         ),
-    ] = views.COLUMNS
+    ] = chart_views.COLUMNS
 
 
 @router.get(
@@ -205,9 +205,11 @@ def view(request: Request, run: str, asked: Annotated[ViewQuery, Query()]) -> An
             newest = reads.complete_bounds(connection, key, (None, None))[1]
             last = max(0, min(_STEPS, -1 if newest is None else newest - since))
         if last is None:
-            shown = views.view(connection, key, world, asked.span, asked.points, asked.columns)
+            shown = chart_views.view(
+                connection, key, world, asked.span, asked.points, asked.columns
+            )
         else:
-            shown = views.newest(connection, key, world, last, asked.columns)
+            shown = chart_views.newest(connection, key, world, last, asked.columns)
         body = {
             "run": row,
             "begins": reads.first_step(connection, key),

@@ -1,19 +1,24 @@
-"""REST: runs: start, stop, resume, and the credentials of a run's processes.
+"""REST: runs: list, start, stop, resume, and the credentials of a run's processes.
 
+`Filter` selects runs by query parameters, here for the list, in `history` for sums over runs.
 Routes of other modules are about a run, too: `run_nodes` changes the nodes that it trains on,
-`switching` its policy, `quality` its target, and `history` lists runs.
+`switching` its policy, `quality` its target, and `history` its tags and its note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from paceline.wire import State
 from paceline_backend import backends, policies, requests
 from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.models import (
@@ -31,6 +36,7 @@ from paceline_backend.api.models import (
     plain,
 )
 from paceline_backend.api.preconditions import CHANGE_REFUSALS, Expected, etag, requester_of
+from paceline_backend.api.queries import Moment, Page
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.state import bus_url, settings_of, store_of
 from paceline_backend.insight import costs
@@ -38,12 +44,151 @@ from paceline_backend.policies.streams import problem_of
 from paceline_backend.store import Store, attempts, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.audit import RequestedChange
+from paceline_backend.store.history import FigureBounds, RunFilter
 from paceline_backend.store.new_runs import NewRun
 
 _MALFORMED = HTTPStatus.BAD_REQUEST
 _CONFLICT = HTTPStatus.CONFLICT
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
+
+Part = Annotated[str | None, Query(max_length=200, description="substring")]
+Exact = Annotated[str | None, Query(max_length=200, description="exact match")]
+Figure = Annotated[
+    float | None,
+    Query(allow_inf_nan=False, description="limit for the mean over all complete steps of the run"),
+]
+
+
+class RunQuery(BaseModel):
+    """Query parameters that select runs. A run must satisfy all conditions.
+
+    `since` and `until` select by the time of creation, `active_since` and `active_until` by the
+    time of training. The upper ends are excluded.
+    """
+
+    state: Annotated[list[State], Query(description="any of these states")] = []
+    policy: Exact = None
+    used: Annotated[
+        str | None, Query(max_length=200, description="a policy that was in force at some time")
+    ] = None
+    parameter: Annotated[
+        list[str],
+        Query(
+            max_length=20,
+            description="parameter of the policy in force, as requested: `name=value`",
+            examples=[["window=32"]],
+        ),
+    ] = []
+    name: Part = None
+    text: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="substring of name, script, note, policy, device, a tag or a node, or "
+            "prefix of the id",
+        ),
+    ] = None
+    node: Exact = None
+    device: Part = None
+    backend: Exact = None
+    tag: Annotated[list[str], Query(max_length=20, description="all of these tags")] = []
+    since: Moment = None
+    until: Moment = None
+    active_since: Moment = None
+    active_until: Moment = None
+    step_s_min: Figure = None
+    step_s_max: Figure = None
+    se_min: Figure = None
+    se_max: Figure = None
+    waste_min: Figure = None
+    waste_max: Figure = None
+
+
+def _filter(query: Annotated[RunQuery, Query()]) -> RunFilter:
+    return RunFilter(
+        states=query.state,
+        policy=query.policy,
+        used=query.used,
+        parameters=_parameters(query.parameter),
+        name=query.name,
+        text=query.text,
+        node=query.node,
+        device=query.device,
+        backend=query.backend,
+        tags=query.tag,
+        since=query.since,
+        until=query.until,
+        active_since=query.active_since,
+        active_until=query.active_until,
+        step_s=FigureBounds(query.step_s_min, query.step_s_max),
+        se=FigureBounds(query.se_min, query.se_max),
+        waste=FigureBounds(query.waste_min, query.waste_max),
+    )
+
+
+Filter = Annotated[RunFilter, Depends(_filter)]
+
+
+def _parameters(pairs: Sequence[str]) -> dict[str, Any]:
+    """Parse ``name=value`` pairs. A value that is not valid JSON is a string."""
+    parameters = {}
+    for pair in pairs:
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,99})=(.{0,200})", pair)
+        if match is None or "\0" in pair:
+            message = "give name=value, such as window=32"
+            raise requests.InvalidRequestError("parameter", message)
+        parameters[match[1]] = _value(match[2])
+    return parameters
+
+
+def _value(text: str) -> str | bool | float:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, bool | str):
+        return value
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        number = math.nan
+    return number if math.isfinite(number) else text
+
+
+class RunPage(BaseModel):
+    """Runs in the requested order."""
+
+    items: list[RunInfo]
+    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
+
+
+Sort = Literal[
+    "created_at",
+    "started_at",
+    "ended_at",
+    "name",
+    "policy",
+    "state",
+    "steps",
+    "step_s",
+    "se",
+    "waste",
+    "cost",
+    "waited_cost",
+    "-created_at",
+    "-started_at",
+    "-ended_at",
+    "-name",
+    "-policy",
+    "-state",
+    "-steps",
+    "-step_s",
+    "-se",
+    "-waste",
+    "-cost",
+    "-waited_cost",
+]
 
 
 class RunCreate(In):
@@ -189,6 +334,8 @@ class RunSession(BaseModel):
 
 
 router = APIRouter()
+# `GET /runs`.
+list_router = APIRouter()
 
 
 def with_costs(request: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -200,6 +347,28 @@ def with_costs(request: Request, rows: list[dict[str, Any]]) -> list[dict[str, A
 def own_url(request: Request) -> str:
     """Return this server's URL for ranks: host as in the request, with a proxy's path prefix."""
     return str(request.base_url).rstrip("/") + settings_of(request).path_prefix
+
+
+@list_router.get(
+    "/runs",
+    response_model=RunPage,
+    responses=documented(_INVALID, _AWAY),
+    dependencies=[Depends(VIEWER)],
+)
+def list_runs(
+    request: Request,
+    which: Filter,
+    sort: Annotated[
+        Sort, Query(description="with `-`: descending; unknown values come last")
+    ] = "-created_at",
+    *,
+    page: Page,
+) -> Any:
+    """List runs, newest first unless `sort` gives another order."""
+    items, following = runs_store.page(
+        store_of(request), which, sort=sort, limit=page.limit, cursor=page.cursor
+    )
+    return {"items": with_costs(request, items), "next_cursor": following}
 
 
 @router.post(

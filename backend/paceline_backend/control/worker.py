@@ -15,7 +15,7 @@ from functools import partial
 import redis
 
 from paceline.wire.bus import connect
-from paceline_backend.control import silence, upkeep
+from paceline_backend.control import silent_runs, upkeep
 from paceline_backend.control.advice import Advisor, Effects
 from paceline_backend.control.alerts import AlertWatch, Sender
 from paceline_backend.control.bus_users import UserReconciler, look_for_floods
@@ -126,7 +126,9 @@ def _parts(
         Periodic("fleet", 2.0, partial(fleet.look, stop), fleet.end),
         Periodic("alerts", 5.0, alerts.look, alerts.end),
         Periodic("effects", 5.0, partial(effects.look, stop)),
-        Periodic("silent runs", silence.LOOK_S, silence.Sweep(store, settings.bus).look),
+        Periodic(
+            "silent runs", silent_runs.LOOK_S, silent_runs.SilentRuns(store, settings.bus).look
+        ),
         Periodic("roll-ups", 5.0, partial(upkeep.fill_rollups, store, stop)),
         Periodic("daily totals", 5.0, partial(upkeep.sum_up, store, stop)),
         Periodic("pruning", 60.0, partial(upkeep.prune_runs, store, keep, stop)),

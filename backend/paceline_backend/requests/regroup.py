@@ -18,7 +18,7 @@ from dataclasses import replace
 import redis
 
 from paceline.wire import Kill, State
-from paceline.wire.states import Cause, Rendezvous
+from paceline.wire.states import Rendezvous, TransitionCause
 from paceline_backend import backends
 from paceline_backend.requests import spares, streams
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError
@@ -180,5 +180,5 @@ def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
         return False
     details = {"left": group.host, "nodes": list(new.nodes), "first_attempt": new.first_attempt}
     record_change(connection, RequestedChange(group.id, CONTROL_PLANE), "run.regroup", details)
-    new_runs.resume(connection, group.id, new, Cause.RELAUNCH)
+    new_runs.resume(connection, group.id, new, TransitionCause.RELAUNCH)
     return True

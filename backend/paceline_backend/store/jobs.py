@@ -26,7 +26,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import State
-from paceline.wire.states import ACTIVE, WAITING, Cause
+from paceline.wire.states import ACTIVE, WAITING, TransitionCause
 from paceline_backend.store import tokens
 from paceline_backend.store.audit import stop_asked
 from paceline_backend.store.database import Connection, Store, insert
@@ -263,7 +263,9 @@ def queue(connection: Connection, run: EngineRun, why: str) -> bool:
     if run.state == State.QUEUED and run.message == why:
         return False
     c = runs.c
-    waits = sa.update(runs).where(c.key == run.key, c.state.in_(Cause.QUEUE.sources(State.QUEUED)))
+    waits = sa.update(runs).where(
+        c.key == run.key, c.state.in_(TransitionCause.QUEUE.sources(State.QUEUED))
+    )
     return connection.execute(waits.values(state=State.QUEUED, message=why)).rowcount > 0
 
 
@@ -312,7 +314,7 @@ def cancelled(connection: Connection, run: EngineRun) -> bool:
     code, and its run stays failed.
     """
     c = runs.c
-    failed = c.state.in_(Cause.JOB_CANCELLED.sources(State.STOPPED))
+    failed = c.state.in_(TransitionCause.JOB_CANCELLED.sources(State.STOPPED))
     query = sa.update(runs).where(c.key == run.key, failed, c.exit_code.is_(None))
     return connection.execute(query.values(state=State.STOPPED)).rowcount > 0
 

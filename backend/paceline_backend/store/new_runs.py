@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import State
-from paceline.wire.states import Cause, Rendezvous
+from paceline.wire.states import Rendezvous, TransitionCause
 from paceline_backend.store import jobs
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.runs import UnknownRunError, last_attempt
@@ -116,7 +116,12 @@ def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
     ), State(row.state)
 
 
-def resume(connection: sa.Connection, run: str, new: NewRun, cause: Cause = Cause.RESUME) -> None:
+def resume(
+    connection: sa.Connection,
+    run: str,
+    new: NewRun,
+    cause: TransitionCause = TransitionCause.RESUME,
+) -> None:
     """Set a run to pending again, for another launch; its rows stay.
 
     `new` is the result of `stored`, with changes. `cause` is RESUME, or RELAUNCH for a multi-node
@@ -130,7 +135,7 @@ def resume(connection: sa.Connection, run: str, new: NewRun, cause: Cause = Caus
     before = connection.execute(known.with_for_update(key_share=True)).one()
     cause.check(State(before.state), State.PENDING)
     rendezvous = Rendezvous.WAITING
-    if cause is Cause.RELAUNCH:
+    if cause is TransitionCause.RELAUNCH:
         rendezvous = Rendezvous.RELAUNCH
         Rendezvous(before.rendezvous).check(rendezvous)
     values = {

@@ -23,7 +23,7 @@ from paceline.core import driver, runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, OBSERVED, Hello, State
-from paceline.wire.states import UNDER_WAY, Cause
+from paceline.wire.states import UNDER_WAY, TransitionCause
 from paceline_backend.store import attempts, hellos, leases, refusals, segments
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.history import RunFilter, RunOrder, days, labels
@@ -234,7 +234,11 @@ def _end(
 ) -> bool:
     changed = connection.execute(
         sa.update(runs)
-        .where(runs.c.id == run, runs.c.state.in_(Cause.END.sources(State(state))), *conditions)
+        .where(
+            runs.c.id == run,
+            runs.c.state.in_(TransitionCause.END.sources(State(state))),
+            *conditions,
+        )
         .values(state=state, ended_at=time.time(), message=message, lost=lost)
     )
     return changed.rowcount > 0

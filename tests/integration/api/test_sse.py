@@ -30,7 +30,7 @@ from paceline.wire import (
 from paceline.wire.bus import publish
 from paceline_backend.api import change_reader
 from paceline_backend.control.ingest import Ingest
-from paceline_backend.control.silence import Sweep
+from paceline_backend.control.silent_runs import SilentRuns
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema, telemetry
 from support.records import add_run, adopted, hello, record
@@ -210,9 +210,9 @@ def test_the_stream_ends_when_the_server_itself_ends_the_run(
     with following(client) as events:
         with store.write() as connection:
             connection.execute(sa.update(schema.runs).values(state="running"))
-        sweep = Sweep(store, bus_url, silent_s=1e-9)
-        assert sweep.look() == []
-        assert sweep.look() == [RUN]
+        silent = SilentRuns(store, bus_url, silent_s=1e-9)
+        assert silent.look() == []
+        assert silent.look() == [RUN]
         assert events.ended.wait(DEADLINE_S), "the stream goes on"
     assert events.items[-1]["type"] == "end"
     assert client.get(f"/api/v1/runs/{RUN}").json()["state"] == "failed"

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from paceline.wire import State, StepBatch
-from paceline_backend.control.silence import Sweep
+from paceline_backend.control.silent_runs import SilentRuns
 from paceline_backend.store import Store, nodes, telemetry
 from paceline_backend.store.nodes import run_nodes
 from support.groups import answer, launch, ready, report, states
@@ -14,18 +14,18 @@ from support.records import hello, record
 
 
 class Looks:
-    """A sweep every five seconds, and what comes of a run on two nodes meanwhile."""
+    """A check every five seconds, and what comes of a run on two nodes meanwhile."""
 
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store, self._now, self._seq = store, 0.0, 0
-        self._sweep = Sweep(store, bus_url, clock=lambda: self._now)
+        self._silent_runs = SilentRuns(store, bus_url, clock=lambda: self._now)
         self.run = launch(store, bus_url)
         for node in ("n1", "n2", "n3"):
             ready(store, self.run, node)
         telemetry.write(store, [(self.run, hello(world=3))])
         for node in ("n1", "n2", "n3"):
             report(store, self.run, node, State.RUNNING)
-        self._sweep.look()
+        self._silent_runs.look()
 
     def look(self, step: int, step_s: float = 0.1, *, attempt: int = 0) -> str:
         """Nodes 1 and 3 are heard, with their ranks' steps; the state of node 2 afterwards."""
@@ -35,7 +35,7 @@ class Looks:
             telemetry.write(self._store, [(self.run, StepBatch([made]))])
         self._seq += 1
         self._now += 5.0
-        self._sweep.look()
+        self._silent_runs.look()
         return states(self._store, self.run)["n2"]
 
 

@@ -18,7 +18,7 @@ from paceline_backend.control import leases
 from paceline_backend.control.engines import Engines, telling
 from paceline_backend.control.multi_node import NodeReconciler
 from paceline_backend.control.periodic import Periodic
-from paceline_backend.control.silence import SILENT_S
+from paceline_backend.control.silent_runs import SILENT_S
 from paceline_backend.requests import (
     ConflictError,
     Resumption,

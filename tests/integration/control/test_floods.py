@@ -18,7 +18,7 @@ from paceline.wire import writer_of
 from paceline.wire.bus import connect
 from paceline_backend.control.bus_users import look_for_floods
 from paceline_backend.control.periodic import Periodic
-from paceline_backend.control.silence import SILENT_S
+from paceline_backend.control.silent_runs import SILENT_S
 from paceline_backend.server import floods
 from paceline_backend.server.floods import Bounds, Flood, Guard
 from paceline_backend.store import Store, runs

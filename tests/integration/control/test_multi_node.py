@@ -25,7 +25,7 @@ from paceline.wire.bus import publish
 from paceline.wire.states import Rendezvous
 from paceline_backend.backends import base
 from paceline_backend.control.multi_node import NodeReconciler
-from paceline_backend.control.silence import SILENT_S
+from paceline_backend.control.silent_runs import SILENT_S
 from paceline_backend.requests import (
     Resumption,
     join,

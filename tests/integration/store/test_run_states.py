@@ -15,9 +15,9 @@ from paceline.wire import RunState, State
 from paceline.wire.states import (
     REPORTED,
     WAITING,
-    Cause,
     ImpossibleTransitionError,
     Rendezvous,
+    TransitionCause,
 )
 from paceline_backend.store import (
     Connection,
@@ -93,7 +93,7 @@ def ends(store: Store, run: str, state: State, *, lost: bool = False) -> None:
                 runs.end(connection, run, state, "over")
             return
         ended = runs.end(connection, run, state, "over", lost=lost)
-    assert ended == Cause.END.allows(before, state)
+    assert ended == TransitionCause.END.allows(before, state)
 
 
 def is_lost(store: Store, run: str, state: State) -> None:
@@ -125,16 +125,16 @@ def resumes(store: Store, run: str, _: State) -> None:
 
 
 Happens = Callable[[Store, str, State], None]
-CAUSES: dict[Happens, tuple[Cause, ...]] = {
-    reports: (Cause.REPORT, Cause.REVIVE, Cause.STOP_REQUESTED),
-    greets: (Cause.REPORT,),
-    queues: (Cause.QUEUE,),
-    cancels: (Cause.JOB_CANCELLED,),
-    ends: (Cause.END,),
-    is_lost: (Cause.END,),
-    is_silent: (Cause.END,),
+CAUSES: dict[Happens, tuple[TransitionCause, ...]] = {
+    reports: (TransitionCause.REPORT, TransitionCause.REVIVE, TransitionCause.STOP_REQUESTED),
+    greets: (TransitionCause.REPORT,),
+    queues: (TransitionCause.QUEUE,),
+    cancels: (TransitionCause.JOB_CANCELLED,),
+    ends: (TransitionCause.END,),
+    is_lost: (TransitionCause.END,),
+    is_silent: (TransitionCause.END,),
     asks_for_the_stop: (),
-    resumes: (Cause.RESUME,),
+    resumes: (TransitionCause.RESUME,),
 }
 
 
@@ -204,7 +204,7 @@ def test_a_rendezvous_is_lost_and_relaunched_in_order(
 
 def relaunch(connection: Connection, run: str) -> None:
     new, _ = new_runs.stored(connection, run)
-    new_runs.resume(connection, run, new, Cause.RELAUNCH)
+    new_runs.resume(connection, run, new, TransitionCause.RELAUNCH)
 
 
 def test_a_run_that_has_ended_is_not_relaunched(store: Store) -> None:

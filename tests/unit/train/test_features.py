@@ -18,14 +18,14 @@ from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
 from paceline.train.feature import Feature, Hooks
 from paceline.train.features.choice import in_order, made
-from paceline.train.features.lockstep import Lockstep
+from paceline.train.features.lost_ranks import RankMonitor
 from paceline.train.features.signals import Signals
 from paceline.train.profile import Limits
 from paceline.train.state import TrainingState
 from support.contexts import met, run_context
 
 SIZES = np.ones(16)
-SEVERAL = ["Lockstep", "GatherCheck", "ShapeWarning"]
+SEVERAL = ["RankMonitor", "GatherCheck", "ShapeWarning"]
 
 
 def terms(shapes: Shapes | None = None) -> Terms:
@@ -53,7 +53,7 @@ def features(world: int, asked: Terms, **options: Any) -> Iterator[list[Feature]
         (1, terms(), {"uneven_steps": True}, []),
         (2, terms(), {}, SEVERAL),
         (2, terms(Shapes(2)), {}, SEVERAL[:2]),
-        (2, terms(), {"uneven_steps": True}, ["Lockstep", "WorkSharing", *SEVERAL[1:]]),
+        (2, terms(), {"uneven_steps": True}, ["RankMonitor", "WorkSharing", *SEVERAL[1:]]),
         (1, terms(), {"limits": Limits([2], True)}, ["MicroBatches"]),
         (
             1,
@@ -80,10 +80,10 @@ def test_only_overridden_hooks_are_called_in_order() -> None:
     with features(2, terms()) as all_of_it:
         signals = Signals(lambda: True, lambda: None)
         all_of_it = in_order([*all_of_it, signals])
-        (lockstep,) = (each for each in all_of_it if isinstance(each, Lockstep))
+        (monitor,) = (each for each in all_of_it if isinstance(each, RankMonitor))
         hooks = Hooks(all_of_it)
-        assert hooks.begin == [signals.begin, lockstep.begin]
-        assert hooks.end_turn == [lockstep.end_turn]
+        assert hooks.begin == [signals.begin, monitor.begin]
+        assert hooks.end_turn == [monitor.end_turn]
         assert not hooks.begin_turn
 
 

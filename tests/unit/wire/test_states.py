@@ -17,23 +17,31 @@ from paceline.wire.states import (
     TRANSITIONS,
     UNDER_WAY,
     WAITING,
-    Cause,
     ImpossibleTransitionError,
     Rendezvous,
+    TransitionCause,
 )
 
-LAUNCHES = (Cause.RESUME, Cause.RELAUNCH)
+LAUNCHES = (TransitionCause.RESUME, TransitionCause.RELAUNCH)
 # The causes that may undo or correct an end.
-CORRECTIONS = (Cause.REVIVE, Cause.STOP_REQUESTED, Cause.JOB_CANCELLED)
+CORRECTIONS = (
+    TransitionCause.REVIVE,
+    TransitionCause.STOP_REQUESTED,
+    TransitionCause.JOB_CANCELLED,
+)
 _ORDER = {state: place for place, state in enumerate(ACTIVE)} | dict.fromkeys(ENDED, len(ACTIVE))
 
-attempts = st.lists(st.tuples(st.sampled_from(Cause), st.sampled_from(State)), max_size=60)
+attempts = st.lists(
+    st.tuples(st.sampled_from(TransitionCause), st.sampled_from(State)), max_size=60
+)
 
 
-def walked(attempts: list[tuple[Cause, State]]) -> list[tuple[State, Cause, State]]:
+def walked(
+    attempts: list[tuple[TransitionCause, State]],
+) -> list[tuple[State, TransitionCause, State]]:
     """The changes of a run for which these changes are attempted one after the other."""
     state = State.PENDING
-    made: list[tuple[State, Cause, State]] = []
+    made: list[tuple[State, TransitionCause, State]] = []
     for cause, after in attempts:
         if cause.allows(state, after):
             made.append((state, cause, after))
@@ -42,29 +50,31 @@ def walked(attempts: list[tuple[Cause, State]]) -> list[tuple[State, Cause, Stat
 
 
 @given(attempts)
-def test_a_launch_goes_forward(attempts: list[tuple[Cause, State]]) -> None:
+def test_a_launch_goes_forward(attempts: list[tuple[TransitionCause, State]]) -> None:
     for before, cause, after in walked(attempts):
-        if cause not in (*LAUNCHES, Cause.REVIVE):
+        if cause not in (*LAUNCHES, TransitionCause.REVIVE):
             assert _ORDER[after] >= _ORDER[before]
         assert (after is State.PENDING) == (cause in LAUNCHES)
 
 
 @given(attempts)
 def test_an_end_stays_unless_it_is_corrected_or_the_run_resumed(
-    attempts: list[tuple[Cause, State]],
+    attempts: list[tuple[TransitionCause, State]],
 ) -> None:
     for before, cause, after in walked(attempts):
         if before.final:
-            assert cause in (*CORRECTIONS, Cause.RESUME)
+            assert cause in (*CORRECTIONS, TransitionCause.RESUME)
         if before is State.FINISHED:
             assert after in (State.PENDING, State.STOPPED)
         if after is State.FINISHED:
-            assert cause in (Cause.REPORT, Cause.REVIVE), "only a node knows that it is through"
+            assert cause in (TransitionCause.REPORT, TransitionCause.REVIVE), (
+                "only a node knows that it is through"
+            )
 
 
 @given(attempts)
 def test_a_run_that_has_begun_waits_again_only_for_another_launch(
-    attempts: list[tuple[Cause, State]],
+    attempts: list[tuple[TransitionCause, State]],
 ) -> None:
     begun = False
     for _, cause, after in walked(attempts):
@@ -72,8 +82,8 @@ def test_a_run_that_has_begun_waits_again_only_for_another_launch(
         assert not (begun and after in WAITING)
 
 
-@pytest.mark.parametrize("cause", Cause)
-def test_a_check_and_the_sources_say_the_same_as_the_table(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", TransitionCause)
+def test_a_check_and_the_sources_say_the_same_as_the_table(cause: TransitionCause) -> None:
     for after in State:
         allowed = [before for before in State if after in TRANSITIONS[cause].get(before, ())]
         if allowed:
@@ -94,7 +104,7 @@ def test_each_state_can_be_reached_and_ended() -> None:
     while again:
         further = {
             after
-            for cause in Cause
+            for cause in TransitionCause
             for before, following in TRANSITIONS[cause].items()
             if before in reached
             for after in following
@@ -103,8 +113,8 @@ def test_each_state_can_be_reached_and_ended() -> None:
         reached |= further
     assert reached == set(State)
     for state in ACTIVE:
-        assert Cause.END.allows(state, State.STOPPED)
-        assert all(Cause.REPORT.allows(state, end) for end in ENDED)
+        assert TransitionCause.END.allows(state, State.STOPPED)
+        assert all(TransitionCause.REPORT.allows(state, end) for end in ENDED)
 
 
 def test_the_groups_cover_the_states() -> None:
@@ -117,10 +127,10 @@ def test_the_groups_cover_the_states() -> None:
 def test_a_run_may_skip_states() -> None:
     path = [State.PENDING, State.STARTING, State.RUNNING, State.FINISHED]
     for before, after in pairwise(path):
-        assert Cause.REPORT.allows(before, after)
-        assert not Cause.REPORT.allows(after, before)
-        assert not Cause.REPORT.allows(before, before)
-    assert Cause.REPORT.allows(State.PENDING, State.FAILED)
+        assert TransitionCause.REPORT.allows(before, after)
+        assert not TransitionCause.REPORT.allows(after, before)
+        assert not TransitionCause.REPORT.allows(before, before)
+    assert TransitionCause.REPORT.allows(State.PENDING, State.FAILED)
 
 
 @given(st.lists(st.sampled_from(Rendezvous), max_size=30))

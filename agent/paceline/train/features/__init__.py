@@ -1,6 +1,6 @@
-"""Optional features of the training loop: subclasses of `paceline.train.feature.Feature`.
+"""Parts of the training loop, made where they are needed: subclasses of `train.feature.Feature`.
 
-- `lockstep`: several ranks; detects ranks that are out of step;
+- `lost_ranks`: several ranks; notices ranks that are lost or out of step, and names them;
 - `memory`: a token budget; limits that ranks learn when their memory runs out;
 - `gathers`: several ranks; refuses gathers of tensors whose shapes differ between ranks;
 - `uneven`: ranks with different numbers of iterations: shared batches, and micro-batches;
@@ -9,6 +9,6 @@
 - `reform`: a launcher that changes nodes; ends the ranks so that they restart on others;
 - `shapes`: several ranks, without a grid of samples; warns of costly changes of shapes.
 
-`nodedata.node.NodeData` and `streams.reader.StreamReader` are features, too. `choice` makes the
-features of a session, and has the order in which the loop calls them.
+`train.nodedata.NodeData` and `train.streams.reader.StreamReader` are features, too. `choice` makes
+the features of a session, and has the order in which the loop calls them.
 """

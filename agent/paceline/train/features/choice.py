@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from paceline.train.feature import Feature
 from paceline.train.features.checkpoints import Checkpoints
 from paceline.train.features.gathers import GatherCheck
-from paceline.train.features.lockstep import Lockstep
+from paceline.train.features.lost_ranks import RankMonitor
 from paceline.train.features.memory import LearnedLimits
 from paceline.train.features.reform import Reform
 from paceline.train.features.shapes import ShapeWarning
@@ -22,7 +22,7 @@ from paceline.train.streams.reader import StreamReader
 # change, which ends the process.
 _ORDER: tuple[type[Feature], ...] = (
     Signals,
-    Lockstep,
+    RankMonitor,
     LearnedLimits,
     MicroBatches,
     WorkSharing,
@@ -42,7 +42,7 @@ def made(state: TrainingState, close: Callable[[], None]) -> Iterator[Feature]:
     """
     context, world = state.context, state.meeting.world
     if world > 1:
-        yield Lockstep(state)
+        yield RankMonitor(state)
     if (budget := context.epoch_steps.budget) is not None:
         yield LearnedLimits(state, budget)
     if context.limits.micro_batches:

@@ -132,9 +132,9 @@ class WorkSharing(_UnevenLoops):
             return not self._pools
         return self._pool.begins(step, may_leave=self._pools)
 
-    def is_lost(self, step: Step) -> bool:
+    def is_taken_over(self, step: Step) -> bool:
         """Return True if this rank need not load a planned batch, as it will not train it."""
-        return self._pool is not None and step.pooled and self._pool.is_lost(step)
+        return self._pool is not None and step.pooled and self._pool.is_taken_over(step)
 
     def take_over(self, step: Step) -> Step | None:
         """Return another rank's batch, to be trained after this planned step; None: no batch."""

@@ -15,7 +15,7 @@ from paceline.core.version import __version__
 from paceline.train import stacks
 from paceline.train.device import Device
 from paceline.train.environment import Environment
-from paceline.train.liveness import Liveness
+from paceline.train.long_phases import PhaseMonitor
 from paceline.train.metrics import Value, on_host
 from paceline.train.observing.timeline import ObservedStep, Timeline
 from paceline.train.wiring import emitter_of
@@ -48,10 +48,8 @@ class Recorder:
         # Under another launcher, no agent reads the files of the stacks.
         if not self._node:
             stacks.register(variables)
-        liveness = Liveness(environment.attempt, rank, lambda: timeline.activity)
-        self._emitter = emitter_of(
-            environment, environment.run, rank, self._device.memory, liveness
-        )
+        phases = PhaseMonitor(environment.attempt, rank, lambda: timeline.activity)
+        self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, phases)
 
     def reads(self, data: int, samples: int) -> None:
         """Take the number of samples of a data set that batches come from."""

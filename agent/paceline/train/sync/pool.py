@@ -110,7 +110,7 @@ class SharedBatches:
     def _next(self, share: Share) -> Share | None:
         return share.begin(self._pace.batch_s) if share.left else None
 
-    def is_lost(self, step: Step) -> bool:
+    def is_taken_over(self, step: Step) -> bool:
         """Return whether this rank certainly does not train its next planned batch."""
         mine = self._mine
         if step.segment != self._segment or mine is None:

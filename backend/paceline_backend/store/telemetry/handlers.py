@@ -31,7 +31,7 @@ from paceline.wire import (
     RoundRecord,
     State,
 )
-from paceline.wire.states import Cause
+from paceline.wire.states import TransitionCause
 from paceline_backend.store import blobs, refusals, runs, schema, segments
 from paceline_backend.store.audit import stop_of
 from paceline_backend.store.database import StoreRefusedError, insert, now
@@ -338,7 +338,7 @@ def settle_stops(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
         message = f"stopped by {stop['who']}"
         if stop["why"]:
             message += f": {stop['why']}"
-        finished = schema.runs.c.state.in_(Cause.STOP_REQUESTED.sources(State.STOPPED))
+        finished = schema.runs.c.state.in_(TransitionCause.STOP_REQUESTED.sources(State.STOPPED))
         query = sa.update(schema.runs).where(schema.runs.c.key == run.key, finished)
         connection.execute(query.values(state=State.STOPPED, message=message))
 

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import OBSERVED, Hello, HelloPart, RunState, State
-from paceline.wire.states import Cause, Rendezvous
+from paceline.wire.states import Rendezvous, TransitionCause
 from paceline_backend.store import hellos, refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.nodes import run_nodes
@@ -99,7 +99,7 @@ class LockedRun:
         """Apply a validated Hello; return whether it is the latest attempt's."""
         self._started(hello.started_at)
         self._tells_of(hello.attempt)
-        may = Cause.REPORT.allows(State(self.state), State.RUNNING)
+        may = TransitionCause.REPORT.allows(State(self.state), State.RUNNING)
         if may and hello.attempt >= self.first_attempt:
             self._advance(State.RUNNING)
         if self.is_past(hello.attempt):
@@ -161,7 +161,7 @@ class LockedRun:
     def _become(self, change: RunState) -> None:
         before, after = State(self.state), change.state
         # The end was only assumed because no messages arrived; this message is a sign of life.
-        cause = Cause.REVIVE if self.lost else Cause.REPORT
+        cause = TransitionCause.REVIVE if self.lost else TransitionCause.REPORT
         allowed = cause.allows(before, after)
         if allowed and after.final:
             self.set(

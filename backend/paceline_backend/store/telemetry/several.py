@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from paceline.wire import RunState, State
-from paceline.wire.states import Cause
+from paceline.wire.states import TransitionCause
 from paceline_backend.store.nodes.run_nodes import RunNode
 
 # Maximum number of lost nodes that a run's message names.
@@ -26,7 +26,7 @@ def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
     values: dict[str, Any] = {"reported_at": report.at, "attempt": max(row.attempt, report.attempt)}
     if row.lost:
         values |= {"lost": False, "state": after, "message": report.message}
-    elif Cause.REPORT.allows(before, after):
+    elif TransitionCause.REPORT.allows(before, after):
         values["state"] = after
     if report.message is not None:
         values["message"] = report.message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.train.liveness import LONG_S, Liveness
+from paceline.train.long_phases import LONG_S, PhaseMonitor
 from paceline.train.parts import Step
 from paceline.train.timing import CpuClock, RunningStep
 from paceline.wire import Phase
@@ -12,11 +12,11 @@ STEP = Step(0, 7, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
 
 def test_only_what_takes_long_is_told_and_told_again() -> None:
     clock, does = [0.0], [(7, Phase.DATA)]
-    watch = Liveness(2, 1, lambda: does[0], lambda: clock[0])
+    monitor = PhaseMonitor(2, 1, lambda: does[0], lambda: clock[0])
 
     def at(time_s: float) -> tuple[int, Phase, float] | None:
         clock[0] = time_s
-        seen = watch.look()
+        seen = monitor.look()
         return None if seen is None else (seen.step, seen.phase, seen.since_s)
 
     assert [at(0), at(LONG_S - 1)] == [None, None]

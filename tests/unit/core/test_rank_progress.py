@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.lockstep import KEPT, RankProgress, conflict, described, laggards, skips
+from paceline.core.rank_progress import KEPT, RankProgress, conflict, described, laggards, skips
 
 
 def progress(

@@ -27,7 +27,7 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect
-from paceline_backend.control.silence import SILENT_S
+from paceline_backend.control.silent_runs import SILENT_S
 from paceline_backend.requests import sessions
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema, telemetry
@@ -104,7 +104,7 @@ def test_a_locked_database_fails_no_run(tmp_path: Path, bus_url: str) -> None:
         assert looks.after(5) == ["r"]
 
 
-def test_a_run_holds_up_the_sweep_for_itself_alone(
+def test_a_run_holds_up_the_check_for_itself_alone(
     store: Store, looks: Looks, bus_url: str
 ) -> None:
     """Its script may write much, and give any number to what it writes."""

@@ -1,4 +1,10 @@
-"""Liveness of a rank: reports of phases that take long, so that a hanging run can be explained."""
+"""Reports of phases that take long on this rank, so that a hanging run can be explained.
+
+The thread that sends telemetry (`report.Emitter`) calls `PhaseMonitor.look` at every flush, and
+sends the `LongPhase` that it returns. The server compares the ranks' reports
+(`paceline_backend.insight.hangs`). Nothing here ends a rank or judges another rank; for that see
+`features.lost_ranks`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +20,8 @@ LONG_S = 10.0
 Activity: TypeAlias = tuple[int, Phase]
 
 
-class Liveness:
-    """Watch of one rank from another thread, which calls `look` a few times a second."""
+class PhaseMonitor:
+    """Monitor of the phases of this rank; another thread calls `look` a few times a second."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import lockstep, sessions
+from support import lost_ranks, sessions
 from support.ranks import RankError, Ranks
 
 
@@ -49,7 +49,7 @@ def test_a_rank_out_of_step_is_named_on_all(
 ) -> None:
     pool = Ranks(2)
     with pytest.raises(RankError):
-        pool.run(lockstep.trained, kind, rank, tmp_path)
+        pool.run(lost_ranks.trained, kind, rank, tmp_path)
     pool.stop()
     said = [(tmp_path / str(each)).read_text() for each in range(2)]
     expected = f"rank {rank} is out of step: {words}"
@@ -61,7 +61,7 @@ def test_a_rank_out_of_step_is_named_on_all(
     "kind", ["all skip", "accumulates", "two models", "sometimes two", "all break"]
 )
 def test_an_unusual_rhythm_of_all_ranks_is_in_step(kind: str, pair: Ranks) -> None:
-    (first, step), (second, same) = pair.run(lockstep.regular, kind)
+    (first, step), (second, same) = pair.run(lost_ranks.regular, kind)
     assert torch.equal(first, second)
     assert step == same
 
@@ -75,11 +75,11 @@ def test_a_killed_rank_is_named() -> None:
 
 
 def test_batches_of_two_sessions_with_different_weights_are_refused(pair: Ranks) -> None:
-    for said in pair.run(lockstep.two_sessions, False, (6, 8)):
+    for said in pair.run(lost_ranks.two_sessions, False, (6, 8)):
         assert "the session of Sized (global_batch=8)" in said
         assert "the session of Sized (global_batch=6) has wrapped" in said
-    assert pair.run(lockstep.two_sessions, False, (8, 8)) == ["trained", "trained"]
-    assert pair.run(lockstep.two_sessions, True, (6, 8)) == ["trained", "trained"]
+    assert pair.run(lost_ranks.two_sessions, False, (8, 8)) == ["trained", "trained"]
+    assert pair.run(lost_ranks.two_sessions, True, (6, 8)) == ["trained", "trained"]
 
 
 def test_a_gather_of_uneven_parts_is_an_error_on_all_ranks(pair: Ranks) -> None:
@@ -89,9 +89,9 @@ def test_a_gather_of_uneven_parts_is_an_error_on_all_ranks(pair: Ranks) -> None:
         "into_tensor": "all_gather_into_tensor",
         "reduce_scatter": "reduce_scatter",
     }.items():
-        for said in pair.run(lockstep.gathers, kind, [2, 6]):
+        for said in pair.run(lost_ranks.gathers, kind, [2, 6]):
             assert said.startswith(f"PacelineError: {name} in step 0: the ranks' tensors have")
             assert "(2, 1) on rank 0, (6, 1) on rank 1" in said
         if kind != "reduce_scatter":  # gloo has none
-            assert pair.run(lockstep.gathers, kind, [4, 4]) == ["trained", "trained"]
-    assert pair.run(lockstep.gathers, "numbers", [2, 6]) == ["trained", "trained"]
+            assert pair.run(lost_ranks.gathers, kind, [4, 4]) == ["trained", "trained"]
+    assert pair.run(lost_ranks.gathers, "numbers", [2, 6]) == ["trained", "trained"]

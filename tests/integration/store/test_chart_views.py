@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from paceline.wire import StepBatch
-from paceline_backend.store import Store, runs, telemetry, views
-from paceline_backend.store.views import heat_of
+from paceline_backend.store import Store, chart_views, runs, telemetry
+from paceline_backend.store.chart_views import heat_of
 from support.records import add_run, hello, record
 
 Time = Callable[[int, int], float]
@@ -47,7 +47,7 @@ def new_run(store: Store, world: int) -> None:
 
 def shown(store: Store, key: int, world: int, **asked: Any) -> dict[str, Any]:
     with store.read() as connection:
-        return views.view(connection, key, world, **asked)
+        return chart_views.view(connection, key, world, **asked)
 
 
 def decoded(heat: dict[str, Any]) -> npt.NDArray[np.float64]:
@@ -104,7 +104,7 @@ def test_a_rank_without_a_record_is_unknown(store: Store) -> None:
     new_run(store, 2)
     telemetry.write(store, [("r", StepBatch([record(0, 0), record(0, 1), record(1, 0)]))])
     with store.read() as connection:
-        heat = views.view(connection, runs.key_of(connection, "r"), 2)["heat"]
+        heat = chart_views.view(connection, runs.key_of(connection, "r"), 2)["heat"]
     assert np.isnan(decoded(heat)).tolist() == [[False, False], [False, True]]
 
 
@@ -114,9 +114,9 @@ def test_the_columns_of_the_newest_steps_are_those_of_the_view(store: Store) -> 
         store, 300, 0, 6, lambda step, rank: 3.0 if (step, rank) == (4, 299) else 0.1 * step + 0.1
     )
     with store.read() as connection:
-        heat = views.newest(connection, key, 300, 2)["heat"]
-        whole = views.view(connection, key, 300)["heat"]
-        none = views.newest(connection, key, 300, 0)
+        heat = chart_views.newest(connection, key, 300, 2)["heat"]
+        whole = chart_views.view(connection, key, 300)["heat"]
+        none = chart_views.newest(connection, key, 300, 0)
     assert (heat["step"], heat["rows"], heat["together"]) == ([4, 5], 150, 2)
     assert decoded(heat) == pytest.approx(decoded(whole)[:, [4, 5]], rel=0.02)
     assert decoded(heat)[149, 0] == pytest.approx(3.0)
@@ -127,7 +127,10 @@ def test_a_run_without_steps(store: Store) -> None:
     new_run(store, 4)
     with store.read() as connection:
         key = runs.key_of(connection, "r")
-        for view in (views.view(connection, key, 4), views.newest(connection, key, 4, 100)):
+        for view in (
+            chart_views.view(connection, key, 4),
+            chart_views.newest(connection, key, 4, 100),
+        ):
             assert (view["heat"]["step"], view["heat"]["cells"], view["coasts"]) == ([], "", [])
             assert (view["heat"]["from"], view["steps"]["step"]) == (None, [])
 
@@ -136,7 +139,7 @@ def test_the_newest_steps_have_a_point_each_however_long_the_run(store: Store) -
     new_run(store, 2)
     key = fill(store, 2, 0, 700, lambda step, rank: 0.1 + step / 1000)
     with store.read() as connection:
-        view = views.newest(connection, key, 2, 600)
+        view = chart_views.newest(connection, key, 2, 600)
     assert (view["steps"]["bucket"], view["steps"]["step"]) == (1, [*range(100, 700)])
     assert (view["heat"]["bucket"], view["heat"]["step"]) == (1, [*range(189, 700)])
 
@@ -155,6 +158,9 @@ def test_a_view_has_at_most_300_kb(store: Store, world: int, steps: int) -> None
     new_run(store, world)
     key = fill(store, world, 0, steps, lambda step, rank: float(rng.lognormal(0, 0.5)))
     with store.read() as connection:
-        both = views.view(connection, key, world), views.newest(connection, key, world, 512)
+        both = (
+            chart_views.view(connection, key, world),
+            chart_views.newest(connection, key, world, 512),
+        )
     for view in both:
         assert len(gzip.compress(orjson.dumps(view), 5)) <= 300_000

@@ -1,10 +1,10 @@
-"""Detection of ranks that are out of step, by comparing what each rank has done.
+"""Progress of each rank, and the comparison that finds ranks that are out of step.
 
 Gradients are reduced in pairs of passes: the n-th reduction of one rank is matched with the n-th
 reduction of each other rank. If one rank leaves out a backward pass, its next reduction would be
 matched with the others' previous one, and the sums would mix two steps. Each rank therefore keeps a
-`RankProgress`, and publishes it once a second (`paceline.train.features.lockstep`). Rank 0 compares
-them:
+`RankProgress`, and publishes it once a second; rank 0 compares them
+(`paceline.train.features.lost_ranks`):
 
 - `conflict` returns a proof that ranks can never match again. It never guesses from elapsed time.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.

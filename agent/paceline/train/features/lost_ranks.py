@@ -1,10 +1,33 @@
-"""Detection of ranks that are out of step: no reduction pairs gradients of two different steps.
+"""Notice ranks that have ended, fall silent, leave the loop or get out of step; name them on all.
 
+No reduction may pair gradients of two different steps, and no rank may wait for one that is lost.
 The loop calls this feature for each step and when the script leaves a loop, and wrapped models call
-it for each reduction that begins. On each rank a thread publishes these events once a second in the
-ranks' store. Rank 0's thread compares the entries of all ranks (`paceline.core.lockstep`). If some
-rank can never match the others again, rank 0 stores the reason, and every rank's thread logs it. No
-control plane is needed.
+it for each reduction that begins. On each rank a thread publishes these events once a second
+(`TICK_S`) in the ranks' store, and rank 0's thread compares the entries of all ranks. If a rank is
+lost, the thread that notices it stores the reason, and every rank's thread logs it and ends the
+waits of its rank. No control plane is needed.
+
+Each comparison judges:
+
+- whether some rank can never match the others again (`core.rank_progress.conflict`, a proof);
+- whether the process of a rank on the same machine has ended (`_dead`).
+
+Only while a failed collective is explained (`RankMonitor.explained`), the threads of the ranks that
+ask compare, too, every 0.05 s, for 8 s at most (`_EXPLAIN_S`). Only these comparisons judge signs
+that may be harmless otherwise (`_missing`):
+
+- a rank that left its loop, or that closed its session and has ended;
+- a missing heartbeat: no new entry of a rank for 4 s (`_SILENT_S`), so its process or node is gone.
+
+Three limits are of waits:
+
+- 30 s (`LONG_S`): the ranks that others have waited for so long are named in the log, and nothing
+  else happens; rank 0 judges this at each comparison;
+- 10 s (`GRACE_S`): a rank that is blocked in a collective, in C++, cannot raise. If the lost rank's
+  process ends, the collective fails, and `explained` names that rank. Otherwise the thread ends the
+  blocked process so long after the reason was known;
+- 10 s (`GRACE_S`): after the store has ended with rank 0, a rank that has waited for others so long
+  names rank 0. The end of the store is noticed at the next publication.
 
 The check adds no time to reductions that come in a regular rhythm, such as one in each step. The
 ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
@@ -12,10 +35,6 @@ reduction that comes as expected therefore pairs with the right ones. In three o
 waits until all ranks have come to the same point: before an unexpected reduction, after a step
 without a backward pass, and before a collective that follows a loop which the script left early. If
 a rank cannot come to the point, the comparison finds that, and the wait ends with an error.
-
-A rank that is blocked in a collective, in C++, cannot raise. If the failed rank's process ends, the
-collective fails, and `Lockstep.explained` names the failed rank. Otherwise the thread ends the
-blocked process after `GRACE_S`.
 """
 
 from __future__ import annotations
@@ -32,9 +51,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch.distributed import DistError
 
-from paceline.core import lockstep
+from paceline.core import rank_progress
 from paceline.core.errors import PacelineError
-from paceline.core.lockstep import RankProgress
+from paceline.core.rank_progress import RankProgress
 from paceline.train.feature import Feature
 from paceline.train.meeting import place
 from paceline.train.parts import Step
@@ -60,7 +79,7 @@ _SEARCH_S = 0.05
 # The longest search for the failed rank after a collective failed, and after this rank raised.
 _EXPLAIN_S = 8.0
 _NAMED_S = 0.5
-# A process that has not published for this long is gone, or its node is.
+# A process that has not published for this long is gone, or its node is. Judged in `_missing` only.
 _SILENT_S = 4.0
 # At most this many skipped steps are logged.
 _MOST_SKIPS = 5
@@ -70,8 +89,8 @@ _DECODER = msgspec.msgpack.Decoder(RankProgress)
 _NAMESPACE = Path("/proc/self/ns/pid")
 
 
-class Lockstep(Feature):
-    """Thread that keeps one rank in step with the others; there are several ranks.
+class RankMonitor(Feature):
+    """Thread that compares one rank with the others; there are several ranks.
 
     All methods are for the training thread. `begin_step`, `end_turn`, `end_epoch` and a model's
     reductions raise a PacelineError if ranks are out of step.
@@ -97,7 +116,7 @@ class Lockstep(Feature):
         self._explaining = False
         self._closing = False
         # The store has ended.
-        self._lost = False
+        self._store_ended = False
         # The attributes below belong to the thread.
         # The point at which this rank is counted.
         self._counted: str | None = None
@@ -124,7 +143,7 @@ class Lockstep(Feature):
         self._thread = threading.Thread(
             target=self._run,
             args=(self._state.meeting.store,),
-            name="paceline-lockstep",
+            name="paceline-rank-monitor",
             daemon=True,
         )
         self._thread.start()
@@ -204,7 +223,7 @@ class Lockstep(Feature):
             self._explaining = False
         if self._failure is not None:
             return PacelineError(self._failure)
-        if self._lost:
+        if self._store_ended:
             return PacelineError(self._without_store())
         return PacelineError(f"the exchange with other ranks failed: {error}")
 
@@ -234,7 +253,7 @@ class Lockstep(Feature):
         )
 
     def _is_over(self) -> bool:
-        return self._failure is not None or self._lost
+        return self._failure is not None or self._store_ended
 
     def _refuse(self) -> None:
         if self._failure is not None:
@@ -249,7 +268,7 @@ class Lockstep(Feature):
                 self._changed.wait(1.0)
             self._point = None
         self._refuse()
-        if self._lost:
+        if self._store_ended:
             raise PacelineError(self._without_store())
 
     # The thread.
@@ -275,7 +294,7 @@ class Lockstep(Feature):
             self._publish(store)
         except DistError as error:
             logger.debug("the ranks' store has ended: %s", error)
-            self._lost = True
+            self._store_ended = True
             with self._changed:
                 self._changed.notify_all()
             # At the end of the last epoch, rank 0 may just have been quicker than this rank.
@@ -351,7 +370,7 @@ class Lockstep(Feature):
         for rank, progress in of.items():
             if self._beats.get(rank, (-1, 0.0))[0] != progress.beat:
                 self._beats[rank] = progress.beat, now
-        failure = lockstep.conflict(of)
+        failure = rank_progress.conflict(of)
         if failure is None:
             failure = self._dead(of) or (self._missing(of, now) if self._explaining else None)
         if failure is not None:
@@ -366,7 +385,7 @@ class Lockstep(Feature):
             here = progress.place == self._progress.place and not progress.closed
             needed = progress.in_loop or newest > progress.epoch
             if here and needed and not _is_alive(progress.process):
-                where = lockstep.described(rank, progress)
+                where = rank_progress.described(rank, progress)
                 return f"rank {rank} failed: its process has ended; last seen: {where}"
         return None
 
@@ -378,7 +397,7 @@ class Lockstep(Feature):
             if progress.departures and not progress.in_loop:
                 how = "an error ended" if progress.departures[-1].raised else "it left"
                 return f"rank {rank} failed: {how} its loop in step {progress.step}"
-            where = lockstep.described(rank, progress)
+            where = rank_progress.described(rank, progress)
             ended = progress.place == self._progress.place and not _is_alive(progress.process)
             if progress.closed and ended:
                 return f"rank {rank} has ended before the others: {where}"
@@ -391,7 +410,7 @@ class Lockstep(Feature):
         return None
 
     def _note(self, store: Store, of: dict[int, RankProgress]) -> None:
-        for rank, step in lockstep.skips(of):
+        for rank, step in rank_progress.skips(of):
             seen = sum(isinstance(noted, tuple) for noted in self._noted)
             if (rank, step) not in self._noted and seen < _MOST_SKIPS:
                 self._noted.add((rank, step))
@@ -400,7 +419,7 @@ class Lockstep(Feature):
                     f"rank {rank} ran no backward pass in step {step}, but other ranks did: its "
                     "batch of that step has no effect",
                 )
-        late = lockstep.laggards(of, _WAITS, LONG_S)
+        late = rank_progress.laggards(of, _WAITS, LONG_S)
         missing = [rank for rank in range(self._world) if rank not in of]
         if missing and not late and any(progress.since_s >= LONG_S for progress in of.values()):
             late = missing
@@ -410,7 +429,7 @@ class Lockstep(Feature):
         if steps in self._noted:
             return
         self._noted.add(steps)
-        names = [lockstep.described(rank, of.get(rank, RankProgress())) for rank in late]
+        names = [rank_progress.described(rank, of.get(rank, RankProgress())) for rank in late]
         self._store_note(
             store,
             f"the other ranks have been waiting for {LONG_S:.0f} s: {'; '.join(names[:8])} "
@@ -440,7 +459,7 @@ class Lockstep(Feature):
 
 
 def _key(name: str) -> str:
-    return f"lockstep/{name}"
+    return f"rank-monitor/{name}"
 
 
 def _namespace() -> str:

@@ -1,11 +1,11 @@
-"""Views: the data that a page draws for a range of steps, small for any length and any world size.
+"""Data that a page's charts draw for a range of steps, small for any length and any world size.
 
 A view has at most 512 columns of steps and at most 256 rows of ranks. Every column keeps the
 greatest value of its steps and ranks, so no spike is lost. The database combines steps, using
 roll-ups where they exist. The heat map is encoded as one byte per cell, and numbers are rounded to
 the precision that a chart needs.
 
-    view = views.view(connection, key, world=1024, span=(None, None))
+    view = chart_views.view(connection, key, world=1024, span=(None, None))
 """
 
 from __future__ import annotations

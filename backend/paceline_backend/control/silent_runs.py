@@ -1,7 +1,7 @@
-"""Failing of silent runs, from which telemetry has stopped arriving.
+"""Failing of silent runs, and of silent nodes of runs, from which nothing arrives any longer.
 
-The worker calls `Sweep.look` every `LOOK_S` seconds. It must not fail a run only because the server
-itself was suspended, the bus was unavailable or ingest was behind.
+The worker calls `SilentRuns.look` every `LOOK_S` seconds. It must not fail a run only because the
+server itself was suspended, the bus was unavailable or ingest was behind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NEVER_S = 30 * 86_400.0
 _BACKLOG = 1_000  # entries
 
 
-class Sweep:
+class SilentRuns:
     """Checker that fails runs, and nodes of runs, that have been silent for too long.
 
     Wall clocks are not used, because they can be set: a run is silent for as long as consecutive
