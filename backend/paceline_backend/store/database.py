@@ -31,7 +31,8 @@ Connection = sa.Connection
 
 _BUSY_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5
-# Names of execution options: the transaction writes; how long it may wait for other writers.
+# Names of execution options: whether the transaction writes, and how long it may wait for other
+# writers.
 _WRITES, _WAIT_S = "paceline_writes", "paceline_wait_s"
 
 
@@ -225,9 +226,9 @@ def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgr
 
 
 def in_chunks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """Yield all items in order, in chunks of a few fixed sizes; so few statements are prepared.
+    """Yield all items in order, in chunks of a few fixed sizes, so that few statements differ.
 
-    `sizes` is descending; the last is 1.
+    `sizes` is descending; the last size is 1.
     """
     done = 0
     for size in sizes:

@@ -76,10 +76,10 @@ def order_anew(
 ) -> None:
     """Request jobs for a run that was resumed on the engine that its row names.
 
-    Revoke the token of earlier jobs' nodes.
+    Revoke the token that the nodes of earlier jobs used.
 
     Labels of jobs are never reused, even if the run was elsewhere in between: each launch has
-    attempt numbers of its own, so its first attempt can serve as the number of the launch.
+    attempt numbers of its own, so its first attempt number serves as the number of the launch.
     """
     tokens.revoke_of_run(connection, run)
     query = sa.select(runs.c.backend, runs.c.backend_jobs).where(runs.c.id == run)
@@ -204,7 +204,7 @@ def replaced(connection: Connection, run: str) -> list[str]:
 
 
 def awaited(connection: Connection, run: str) -> list[str]:
-    """Return the same as `replaced`, but nothing for a run that has ended or is on no engine."""
+    """Return the same as `replaced`, but an empty list if the run has ended or is on no engine."""
     query = sa.select(runs.c.backend_jobs).where(runs.c.id == run, runs.c.state.in_(ACTIVE))
     asked = connection.execute(query).scalar()
     return list((asked or {}).get("replaces", {}).values())
@@ -268,14 +268,14 @@ def queue(connection: Connection, run: EngineRun, why: str) -> bool:
 
 
 def admit(connection: Connection, run: str) -> None:
-    """Record that a node of a run has come: the run leaves the queue, and heartbeats are due."""
+    """Record that a node has joined a run: the run leaves the queue, and its silence counts."""
     c = runs.c
     query = sa.update(runs).where(c.id == run, c.state.in_(WAITING))
     connection.execute(query.values(message=None, seen_at=time.time()))
 
 
 def take(connection: Connection, run: str, node: str) -> bool:
-    """Assign a node to a run on a single node; return False if the run has another one."""
+    """Assign a node to a run on a single node; return False if the run has another node."""
     c = runs.c
     free = c.node.is_(None) | (c.node == node)
     query = sa.update(runs).where(c.id == run, free).values(node=node)
@@ -290,7 +290,7 @@ def token(store: Store, run: EngineRun) -> str:
 def explain(connection: Connection, run: EngineRun, words: str) -> bool:
     """Append to a run's message how its job ended; return False if a user requested the end.
 
-    The nodes know only that they were ended. If the script failed, its own message stays.
+    The nodes can report only that something ended them. If the script failed, its message stays.
     """
     if stop_asked(connection, run.id):
         return False

@@ -26,12 +26,13 @@ from paceline_backend.store.segments import SHOWN
 
 joined = worker_steps.outerjoin(steps, of_same_step)
 
-# In a larger world only every k-th rank is shown, because a chart cannot show more.
+# Maximum number of ranks in one result, because a chart cannot show more. In a larger world, only
+# every k-th rank is shown.
 _SHOWN_RANKS = 1_024
 # Maximum number of ranks × steps in one result for a large world.
 _SHOWN_CELLS = 250_000
 
-# First and last step, both included. None: open.
+# First and last step, both included. None: no bound.
 Range = tuple[int | None, int | None]
 PHASES = ("data_s", "compute_s", "wait_s", "reduce_s", "rest_s")
 # An empty range of steps.
@@ -84,7 +85,7 @@ def worker_step_columns(
     """Return each rank's steps as ``name[rank][step]`` (None: no record), like `step_columns`.
 
     Args:
-        connection: to read from.
+        connection: connection to read from.
         run: key of the run.
         span: first and last step.
         points: maximum number of steps or buckets.

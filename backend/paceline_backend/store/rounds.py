@@ -23,7 +23,7 @@ _Plan = tuple[int, str, str]
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Return the durations in seconds of the newest `limit` rounds of some segments, by rank."""
+    """Return the durations in seconds of at most `limit` rounds, by rank and newest first."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
@@ -32,7 +32,7 @@ def newest_reduced_s(
 
 
 def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[dict[str, Any]]:
-    """Return the last `limit` rounds in a range of steps, in order, like `wire.RoundRecord`."""
+    """Return the last `limit` rounds in a range of steps, oldest first, like `wire.RoundRecord`."""
     c = rounds.c
     query = (
         sa.select(*(c[name] for name in RoundRecord.__struct_fields__))
@@ -85,7 +85,7 @@ class _Sums:
     reduced_s: float = 0.0
     copied_s: float = 0.0
     bytes: int = 0
-    # Stretch → Unix time.
+    # Number of a stretch → Unix time of its start, and of its end.
     began: dict[int, float] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
 

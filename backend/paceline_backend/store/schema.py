@@ -1,8 +1,8 @@
 """Tables, declared once for SQLite and Postgres. migrations/ must reproduce them exactly.
 
 In this order: tables of the control plane itself, of nodes, of runs and their launches, of the
-telemetry of ranks, sums of it, findings about runs, and alerts. Rows of a run are deleted with it,
-except where `run` is a public id: these rows outlive the run.
+telemetry of ranks, of sums of telemetry, of findings about runs, and of alerts. Rows of a run are
+deleted with the run, except where `run` is a public id: these rows outlive the run.
 
 A column without a comment has the meaning of the message field or REST field of the same name.
 Times are Unix times in seconds. Columns with the suffix `_s` are durations in seconds.
@@ -235,7 +235,7 @@ runs = Table(
     # Ranks on each node.
     Column("nproc", Integer, nullable=False),
     Column("max_restarts", Integer, nullable=False),
-    # In force or requested last.
+    # The policy in force, or the one that was requested last.
     Column("policy", Text, nullable=False),
     # Policy version: increases by 1 with each switch.
     Column("version", Integer, nullable=False),
@@ -244,7 +244,7 @@ runs = Table(
     Column("ended_at", Double),
     # When a message of the run was last stored, by the clock of the process that stored it.
     Column("seen_at", Double),
-    # Whether its end is only assumed because no messages arrive. A later message revives the run.
+    # Whether the run's end is only assumed, because no messages arrive. A later message revives it.
     Column("lost", Boolean),
     Column("exit_code", Integer),
     Column("message", Text),
@@ -265,7 +265,7 @@ runs = Table(
     Column("first_attempt", Integer, nullable=False, server_default="0"),
     # One more than the highest known attempt.
     Column("attempts", Integer, nullable=False, server_default="0"),
-    # Since then its rows are being deleted, and the run is hidden.
+    # Time since which the run is hidden and its rows are being deleted. NULL: it is kept.
     Column("pruned_at", Double),
     # Whether it has its own user and stream on the bus, so that nobody else can send its messages.
     Column("signed", Boolean, nullable=False, server_default=false()),
@@ -273,7 +273,7 @@ runs = Table(
     Column("nodes_max", Integer, nullable=False, server_default="1"),
     # For several nodes: phase of the rendezvous of their launchers, see `wire.states.Rendezvous`.
     Column("rendezvous", Text, nullable=False, server_default="waiting"),
-    # Where it is, "address:port". NULL unless the phase is `ready`.
+    # Address of the rendezvous, "address:port". NULL unless the phase is `ready`.
     Column("rendezvous_address", Text),
     # Number of nodes that are held back as spares while the run trains, and whether a node that a
     # verdict names slow is replaced by one of them automatically.
@@ -339,7 +339,7 @@ run_nodes = Table(
     Column("attempt", Integer, nullable=False),
     Column("exit_code", Integer),
     Column("message", Text),
-    # Where the node would serve the rendezvous. NULL until it reports that.
+    # Address at which the node could serve the rendezvous. NULL until the node reports it.
     Column("address", Text),
     Column("port", Integer),
     Column("launched_at", Double, nullable=False),
@@ -447,16 +447,16 @@ steps = Table(
     Column("compute_min", Double, nullable=False),
     Column("compute_max", Double, nullable=False),
     Column("compute_sum", Double, nullable=False),
-    # Communication: the last rank to arrive does not wait.
+    # Minimum over ranks: the duration of the communication, because the last rank does not wait.
     Column("sync_min", Double, nullable=False),
-    # Mean over ranks.
+    # Mean step time over ranks.
     Column("step_s", Double, nullable=False),
     # Σ |ETT − T| / T over ranks with an ETT.
     Column("ett_error_sum", Double),
     Column("ett_count", Integer, nullable=False),
     # Loss of the global batch, weighted as the gradients are.
     Column("loss", Double),
-    # The end of the last rank.
+    # The end of the step on the last rank.
     Column("ended_at", Double, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -488,7 +488,7 @@ segments = Table(
     # Why ranks all-reduced gradients in spite of the synchroniser. Empty: they did not, or it is
     # unknown.
     Column("fallback", Text, nullable=False, server_default=""),
-    # The part of `moved` that changes to another node.
+    # Number of the samples in `moved` that change to another node.
     Column("across", Integer, nullable=False, server_default="0"),
     Index("ix_segments_run_first_step", "run", "first_step"),
     # Segments that no controller planned; the index avoids reading the bodies in between.
@@ -613,7 +613,7 @@ worker_metrics = Table(
     sqlite_with_rowid=False,
 )
 
-# The same for the global batch: means over ranks by their weights.
+# Metrics of the global batch: means over ranks, weighted by `worker_metrics.weight`.
 step_metrics = Table(
     "step_metrics",
     metadata,
@@ -624,7 +624,7 @@ step_metrics = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per metric of an evaluation and rank that counts.
+# One row per evaluation, metric and rank, for the ranks whose values count.
 evaluations = Table(
     "evaluations",
     metadata,

@@ -27,9 +27,9 @@ from paceline_backend.store.schema import tokens
 
 Scope = Literal["viewer", "operator", "agent", "admin"]
 
-# A login link can be used for this long.
+# Lifetime of a login link.
 LINK_S = 600.0
-# A browser stays logged in for this long.
+# Lifetime of a browser's login.
 BROWSER_S = 30 * 24 * 3600.0
 PREFIX = "pl"
 # Key in the table `meta` for the id of the server's own token.
@@ -57,7 +57,7 @@ class Holder:
     """Identity and rights of a token or browser, as the check of a request returns them.
 
     Args:
-        id: of the row.
+        id: id of the row.
         name: the token's name.
         scope: what the token allows.
         used_at: Unix time of the last use; None: never used.

@@ -35,18 +35,18 @@ LINES = 16
 _SHOWN = ("compute_s", "ett_s", "share")
 # Maximum number of records that are read individually where roll-ups can avoid it.
 _MOST_SINGLE = 200_000
-# The same for the first response of a page, because the first charts wait for it.
+# Maximum number of such records for the first response of a page, which delays the first charts.
 _MOST_NEWEST = 80_000
-# Minimum number of steps with a column of their own, for any number of ranks.
+# Minimum number of newest steps that each have a column of their own, for any number of ranks.
 _LEAST_SHOWN = 20
-# With fewer blocks than this, columns of a block each would show too little.
+# Minimum number of blocks for a view with one column per block; fewer columns show too little.
 _FEW_BLOCKS = 4
 
 Floats = npt.NDArray[np.float64]
 
 # Maximum number of rows of a heat map.
 _ROWS = 256
-# Steps of the scale from the minimum to the maximum; code 0 means unknown.
+# Number of steps of the scale from the minimum to the maximum; code 0 means unknown.
 _CODES = 254
 
 _COMPUTE = (("compute_p10", 0.1), ("compute_p50", 0.5), ("compute_p90", 0.9))

@@ -21,7 +21,8 @@ from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import RunNode
 from paceline_backend.store.telemetry import several
 
-# Not with every batch, because SQLite reads and compares the whole row to write it.
+# Minimum interval between two updates of a run's `seen_at`. It is not updated with every batch,
+# because SQLite reads and compares the whole row to write it.
 _SEEN_EVERY_S = 2.0
 
 
@@ -182,7 +183,7 @@ class LockedRun:
 
     def _advance(self, state: State) -> None:
         if self.state == State.QUEUED:
-            # The message was the reason for waiting in the queue.
+            # Remove the run's message, which was the reason for waiting in the queue.
             self.set(message=None)
         self.set(state=state)
 

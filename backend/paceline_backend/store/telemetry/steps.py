@@ -22,8 +22,8 @@ from paceline_backend.store.telemetry.validation import STEPS
 _ALL_STEPS = range(2**62)
 # Runs with at least this many ranks first check which steps are complete.
 _MANY = 64
-# Numbers of steps that one query asks for. There are few, because databases cache prepared
-# statements by their text.
+# Possible numbers of steps in one query. There are few different numbers, because databases cache
+# prepared statements by their text.
 _CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)
@@ -185,7 +185,7 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 
 
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
-    """Return the complete steps among the touched ones, by key, for runs with many ranks.
+    """Return the complete steps among the touched ones, by key of the run, for large runs.
 
     A batch has a few rows of a step of such a run, and counting a step's rows is much faster than
     summing them up.

@@ -5,9 +5,9 @@ check covers the file, the revision, and whether roll-ups match the steps.
 
 Keys, passwords on the bus and cookies are derived from the secret. `paceline db rotate-secret`
 replaces it while no server runs. Agents keep their tokens, which are stored as hashes and do not
-depend on the secret, and get new keys with them. Tokens that depend on the secret, the server's own
-and those of runs, are revoked here. The worker process sets the new passwords on the bus, and
-closes connections that used the old ones.
+depend on the secret, and use them to get new keys. Two kinds of tokens depend on the secret and are
+revoked here: the server's own token, and the tokens of runs. The worker process sets the new
+passwords on the bus, and closes connections that used the old ones.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _untrue(connection: sa.Connection) -> Iterator[str]:
 
 
 def active_runs(connection: Connection) -> list[str]:
-    """Return the runs that would lose the server, because their ranks keep their old keys."""
+    """Return the runs that a new secret would disconnect, because ranks keep their old keys."""
     query = sa.select(runs.c.id).where(runs.c.state.not_in(ENDED)).order_by(runs.c.key)
     return list(connection.execute(query).scalars())
 

@@ -19,14 +19,14 @@ from paceline_backend.store import tokens
 from paceline_backend.store.database import Store
 from paceline_backend.store.schema import leases, metadata, runs
 
-# Rows that one transaction deletes.
+# Maximum number of rows that one transaction deletes.
 _ROWS = 2_000
 # The same for tables with long rows.
 _LONG_ROWS = 50
 _DAY_S = 86_400.0
 # Bytes of a row in Postgres besides its values: headers, and the entry in the primary key.
 _ENTRY_BYTES = 60
-# Rows from which the mean length of a table's rows is estimated.
+# Number of rows from which the mean length of a table's rows is estimated.
 _SAMPLE = 500
 
 
