@@ -48,11 +48,11 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_S = 0.25
 _RETRY_S = 0.5
-# Few entries per read, because each can hold megabytes.
+# Maximum number of entries per read. It is low, because each entry can hold megabytes.
 _READ = 20
 # Pause before a controller that failed restarts.
 _AGAIN_S = 5.0
-# Maximum characters of a logged reason, and maximum number of logged reasons of a run.
+# Maximum number of characters of a logged reason, and of logged reasons of a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
 # Minimum pause before planning the same segment again, in multiples of the last planning time.
 _SPARE = 5.0
@@ -267,7 +267,7 @@ class Controller:
             state.forget_memory()
             self._offered = basis
             return
-        # Includes the wait for the turn, so that each run is planned less often if there are many.
+        # The time includes the wait for the turn, so that each of many runs is planned less often.
         self._plan_s = (self._plan_s[1], time.monotonic() - asked_at)
         # The lease may have expired while the policy planned.
         if not self._lease.held():

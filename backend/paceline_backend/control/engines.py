@@ -50,13 +50,13 @@ from paceline_backend.store.nodes.cordons import Word
 
 log = logging.getLogger(__name__)
 
-# When a worker is killed, another takes over its runs on engines after this time.
+# Time after which another worker takes over the runs on engines of a worker that was killed.
 LEASE_S = 10.0
 # Interval at which an engine is queried. Jobs to submit cause a query at once.
 _LOOK_S = 3.0
-# Reports from the nodes of an ended job may take this long to arrive.
+# Maximum time until reports from the nodes of an ended job have arrived.
 _SETTLE_S = 5.0
-# Time for the nodes of an ended run to leave on their own.
+# Time in which the nodes of an ended run can leave before their jobs are stopped.
 _DELIVER_S = 20.0
 
 
@@ -76,7 +76,7 @@ class Engines:
         self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
         # By engine: time of the next query.
         self._look_at: dict[str, float] = {}
-        # By engine, by engine and kind of work (cordons, leftovers), and by run.
+        # Outages, by engine, by engine and kind of work (cordons, leftovers), or by run.
         self._outages: dict[str, Outage] = {}
 
     def keep_claims(self) -> None:
@@ -243,12 +243,12 @@ class Attendant:
         # By run: time since which its jobs or the run itself have ended, and the time of the run's
         # last message by then.
         self._since: dict[str, tuple[float, object]] = {}
-        # By run that this worker has seen active, and whose jobs it has not stopped since: the
-        # parts whose jobs the engine listed last.
+        # By run: the parts whose jobs the engine listed last. Only runs that this worker has seen
+        # active, and whose jobs it has not stopped since.
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Forget runs that need no more attention. Must be called in every round."""
+        """Forget runs that need no more attention. Must be called in each `Engines.look`."""
         self._listened()
         self._since = {run: since for run, since in self._since.items() if run in ids}
         self._last = {run: parts for run, parts in self._last.items() if run in ids}
@@ -495,7 +495,7 @@ def telling(
     """Return the job whose end explains the end of a run, or None if the engine has forgotten it.
 
     `by_part` are the jobs that the engine still lists. `last` are the parts whose jobs ended last;
-    a cancelled job among them takes precedence. It is empty if no worker has observed that.
+    a cancelled job among them takes precedence. `last` is empty if no worker has observed the end.
     """
     parts = sorted(last or run.jobs, key=int)
     known = [by_part[part] for part in parts if part in by_part]
@@ -541,7 +541,7 @@ class EngineClaims:
         self._store = store
         self._owner = owner
         self._lock = threading.Lock()
-        # By public id of the run.
+        # Leases by public id of the run.
         self._held: dict[str, Lease] = {}
         # Claims held since before the engine was queried.
         self._before: dict[str, Lease] = {}

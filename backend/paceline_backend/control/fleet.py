@@ -1,7 +1,7 @@
 """Stored verdicts and progress of all active runs, for the fleet page.
 
 Each worker calls `FleetWatch.look` every few seconds, but only the worker that holds the lease
-acts.
+updates them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ COVERAGE_S = 60.0
 KEEP_S = 400 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
-# A verdict's row ends after this many times the pause between two verdicts without another one.
+# A verdict's row ends if no other verdict follows within this multiple of the pause between two
+# verdicts.
 _GAPS = 12
 # Minimum time without a new step after which a verdict is no longer extended.
 _OVERDUE_S = 600.0
 # Maximum fraction of this process's time that the verdicts of a run take.
 _SHARE = 0.05
-# Maximum time of the verdicts of one round, unless a single verdict takes longer.
+# Maximum time in seconds for the verdicts of one `look`, unless a single verdict takes longer.
 _TURN_S = 1.0
 
 
@@ -49,7 +50,7 @@ class _Judged:
     place: tuple[int, int] = (-1, -1)
     # Earliest time of the next verdict. If no step is new by then, this verdict is extended.
     due_at: float = 0.0
-    # Longest time for which the verdict lasts without another one.
+    # Longest time for which the verdict lasts if no other verdict follows.
     gap_s: float = 0.0
     # Time after which the verdict is no longer extended without a new step.
     overdue_at: float = 0.0
@@ -65,7 +66,7 @@ class FleetWatch:
         self._owner = owner
         self._clock = clock
         self._forget_at = clock()
-        # By key of the run.
+        # Last verdicts, by key of the run.
         self._judged: dict[int, _Judged] = {}
         # By key of the run: time of the next check of its coverage.
         self._covered: dict[int, float] = {}

@@ -30,9 +30,9 @@ from paceline_backend.store import Store, StoreError, telemetry
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.telemetry.writers import Owner
 
-# Maximum delay until streams of nodes and runs with new credentials are read.
+# Maximum delay until ingest reads the streams of nodes and runs with new credentials.
 REFRESH_S = 0.5
-# Maximum of a message that is not a batch of records, without its arrays of samples.
+# Maximum size of a message that is not a batch of records, without its arrays of samples.
 _MOST_PLAIN = 2**20  # bytes
 
 

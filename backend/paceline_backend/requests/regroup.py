@@ -2,8 +2,8 @@
 
 Each public function is a step, in this order: `begin`, `end_launch`, `regroup`, `launch`. Each step
 records its result in the database, as a phase of the run's `Rendezvous`. If a worker is killed in
-between, the next round of `control.multi_node` does the next step. A run whose nodes all ended with
-the rendezvous, and which must not restart, is ended by `settle`.
+between, `control.multi_node` does the next step when it is called again. If all nodes of a run
+ended with the rendezvous and the run must not restart, `settle` ends the run.
 
 All functions raise `StoreError` if the database fails, and those with a `bus` parameter
 `redis.RedisError` if the bus is unavailable.

@@ -1,4 +1,4 @@
-"""Resume of a run that failed or was stopped, as before or elsewhere.
+"""Resume of a run that failed or was stopped, with the same settings or elsewhere.
 
 `resume` makes an ended run pending again, with a new attempt. `Elsewhere` names what changes: the
 training backend, or the numbers of nodes and ranks. A run that was recorded and could not be
