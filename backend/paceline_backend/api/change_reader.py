@@ -54,7 +54,7 @@ class PendingEvent:
         self._news = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Merge an event into the pending one, if any. The earlier step of the two is kept."""
+        """Merge an event into the pending event, if any, and keep the earlier of the two steps."""
         before = None if self._event is None else self._event["step"]
         self._event = {**event, "step": _earlier(before, event["step"])}
         self._news.set()
@@ -89,7 +89,7 @@ class ChangeReader:
         self._client: redis.asyncio.Redis | None = None
         # Run → its followers.
         self._followers: dict[str, set[PendingEvent]] = {}
-        # Followers have got events for all entries up to this one.
+        # Last entry on the bus for which followers have got their events.
         self._position: bytes | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -130,7 +130,7 @@ class ChangeReader:
         follower = PendingEvent()
         self._followers.setdefault(run, set()).add(follower)
         if self._task is None or self._task.done():
-            # The reader was stopped, so its knowledge about the bus is outdated.
+            # The reader was stopped, so its state of the bus is outdated.
             self._bus_away = False
             self._position = None
             self._task = asyncio.create_task(self._run())

@@ -1,4 +1,4 @@
-"""REST: past and present runs: their list, their tags and notes, and sums over them.
+"""REST: past and present runs: the list of runs, their tags and notes, and sums over runs.
 
 `Filter` selects runs by query parameters, for the list as well as for the sums. `details` has what
 is stored about one run, `export` its tables as files, and `compare` puts runs side by side.

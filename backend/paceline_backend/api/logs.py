@@ -371,14 +371,14 @@ class Follow:
         return {"rank": self._wanted.rank, "output": output, **asdict(part)}
 
     def _trouble(self, error: Exception) -> bytes:
-        """Return an event that reports a problem, once. A log that does not exist yet is none."""
+        """Return an event that reports a problem, once. A log that does not exist is no problem."""
         if isinstance(error, ProblemError) and error.status is HTTPStatus.NOT_FOUND:
             return b""
         words, self._problem = self._problem, str(error)
         return b"" if words == self._problem else encoded({"type": "problem", "detail": str(error)})
 
     async def _rest(self) -> None:
-        """Pause, longer the longer the log has not grown. Return at once if it has more text."""
+        """Pause; the pause grows while the log does not. Return at once if there is more text."""
         if self._more:
             self._more = False
             return

@@ -170,12 +170,14 @@ class Attempt(BaseModel):
 
     attempt: int = Field(examples=[1])
     started_at: float = Field(examples=[1767225700.0])
-    step: int = Field(description="its first step", examples=[40])
+    step: int = Field(description="first step of the attempt", examples=[40])
     reached: int = Field(
         description="one past the last step that earlier attempts had reported by then",
         examples=[47],
     )
-    again: int = Field(description="number of steps that it repeats: `step` … `reached` − 1")
+    again: int = Field(
+        description="number of steps that the attempt repeats: `step` … `reached` − 1"
+    )
 
 
 class RunSession(BaseModel):

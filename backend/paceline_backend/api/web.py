@@ -1,4 +1,4 @@
-"""The web process: `paceline server` forks it, and `paceline server --only web` is it."""
+"""The web process, which `paceline server` forks, or `paceline server --only web` runs alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
-# Time for requests in progress at shutdown. Event streams end automatically.
+# Maximum time for requests in progress at shutdown. Event streams end automatically.
 _GRACE_S = 5  # seconds
 
 

@@ -86,7 +86,7 @@ class ServerTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """Protection of the server and its bus from clients, and proxies in front of it."""
+    """Protection of the server and its bus from clients, and proxies in front of the server."""
 
     max_body_bytes: Annotated[
         int,

@@ -31,7 +31,7 @@ _AGAIN_S = 8.0
 class Enlisted:
     """Decision about a node that asks to take part in a run."""
 
-    state: State = Field(description="of the run", examples=["queued"])
+    state: State = Field(description="state of the run", examples=["queued"])
     needed: bool = Field(description="false: the node can exit", examples=[True])
     message: str = Field(description="why the node can exit", examples=[""])
 

@@ -142,7 +142,7 @@ class EmbeddedBus:
             while self._process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()
-                    # Another program's server may have the port. The embedded one ends then.
+                    # Another program's server may use the port. Then the embedded server ends.
                     if client.info("server")["process_id"] == self._process.pid:
                         return self
                 except redis.RedisError:

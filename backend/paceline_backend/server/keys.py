@@ -16,8 +16,8 @@ from types import MappingProxyType
 class Keys:
     """Keys and passwords of nodes, runs and webhooks.
 
-    `secret` is that of the control plane (`store.meta.secret`); `seeds` maps nodes to seeds
-    (`store.nodes.seeds`). No node has ever received a key without a seed.
+    `secret` is the control plane's secret (`store.meta.secret`); `seeds` maps nodes to seeds
+    (`store.nodes.seeds`). A node without a seed has never received a key.
     """
 
     secret: bytes = field(repr=False)

@@ -54,14 +54,15 @@ class Stack:
         # Further variables for the agent and its runs.
         self.agent_env: dict[str, str] = {}
         self._client: Client | None = None
-        # Name → size of its log when its process started.
+        # Name of a child → size of its log when its process started.
         self._said_before: dict[str, int] = {}  # bytes
 
     def start(self) -> Stack:
-        """Start both, and wait until the server is ready and the agent is registered.
+        """Start server and agent; wait until the server is ready and the agent is registered.
 
         Raises:
-            PacelineError: one of them ended or did not become ready; with the end of its log.
+            PacelineError: server or agent ended, or did not become ready. The message has the end
+                of its log.
         """
         try:
             self.data.mkdir(0o700, parents=True, exist_ok=True)

@@ -188,7 +188,7 @@ class _Child:
             log.warning("%s ended with code %d: restarting in %.1f s", self.name, code, pause)
         if self.process is None and now >= self.not_before:
             self.started = now
-            # A signal that arrives before the child has its own handlers waits until then.
+            # Block signals until the child has its own handlers; a signal before stays pending.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self.process = _fork.Process(target=self._work, name=f"paceline-{self.name}")

@@ -26,7 +26,7 @@ from paceline.core.version import __version__
 log = logging.getLogger(__name__)
 
 _HTTP = "http/protobuf"
-# Protocol → name of the exporter's entry point.
+# Protocol of an exporter → name of the exporter's entry point.
 _EXPORTERS = {_HTTP: "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 

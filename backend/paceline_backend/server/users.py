@@ -1,6 +1,6 @@
 """Users of the bus, which restrict each node and each run to its own streams.
 
-They are the access control list (ACL) of the bus. A bus forgets them when it restarts, so the
+The users form the access control list (ACL) of the bus. A bus forgets them when it restarts, so the
 worker creates missing users again. If the bus does not let the control plane create users, nodes
 and runs get no credentials, unless the server was started with ``--share-bus-password``: then they
 get the URL of the control plane itself.
@@ -160,7 +160,7 @@ def _make(
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
             if info and f"+{_SET_INFO}" in str(answer):
                 return _make(client, users, off, info=False)
-            # Cut the command off, because it contains digests of passwords.
+            # Leave out the command in the error message, because it has digests of passwords.
             return str(answer).rpartition("caused error: ")[2]
         if isinstance(answer, Exception):
             raise answer
