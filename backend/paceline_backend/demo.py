@@ -185,7 +185,7 @@ def print_report(figures: Mapping[str, Any]) -> None:
 def _slowdowns(text: str) -> list[float]:
     from paceline.node.starting import foreground
 
-    # This call raises an error if the text is not a list of factors.
+    # Parsing raises an error if the text is not a list of factors.
     emulated = foreground.emulation(text, 1.0, 0.0, None)
     return emulated["a_s"]
 

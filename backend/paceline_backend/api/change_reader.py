@@ -78,7 +78,7 @@ class PendingEvent:
 
 
 class ChangeReader:
-    """Reader of the stream of changes. It runs while clients follow a run.
+    """Reader of the stream of changes, which works while clients follow a run.
 
     `tell` and `tell_end` raise `StoreUnavailableError` while the database is away.
     """

@@ -189,7 +189,7 @@ def install(app: FastAPI) -> None:
             HTTPStatus.INTERNAL_SERVER_ERROR,
             f"{type(error).__name__}: internal error of the server; see the server's log",
         )
-        # This response bypasses the middleware that sets the headers of all others.
+        # This response bypasses the middleware that sets the headers of all other responses.
         response.headers.update(security_headers(request.scope))
         return response
 

@@ -122,7 +122,7 @@ class _TokenCheck:
 class Rights:
     """Check of the tokens of open streams, once per token every `CHECK_S` seconds.
 
-    `holds` returns whether a token is still valid, by its ID. It is called in a thread.
+    `holds` is called in a thread, and returns whether the token with an ID is still valid.
     """
 
     def __init__(self, holds: Callable[[str], bool]) -> None:

@@ -1,9 +1,10 @@
 """REST: evidence about a run: who slows it down, and what its ranks wait for.
 
 The verdict names the causes of lost time with their costs, and the attribution divides the waiting
-of ranks among its causes. Both judge the same steps (`judged`), and their results are reused for
-some seconds. The timeline shows the phases of ranks within a few steps. If the run hangs, `hang`
-names the ranks that make no progress, and `stacks` shows where in the script they are.
+of ranks among its causes. Verdict and attribution use the same steps (`judged`), and their results
+are reused for some seconds. The timeline shows the phases of ranks within a few steps. If the run
+hangs, `hang` names the ranks that make no progress, and `stacks` shows where in the script they
+are.
 """
 
 from __future__ import annotations

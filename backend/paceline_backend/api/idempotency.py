@@ -1,11 +1,11 @@
 """`Idempotency-Key`: a client can repeat a POST without making its change twice.
 
-`Repeats` is ASGI middleware around all routes, behind the guard. It executes the first request with
-a key and stores the response. A later request with the same key from the same requester gets the
-stored response, and no route runs. If the first request was refused or failed before it committed
-anything, the client may repeat it with the same key. If it failed after a commit, it is never
-executed again: the response asks the client to read what has changed. Requests without the header
-pass unchanged.
+`Repeats` is ASGI middleware around all routes, behind the guard. `Repeats` executes the first
+request with a key and stores the response. A later request with the same key from the same
+requester gets the stored response, and no route runs. If the first request was refused or failed
+before it committed anything, the client may repeat it with the same key. If it failed after a
+commit, it is never executed again: the response asks the client to read what has changed. Requests
+without the header pass unchanged.
 """
 
 from __future__ import annotations

@@ -278,8 +278,8 @@ class Follow:
     async def over(self) -> bool:
         """Return whether the run has ended and nothing comes after the position.
 
-        It raises the errors of `Logs.part`, except that a missing log is no error before the run
-        has ended.
+        The call raises the errors of `Logs.part`, except that a missing log is no error before the
+        run has ended.
         """
         try:
             part = await self._part()

@@ -28,9 +28,9 @@ _REFUSALS = documented(
 )
 _CHANGES = {**_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)}
 
-# The list of nodes and the agents' sessions.
+# Routes for the list of nodes and the agents' sessions.
 agents_router = APIRouter()
-# One node.
+# Routes for one node.
 router = APIRouter(prefix="/nodes/{node}", responses=_REFUSALS)
 
 

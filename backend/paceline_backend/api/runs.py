@@ -257,7 +257,7 @@ def get_run(request: Request, response: Response, run: str) -> Any:
 
 
 def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
-    """Return why the run's policy cannot plan it; None: it can, or is unknown to this server."""
+    """Return why the run's policy cannot plan it; None: it can, or this server does not have it."""
     streamed = run["attempt"] is not None and run["samples"] is None
     if run["token_budget"] is None and not streamed:
         return None

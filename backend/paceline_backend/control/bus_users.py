@@ -1,8 +1,8 @@
 """Users of the bus: reconciled with the nodes and runs in the database, and disabled by floods.
 
-The worker calls `UserReconciler.look` every second. It recreates users that a restart of the bus
-lost, and removes users whose node or run no longer has a session. `look_for_floods` disables users
-that flood the bus (`server.floods`), and records that in their runs. All functions raise
+The worker calls `UserReconciler.look` every second. `look` recreates users that a restart of the
+bus lost, and removes users whose node or run no longer has a session. `look_for_floods` disables
+users that flood the bus (`server.floods`), and records that in their runs. All functions raise
 `redis.RedisError` while the bus is unavailable, and `StoreError` if the database fails.
 """
 
@@ -89,7 +89,7 @@ class UserReconciler:
     def _left_over(self, client: redis.Redis) -> set[str]:
         """Return this control plane's runs that have streams on the bus.
 
-        Some of them may have ended while no worker was running.
+        Some of these runs may have ended while no worker was running.
         """
         kinds = (writer_of(stream) for stream in Guard(client).streams())
         with self._store.read() as connection:

@@ -134,19 +134,20 @@ class Consumer:
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
-        # This is the first member ever, a stream is new, or the bus has lost its data.
+        # A stream has no group, because the group or the stream is new, or the bus lost its data.
         self._make_groups()
         return []
 
     def keep(self, entries: Iterable[Entry]) -> set[tuple[str, bytes]]:
         """Renew this member's claim on entries that it has read and not acknowledged yet.
 
-        Call it before each `read`. Otherwise another member claims entries that have been idle for
-        `claim_idle_s`. The next `read` does not return these entries, no matter when it is called.
+        Call this before each `read`. If it is not called, another member claims entries that have
+        been idle for `claim_idle_s`. The next `read` does not return these entries, no matter when
+        it is called.
 
         Returns:
             Streams and numbers of the entries that still exist. Another member may have handled
-            the others while this one was stuck.
+            the other entries while this member was stuck.
         """
         numbers: dict[str, list[bytes]] = {}
         for entry in entries:

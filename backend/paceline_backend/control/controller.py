@@ -65,12 +65,12 @@ class _GapError(Exception):
 class Controller:
     """Planner of one run, until the run ends, its lease is lost or `stop` is set. Not thread-safe.
 
-    It has no state of its own: it rebuilds everything from the database at the start, after an
-    outage of bus or database, and when the live stream was trimmed before it was read. Meanwhile
-    the leader coasts (plans its segments itself).
+    A controller has no state of its own: it rebuilds everything from the database at the start,
+    after an outage of bus or database, and when the live stream was trimmed before it was read.
+    Meanwhile the leader coasts (plans its segments itself).
 
-    No message on the bus can end it: it skips messages that do not fit, and restarts from the
-    database after any other failure. It logs each reason once.
+    No message on the bus can end a controller: it skips messages that do not fit, and restarts from
+    the database after any other failure. It logs each reason for this once.
 
     Args:
         run_key: the run's key in the database.

@@ -182,7 +182,7 @@ class Engines:
     def _attend_one(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
     ) -> None:
-        """Reconcile one run. Its errors do not affect other runs."""
+        """Reconcile one run. An error in this run does not affect other runs."""
         trouble = self._trouble(run)
         if trouble.paused:
             return
@@ -533,8 +533,8 @@ def _stop_left(
 class EngineClaims:
     """Claims of one worker.
 
-    One thread takes them. Another extends them with `keep`, because a call to an engine may take
-    longer than a lease lasts.
+    One thread takes the claims. Another thread extends them with `keep`, because a call to an
+    engine may take longer than a lease lasts.
     """
 
     def __init__(self, store: Store, owner: str) -> None:

@@ -95,7 +95,8 @@ _AGAIN_S = 0.1
 # Number of deliveries after which an unacknowledged entry is tried alone.
 _OFTEN = 3
 _TRIES_ALONE = 3
-# Hash of the number of tries by entry. It is on the bus, because a bad entry can kill ingest.
+# Key of the hash that maps entries to their numbers of tries. This hash is on the bus, because a
+# bad entry can kill ingest.
 _TRIED = "paceline:tried-alone"
 _TRIED_S = 86_400
 # Maximum number of unknown runs that are logged.
@@ -122,7 +123,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class IngestStats:
-    """Counters of one ingest. Its thread writes them, and any thread may read them."""
+    """Counters of one ingest, which the thread of ingest writes and any thread may read."""
 
     # Stored records of worker steps, including repeated ones.
     rows: int = 0
@@ -609,8 +610,8 @@ class _StoppedError(Exception):
 class _Assembly:
     """Assembler of Hellos whose parts are all stored. Not thread-safe.
 
-    Its thread assembles one at a time. The slow operations (reading, hashing, checking numbers)
-    release the interpreter lock, so ingest continues meanwhile.
+    A separate thread assembles one Hello at a time. The slow operations (reading, hashing, checking
+    numbers) release the interpreter lock, so ingest continues meanwhile.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,6 +1,6 @@
 """Failing of silent runs, from which telemetry has stopped arriving.
 
-The worker calls `Sweep.look` every `LOOK_S` seconds. It must not fail a run only because the server
+The worker calls `Sweep.look` every `LOOK_S` seconds. A run must not fail only because the server
 itself was suspended, the bus was unavailable or ingest was behind.
 """
 

@@ -79,7 +79,7 @@ class Turns:
             yield
         finally:
             with self._changed:
-                # Otherwise the plan exceeded `patience_s`, and another one has taken over the turn.
+                # If not, this plan exceeded `patience_s`, and another plan has got the turn.
                 if self._plan is plan:
                     self._plan = None
                     self._note(who, self._clock() - self._began)

@@ -149,8 +149,8 @@ def _settle(connection: Connection, group: MultiNodeRun) -> None:
 def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
     """Return the first attempt number of the next launch.
 
-    A lost node may only be disconnected and still train. So the numbers of its attempts are not
-    reused, as `resume` does not reuse those of a lost run.
+    A lost node may only be disconnected and still train. So the attempt numbers that the node may
+    reach are not reused; `resume` likewise does not reuse the attempt numbers of a lost run.
 
     Raises:
         _NoNumbersError: no attempt number is left.

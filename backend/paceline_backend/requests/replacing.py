@@ -1,8 +1,8 @@
 """Replacement of a node of a multi-node run by another node.
 
-The new node joins first. Its launcher exceeds the run's maximum, so it waits at the rendezvous
-while the run continues. Once it has arrived, the old node leaves (`control.multi_node`). So only
-one rendezvous is needed, and it includes the new node.
+The new node joins first. With its launcher, the run would exceed its maximum number of nodes, so
+the launcher waits at the rendezvous while the run continues. Once the launcher has arrived, the old
+node leaves (`control.multi_node`). So only one rendezvous is needed, and it includes the new node.
 
 For runs on an engine, another job is requested. The node that it brings replaces the old one when
 it arrives (`requests.enlisting`).

@@ -44,7 +44,7 @@ class Elsewhere:
 
     Args:
         backend: name of the training backend.
-        backend_options: options of the backend. None on another backend means its defaults.
+        backend_options: options of the backend. If the backend changes, None means its defaults.
         nodes_min: minimum number of nodes.
         nodes_max: maximum number of nodes.
         nproc: ranks per node.
@@ -167,8 +167,8 @@ def resume(store: Store, bus_url: str, change: RequestedChange, terms: Resumptio
             }
             record_change(connection, change, "run.resume", details)
             new = _recorded(connection, run, terms)
-            # Otherwise the leader would read the order that stopped the run before. Delete it in
-            # the transaction, so that a later order to stop is kept.
+            # Delete the order that stopped the run before, so that the leader does not read it.
+            # Delete it in the transaction, so that a later order to stop is kept.
             streams.forget_orders(bus, run)
         if terms.start:
             start_recorded(store, bus_url, bus, run, new)

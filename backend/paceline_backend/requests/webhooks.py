@@ -108,7 +108,7 @@ class Sent:
 
     Args:
         status: HTTP status of the answer, or None without an answer.
-        error: reason why the delivery failed, or None. It never contains text of the answer.
+        error: reason why the delivery failed, or None; never contains text of the answer.
     """
 
     status: int | None

@@ -1,9 +1,9 @@
 """Limits that keep one client from exhausting the memory of the bus.
 
 The embedded bus starts with these limits, and `docker/compose.yaml` sets the same. The worker
-checks at its start whether an external bus has them. They limit what clients hold in the memory of
-the bus: unfinished commands, unread replies and idle connections. `Guard` in `floods` limits what
-is stored on the bus.
+checks at its start whether an external bus has them. These limits bound the memory of the bus that
+clients use: for unfinished commands, unread replies and idle connections. `Guard` in `floods`
+limits what is stored on the bus.
 """
 
 from __future__ import annotations

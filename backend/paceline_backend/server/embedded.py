@@ -61,7 +61,7 @@ def password(directory: Path) -> str:
 
 
 class EmbeddedBus:
-    """A Redis-protocol server as a child process; a context manager. Its data survive a kill -9.
+    """A Redis-protocol server as a child process; a context manager. The data survive a kill -9.
 
     Args:
         directory: folder of its append-only file and log; created if missing.
@@ -80,7 +80,7 @@ class EmbeddedBus:
             port = number_of(self._reserved)
         self.port = port
         self._addresses = [_LOOPBACK, *([] if is_loopback(host) else [host])]
-        # This address includes loopback.
+        # The address 0.0.0.0 includes loopback.
         if host == "0.0.0.0":
             self._addresses = [host]
         self._process: subprocess.Popen[bytes] | None = None
@@ -168,7 +168,7 @@ class EmbeddedBus:
             self._process.wait()
 
     def stop(self) -> None:
-        """Stop the server. Its data are on disk."""
+        """Stop the server. The data of the bus remain on disk."""
         if self._process is None:
             return
         if self._process.poll() is None:

@@ -36,7 +36,7 @@ class Bounds:
 
     entries: int = 500_000
     bytes: int = 512 * 2**20
-    # Time for which a writer stays off. It is short because a silent run soon counts as lost.
+    # Time for which a writer stays off: short, because a silent run soon counts as lost.
     off_s: float = 10.0  # seconds
 
 
@@ -145,8 +145,8 @@ class Guard:
         for stream in streams:
             pipeline.xlen(stream)
         lengths: list[int] = pipeline.execute()
-        # Most streams are empty, because ingest deletes what it has stored. The others are also
-        # measured in bytes, because a single entry may be huge.
+        # Most streams are empty, because ingest deletes what it has stored. Streams with entries
+        # are also measured in bytes, because a single entry may be huge.
         filled = [stream for stream, length in zip(streams, lengths, strict=True) if length]
         for stream in filled:
             pipeline.memory_usage(stream)

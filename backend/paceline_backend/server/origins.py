@@ -68,7 +68,7 @@ class Origins:
 
 
 def origin_of(url: str) -> Origin:
-    """Return the origin of a URL. It raises the errors of `Origins.covers`."""
+    """Return the origin of a URL; raises the errors of `Origins.covers`."""
     parts = _split(url)
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise PacelineError(f"{_shown(url)}: leave out user, password and fragment")

@@ -1,6 +1,6 @@
 """Supervision of the control plane: the bus, the web process and the worker.
 
-They are child processes of the process of `paceline server`, which restarts them when they end.
+These three are child processes of `paceline server`, whose process restarts them when they end.
 The bus is a program of its own. Web and worker are forks of the supervisor: they start at once,
 and the three share the memory of the modules that the supervisor has imported. The supervisor
 therefore has one thread, and no database or bus open, whenever it starts a child.
@@ -90,7 +90,7 @@ class DataDirectory:
     def bus(self, host: str = "127.0.0.1") -> EmbeddedBus:
         """Return the embedded bus, not yet started.
 
-        It keeps its port across restarts, so that agents and ranks can reconnect. `host` is a
+        The bus keeps its port across restarts, so that agents and ranks can reconnect. `host` is a
         further address to listen on.
 
         Raises:
@@ -114,7 +114,7 @@ class DataDirectory:
 
 
 def _end_orphan(bus: EmbeddedBus) -> None:
-    """Stop a bus that outlived its server. This process holds the lock on its directory."""
+    """Stop a bus that outlived its server. This process holds the lock on the bus's directory."""
     port, directory = bus.port, bus.directory
     deadline = time.monotonic() + _PORT_S
     while _listening(port):
@@ -249,8 +249,8 @@ class ServerSupervisor:
     def run(self) -> int:
         """Run until SIGINT or SIGTERM.
 
-        This must run on the main thread, because child processes are killed when the thread that
-        started them ends, and no other thread may run, because a fork has only this one.
+        Call this on the main thread, because child processes are killed when the thread that
+        started them ends. No other thread may exist, because a fork has only the calling thread.
 
         Returns:
             Exit code: 130 after SIGINT, 0 after SIGTERM.

@@ -23,7 +23,7 @@ class AttemptSpan:
     Args:
         attempt: the latest of these attempts; None matches all attempts.
         first: first step.
-        end: one past the last step; None: open.
+        end: one past the last step; None: no limit.
         before: number of attempts directly before `attempt` that have the same range.
     """
 
@@ -98,7 +98,8 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if first == 0:
             break
         below = _adopting(connection, run, number)
-        # These attempts adopted no segment. A launch after a lost host skips 1,000 attempts.
+        # Attempts between `below` and `number` adopted no segment: a launch after a lost host skips
+        # 1,000 numbers.
         unused = number - 1 - (-1 if below is None else below)
         end = end_of(number - 1, starts)
         if unused and (end is None or end > 0):

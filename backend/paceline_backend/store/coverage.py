@@ -119,7 +119,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
                 complete.add(segment.epoch)
     rest = (samples or 0) % hello.global_batch if hello.drop_last else 0
     allowed = range(rest, rest + 1)
-    # It is unknown how many samples of a stream are left over.
+    # For a stream, the number of samples left over at the end of an epoch is unknown.
     if samples is None and hello.drop_last:
         allowed = range(hello.global_batch)
     if not uses:

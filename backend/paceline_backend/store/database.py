@@ -173,7 +173,7 @@ class Store:
             yield
         except (exc.DBAPIError, psycopg.Error) as error:
             raise self._error(error) from error
-        # All pooled connections are busy.
+        # SQLAlchemy raises this error if all pooled connections are busy.
         except exc.TimeoutError as error:
             raise StoreUnavailableError(f"database {self.name}: {error}") from error
         # sqlite3 raises this for an integer of more than 64 bits.

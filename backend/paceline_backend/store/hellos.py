@@ -25,7 +25,7 @@ from paceline_backend.store import blobs
 from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.schema import hello_parts, runs
 
-# Maximum number of incomplete Hellos of a run. Those of earlier attempts are deleted first.
+# Maximum number of incomplete Hellos of a run. Hellos of earlier attempts are deleted first.
 _MOST_PENDING = 2
 # Maximum number of parts that one query fetches.
 _AT_ONCE = 16

@@ -231,7 +231,7 @@ def forget_replacing(connection: Connection, run: EngineRun, part: str) -> None:
 def avoided(connection: Connection, run: EngineRun, part: str) -> list[str]:
     """Return the machines that a job of a run must not use, by the engine's names.
 
-    These are the machine of the node that the job replaces, and machines that are cordoned in
+    A job must not use the machine of the node that it replaces, or machines that are cordoned in
     Paceline but not in the engine.
     """
     machine = sa.select(nodes.c.host).where(nodes.c.id == run.replaces.get(part))
@@ -308,8 +308,8 @@ def explain(connection: Connection, run: EngineRun, words: str) -> bool:
 def cancelled(connection: Connection, run: EngineRun) -> bool:
     """Change a failed run to `stopped`, because its job was cancelled in the engine.
 
-    Its nodes may have been killed before they could report that. A script that failed has an exit
-    code, and its run stays failed.
+    The run's nodes may have been killed before they could report the stop. A script that failed has
+    an exit code, and its run stays failed.
     """
     c = runs.c
     failed = c.state.in_(Cause.JOB_CANCELLED.sources(State.STOPPED))

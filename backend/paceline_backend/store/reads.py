@@ -90,7 +90,7 @@ def worker_step_columns(
         span: first and last step.
         points: maximum number of steps or buckets.
         which: the ranks; see `shown_every`.
-        more: further columns, of `MORE_CELLS`. They are not in roll-ups, so each row is read.
+        more: further columns, of `MORE_CELLS`. Roll-ups lack these columns, so each row is read.
     """
     first, last = bounds(connection, worker_steps, run, span)
     bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)

@@ -122,7 +122,7 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     stretch, before = 0, None
     touching = _segments(connection, run, span)
     for attempt, seq, fallback, samples, *plan in connection.execute(touching):
-        # All gradients of this segment were all-reduced.
+        # Leave out a segment whose gradients were all all-reduced.
         if fallback and (attempt, seq) not in with_rounds:
             before = None
             continue

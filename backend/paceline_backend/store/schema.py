@@ -127,7 +127,7 @@ audit = Table(
     Column("run", Text),
     # The run's revision after the change.
     Column("revision", BigInteger),
-    # Another changed object, such as a token.
+    # The changed object if it is not a run, such as a token.
     Column("target", Text, nullable=False),
     Column("why", Text, nullable=False),
     Column("details", JSON, nullable=False),
@@ -263,7 +263,7 @@ runs = Table(
     # First attempt of the latest launch. Messages of earlier launches do not change the run's
     # state.
     Column("first_attempt", Integer, nullable=False, server_default="0"),
-    # One more than the highest known attempt.
+    # One more than the highest known attempt number.
     Column("attempts", Integer, nullable=False, server_default="0"),
     # Time since which the run is hidden and its rows are being deleted. NULL: it is kept.
     Column("pruned_at", Double),
@@ -358,7 +358,7 @@ run_nodes = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per Hello: first step of an attempt, and how far earlier attempts had come by then.
+# One row per Hello: first step of an attempt, and the last step that earlier attempts had reached.
 attempts = Table(
     "attempts",
     metadata,
@@ -367,7 +367,7 @@ attempts = Table(
     Column("started_at", Double, nullable=False),
     # First step of the attempt.
     Column("step", BigInteger, nullable=False),
-    # One past the last step of all earlier attempts.
+    # One past the last step that earlier attempts had reached at the time of the Hello.
     Column("reached", BigInteger, nullable=False),
     # Each rank's node. NULL: unknown.
     Column("placement", JSON(none_as_null=True)),
@@ -782,7 +782,7 @@ slow_nodes = Table(
     Column("attempt", Integer, nullable=False),
     # The newest step that the first verdict used.
     Column("step", BigInteger, nullable=False),
-    # Its time ÷ the other nodes' time, from the newest verdict.
+    # The node's time ÷ the other nodes' time, from the newest verdict.
     Column("factor", Double),
     Column("words", Text, nullable=False),
     Column("ended_at", Double),

@@ -242,7 +242,7 @@ def revoke(connection: Connection, identity: str) -> bool:
 def embedded(store: Store) -> Secret:
     """Return the server's own admin token: the same at each start until an operator revokes it.
 
-    Its secret is derived from the server's secret, so the database does not contain it.
+    The token's secret is derived from the server's secret, so the database does not contain it.
     """
     master = meta.secret(store)
     with store.write() as connection:
@@ -268,8 +268,8 @@ def embedded(store: Store) -> Secret:
 def of_run(store: Store, run: str) -> Secret:
     """Return the token for a run's nodes: the same at each call until an operator revokes it.
 
-    Its secret is derived from the server's secret, so that a process that was killed while it
-    submitted a job can compute the secret again.
+    The token's secret is derived from the server's secret, so that after a process was killed while
+    it submitted a job, another process can compute the secret again.
     """
     master = meta.secret(store)
     valid = sa.select(tokens.c.id).where(tokens.c.run == run, *_valid(time.time()))

@@ -18,8 +18,8 @@ _DEFAULT = "viewer"
 class ProxyIdentity:
     """ASGI middleware that accepts the user and the client address from trusted proxies.
 
-    Uvicorn can set the client address itself, but then trusts every user of this machine. That is
-    why it is turned off in Uvicorn, and done here for the same proxies as the user names.
+    Uvicorn can set the client address itself, but then trusts every user of this machine. So this
+    is turned off in Uvicorn, and this middleware sets the address, for the same proxies.
     """
 
     def __init__(self, app: ASGIApp, proxies: Proxies) -> None:

@@ -134,5 +134,5 @@ def bind(
 
 
 def forget(connection: sa.Connection, node: str) -> None:
-    """Delete a node. Its cordons, and mentions in runs, stay."""
+    """Delete a node, but keep its cordons, and its name in runs."""
     connection.execute(sa.delete(nodes).where(nodes.c.id == node))

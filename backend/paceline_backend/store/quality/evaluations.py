@@ -47,8 +47,8 @@ def read(
 ) -> list[Evaluated]:
     """Return the evaluations of a run, oldest first.
 
-    If rank 0 reported a metric without a number of samples, only rank 0's value counts. Otherwise
-    the value is the mean over the ranks that reported a number of samples, weighted by it.
+    If rank 0 reported a metric without a number of samples, only rank 0's value counts. If not, the
+    value is the mean over the ranks that reported a number of samples, weighted by this number.
 
     Args:
         connection: connection to read from.

@@ -137,8 +137,9 @@ def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> N
 def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
     """Update the roll-ups of blocks with some of these steps: incomplete blocks get none.
 
-    The runs' rows must be locked. Otherwise two transactions that each see a part of a block would
-    both find it incomplete. `touched` has the keys of runs, each with a range of steps.
+    The runs' rows must be locked. Without the locks, two transactions that each see a part of a
+    block would both find the block incomplete. `touched` has the keys of runs, each with a range of
+    steps.
     """
     blocks = sorted({(run, at) for run, part in touched for at in _starts(part)})
     full: dict[int, list[int]] = {}

@@ -68,8 +68,8 @@ class Written:
         ended: runs that have ended.
         backends: training backend of each known run that is not only observed.
         steps: earliest new step of each run.
-        complete: Hellos whose parts have all arrived, with the run's id. They do not become the
-            run's Hello until they are written.
+        complete: Hellos whose parts have all arrived, with the run's id. Such a Hello becomes the
+            run's Hello only when it is written.
         again: runs for whose current Hello a part arrived again.
     """
 

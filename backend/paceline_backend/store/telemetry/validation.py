@@ -135,8 +135,8 @@ def _compiled(
 ) -> Callable[[Iterable[StepRecord | RoundRecord]], bool]:
     """Compile a function that checks records with a single expression over their fields.
 
-    It returns True if all records can be stored unchanged. Ingest checks every record, and this
-    takes a quarter of the time of loops over field names.
+    The function returns True if all records can be stored unchanged. Ingest checks every record,
+    and this function takes a quarter of the time of loops over field names.
     """
     terms = [f"0 <= record.{name} < {bound}" for name, bound in whole]
     # The comparison is false for NaN.

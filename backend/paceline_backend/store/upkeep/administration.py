@@ -91,7 +91,7 @@ def _copy(source: Path, target: Path) -> None:
             closing(sqlite3.connect(f"file:{source.resolve()}?mode=ro", uri=True)) as read,
             closing(sqlite3.connect(target, timeout=30)) as written,
         ):
-            # All pages at once: in parts, each commit of another process would restart the copy.
+            # Copy all pages at once: otherwise, each commit of another process restarts the copy.
             read.backup(written, pages=-1)
     except sqlite3.Error as error:
         raise BackupError(f"cannot copy {source} to {target}: {error}") from error

@@ -1,9 +1,9 @@
 """Delete ended runs, the oldest first, in transactions of some milliseconds.
 
-A run is deleted as a whole. It is marked first: from then on it is hidden, and ingest accepts
-nothing about it. Then its rows are deleted, `_ROWS` per transaction, or `_LONG_ROWS` if a row can
-have 100 kB. Between two transactions, other processes get at least as much time to write. The next
-`prune` continues an interrupted one.
+A run is deleted as a whole. First, the run is marked: from then on it is hidden, and ingest accepts
+nothing about it. Then the run's rows are deleted, `_ROWS` per transaction, or `_LONG_ROWS` if a row
+can have 100 kB. Between two transactions, other processes get at least as much time to write. The
+next `prune` continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline_backend.store.schema import leases, metadata, runs
 
 # Maximum number of rows that one transaction deletes.
 _ROWS = 2_000
-# The same for tables with long rows.
+# Maximum number of rows that one transaction deletes from a table with long rows.
 _LONG_ROWS = 50
 _DAY_S = 86_400.0
 # Bytes of a row in Postgres besides its values: headers, and the entry in the primary key.
