@@ -48,7 +48,7 @@ class PendingEvent:
     """The pending event of one client."""
 
     def __init__(self) -> None:
-        # The pending event, if any, is the last one.
+        # True if the pending event is the last event of the client.
         self.over = False
         self._event: Event | None = None
         self._news = asyncio.Event()
@@ -230,7 +230,7 @@ def _put(follower: PendingEvent, standing: runs.Standing | None, step: int | Non
 
 
 def _merged(entries: Iterable[Mapping[bytes, bytes]]) -> dict[str, int | None]:
-    """Merge several entries: changed run → its earliest new step."""
+    """Merge entries; return the changed runs, each with its earliest new step."""
     changed: dict[str, int | None] = {}
     for fields in entries:
         for name, value in fields.items():

@@ -130,7 +130,7 @@ class Rights:
         self._answers: dict[str, _TokenCheck] = {}
 
     async def valid(self, token: str) -> bool:
-        """Return whether a token is still valid; without the database, the last answer counts."""
+        """Return whether a token is still valid; without the database, return the last result."""
         now = asyncio.get_running_loop().time()
         known = self._answers.get(token)
         if known is not None and now < known.at + CHECK_S:

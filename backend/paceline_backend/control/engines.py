@@ -1,7 +1,7 @@
 """Reconciliation of engines with the database: engines have the jobs that runs request, no others.
 
-The database holds the requested jobs (`store.jobs`), and `Engine.look` lists the existing ones. The
-worker compares the two every few seconds, so it can be killed at any time:
+The database holds the requested jobs (`store.jobs`), and `Engine.look` lists the jobs that exist.
+The worker compares both lists every few seconds, so it can be killed at any time:
 
 * It submits a requested job that the engine does not have. A job that a killed worker had submitted
   is found by its label.
@@ -457,7 +457,7 @@ def _timely(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
 
 
 def _seen_to_begin(run: EngineRun, by_part: Mapping[str, Job]) -> set[str]:
-    """Return the parts whose jobs have started or ended without this being recorded yet.
+    """Return the parts whose jobs have started or ended although this is not recorded yet.
 
     A job that was submitted and that the engine does not list has ended.
     """

@@ -103,7 +103,7 @@ class FleetWatch:
             verdicts.forget(connection, now(connection) - KEEP_S)
 
     def _note_progress(self) -> list[Running] | None:
-        """Store the runs' progress; return the active runs, or None without the lease."""
+        """Store the runs' progress; return the active runs, or None if the lease is not held."""
         with self._store.write() as connection:
             if not self._holds(connection):
                 return None

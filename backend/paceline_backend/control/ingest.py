@@ -141,16 +141,16 @@ class _Item:
     message: Message | None
     # The reason for which the entry is rejected.
     reason: str | None = None
-    # The entry is a heartbeat that is too old to show that its node is alive.
+    # True if the entry is a heartbeat that is too old to show that its node is alive.
     stale: bool = False
     tries: int = 1
-    # A controller plans the run, so it needs the message.
+    # True if a controller plans the run and therefore needs the message.
     planned: bool = False
     # The run's earliest step that is new in the item's batch.
     step: int | None = None
     # For a Hello: its encoded form, as it arrived.
     packed: hellos.PackedHello | None = None
-    # The entry is the part with which the run's Hello became complete.
+    # True if the entry is the part that completed the run's Hello.
     completes: bool = False
 
     @property

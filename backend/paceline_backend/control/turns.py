@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 # Longest wait for another controller's plan: a plan that takes longer may never end.
 _PATIENCE_S = 10.0
-# While ingest is busy, planning gets one part of the time in this number of parts.
+# Inverse of the fraction of time that planning gets while ingest is busy.
 _SHARE = 4.0
 # Longest rest, divided by the number of controllers that plan.
 _LONGEST_REST_S = 5.0

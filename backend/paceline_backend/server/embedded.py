@@ -19,7 +19,8 @@ from paceline.node.processes import die_with_parent, number_of, reserved_port
 from paceline.wire.bus import is_loopback
 from paceline_backend.server import bus_limits
 
-# Each rank has a connection. The server accepts fewer if its limit of open files is lower.
+# Maximum number of connections: each rank has one. If the server's limit of open files is lower, it
+# accepts fewer connections.
 MOST_CLIENTS = 100_000
 
 _LOOPBACK = "127.0.0.1"

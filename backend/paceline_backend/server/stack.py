@@ -155,7 +155,7 @@ class Stack:
                 env=environment,
                 # The child sets its own umask, which its runs must not inherit.
                 umask=private.given_umask(),
-                # Ctrl-C must reach only this process, which then stops the children in order.
+                # Ctrl-C must reach only this process, which then stops the children in sequence.
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )

@@ -169,7 +169,7 @@ _fork = multiprocessing.get_context("fork")
 @dataclass
 class _Child:
     name: str
-    # Returns the exit code.
+    # Function that does the work of the child and returns the exit code.
     work: Callable[[], int]
     process: multiprocessing.process.BaseProcess | None = None
     started: float = 0.0
@@ -199,7 +199,7 @@ class _Child:
     def _work(self) -> None:
         die_with_parent()
         rename(f"paceline-{self.name}")
-        # Ctrl-C must reach only the supervisor, which then stops the children in order.
+        # Ctrl-C must reach only the supervisor, which then stops the children in sequence.
         os.setsid()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)

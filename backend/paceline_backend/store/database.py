@@ -176,7 +176,7 @@ class Store:
         # SQLAlchemy raises this error if all pooled connections are busy.
         except exc.TimeoutError as error:
             raise StoreUnavailableError(f"database {self.name}: {error}") from error
-        # sqlite3 raises this for an integer of more than 64 bits.
+        # sqlite3 raises this error for an integer of more than 64 bits.
         except OverflowError as error:
             raise StoreRefusedError(f"database {self.name}: {error}") from error
 

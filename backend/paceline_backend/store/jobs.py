@@ -96,7 +96,7 @@ def drop(connection: Connection, run: str) -> None:
 
 
 def open_runs(connection: Connection, backends: Collection[str]) -> list[EngineRun]:
-    """Return the runs on some engines for which an engine may have jobs, oldest first."""
+    """Return the runs on the given engines for which an engine may have jobs, oldest first."""
     c = runs.c
     marked = sa.exists().where(engine_runs.c.backend == c.backend, engine_runs.c.run == c.id)
     columns = (c.key, c.id, c.state, c.backend, c.backend_options, c.backend_jobs)
@@ -259,7 +259,7 @@ def _locked(connection: Connection, run: str) -> dict[str, Any]:
 
 
 def queue(connection: Connection, run: EngineRun, why: str) -> bool:
-    """Record that a run waits in its engine's queue, and why; return False if that is known."""
+    """Record that a run waits in its engine's queue, and why; return False if nothing changed."""
     if run.state == State.QUEUED and run.message == why:
         return False
     c = runs.c

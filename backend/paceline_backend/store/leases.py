@@ -114,9 +114,9 @@ def planners(connection: sa.Connection, keys: Collection[int]) -> dict[int, tupl
 
 
 def unless_planned(query: S, owner: str, at: float) -> S:
-    """Leave out the runs that another worker plans, at a time by the database's clock.
+    """Restrict a query to runs that no other worker plans.
 
-    `query` selects from `runs`.
+    `query` selects from `runs`; `at` is the current time by the database's clock.
     """
     c = leases.c
     planned = sa.and_(c.purpose == "plan", c.run == runs.c.key)

@@ -124,8 +124,8 @@ def resume(connection: sa.Connection, run: str, new: NewRun, cause: Cause = Caus
     run that has lost its rendezvous.
 
     Raises:
-        ImpossibleTransitionError: the run has not ended. To be relaunched, it must be active, and
-            its rendezvous lost.
+        ImpossibleTransitionError: the run has not ended. With RELAUNCH: the run is not active, or
+            its rendezvous is not lost.
     """
     known = sa.select(runs.c.state, runs.c.rendezvous).where(runs.c.id == run)
     before = connection.execute(known.with_for_update(key_share=True)).one()

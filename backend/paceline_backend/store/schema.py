@@ -157,17 +157,17 @@ nodes = Table(
     # The machine and its runs, from the last heartbeat: {"hostname", "cores", "memory_bytes",
     # "gpus", "paceline", "runs", "gpu_states"}.
     Column("report", JSON, nullable=False),
-    # The node's speed, as its agent measured it `at` a time by the node's clock. NULL: unknown.
+    # Speed of the node, as its agent measured it; `at` is by the node's clock. NULL: unknown.
     Column("check", JSON(none_as_null=True)),
-    # Whether its agent has a session, and so requires MACs and opens sealed launches.
+    # Whether the agent has a session. If so, it requires MACs and can open sealed launches.
     Column("signed", Boolean, nullable=False, server_default=false()),
-    # The only run that its agent serves, because its session comes from the run's token. NULL: any.
+    # The only run that the agent serves, because the run's token admitted it. NULL: any run.
     Column("only_run", Text),
     # The engine and its name of the machine. NULL: none, or unknown.
     Column("backend", Text),
     Column("host", Text),
-    # The token that its session was created with. The session ends with the token. NULL: a proxy's
-    # user.
+    # The token that the agent's session was created with. The session ends when the token ends.
+    # NULL: the agent has no session, or a proxy authenticated it.
     Column("token", Text),
     # Random. The node's key and its password on the bus are derived from it. NULL: no session.
     Column("seed", Text),
@@ -290,9 +290,9 @@ runs = Table(
     Column("hang_ended", Integer),
     # A new node may be at most this many times slower than the median to join. 0: any speed.
     Column("join_check", Double, nullable=False, server_default="1.5"),
-    # From the leader's Hello.
+    # The ranks' device, from the leader's Hello.
     Column("device", Text),
-    # The note that users wrote about it.
+    # The note that users wrote about the run.
     Column("note", Text, nullable=False, server_default=""),
     # When its `run_days` were last recomputed, by the clock of that process.
     Column("summed_at", Double),
@@ -345,15 +345,15 @@ run_nodes = Table(
     Column("launched_at", Double, nullable=False),
     # By the node's clock.
     Column("reported_at", Double),
-    # Whether it was told the rendezvous' address.
+    # Whether the node was sent the address of the rendezvous.
     Column("met", Boolean, nullable=False),
-    # Whether its agent sends no heartbeats. A later report revives the node.
+    # Whether the node's agent sends no heartbeats. A later report revives the node.
     Column("lost", Boolean, nullable=False),
-    # Whether it was asked to leave the run.
+    # Whether the node was ordered to leave the run.
     Column("leaving", Boolean, nullable=False),
-    # The slow or lost node that it replaces.
+    # The slow or lost node that this node replaces.
     Column("replaces", Text),
-    # Whether its launcher has reached the rendezvous, so that the node that it replaces may leave.
+    # Whether the node's launcher has reached the rendezvous, so that the replaced node may leave.
     Column("arrived", Boolean, nullable=False, server_default=false()),
     sqlite_with_rowid=False,
 )
@@ -398,10 +398,10 @@ switches = Table(
     Column("parameters", JSON, nullable=False),
     Column("requested_at", Double, nullable=False),
     Column("requested_by", Text, nullable=False),
-    # First step that it planned.
+    # First step that the policy planned.
     Column("effective_step", BigInteger),
     Column("effective_at", Double),
-    # The reason that was given.
+    # The reason that the requester gave.
     Column("why", Text, nullable=False, server_default=""),
 )
 
@@ -743,11 +743,11 @@ run_progress = Table(
     Column("attempt", Integer, nullable=False),
     # The newest complete step. -1: none yet.
     Column("step", BigInteger, nullable=False),
-    # When this step was first seen, by the database's clock.
+    # When `step` was first seen, by the database's clock.
     Column("step_at", Double, nullable=False),
     # Number of records that were lost because a spool was full.
     Column("lost", BigInteger, nullable=False),
-    # When this number last increased.
+    # When `dropped` last increased.
     Column("lost_at", Double),
     # Number of epochs with samples that were used twice or skipped. NULL: unknown.
     Column("inexact", Integer),

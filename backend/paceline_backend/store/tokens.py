@@ -289,7 +289,7 @@ def revoke_of_run(connection: Connection, run: str) -> None:
 
 
 def revoke_derived(connection: Connection) -> None:
-    """Revoke the tokens whose secrets are derived from the server's: its own, and those of runs."""
+    """Revoke the tokens with secrets derived from the server's secret: its own and runs' tokens."""
     own = sa.select(facts.c.value).where(facts.c.name == _EMBEDDED)
     derived = tokens.c.run.is_not(None) | tokens.c.id.in_(own)
     query = sa.update(tokens).where(derived, tokens.c.revoked_at.is_(None))

@@ -126,7 +126,7 @@ def _bucket(first: int | None, last: int | None, world: int, columns: int) -> in
 def _rows(
     connection: sa.Connection, run: int, span: reads.Range, bucket: int, world: int
 ) -> Sequence[Any]:
-    """Return row of ranks, step, the means of `_SHOWN`, and minimum and maximum compute time."""
+    """Return row of ranks, step, means of `_SHOWN`, and extreme compute times for each cell."""
     covered = rollups.cover(connection, run, *span) if bucket >= BLOCK else None
     if covered is not None:
         return rollups.rank_buckets(

@@ -189,8 +189,8 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
     """Return why a message cannot be stored; None if the message on its own is valid.
 
     `write` refuses the same messages, and with them their whole batch, so ingest calls this
-    function to reject single messages. `world` and `samples` are those of the message's attempt,
-    None if unknown.
+    function to reject single messages. `world` and `samples` are the number of ranks and of samples
+    in the message's attempt, None if unknown.
     """
     name = type(message).__name__
     match message:
