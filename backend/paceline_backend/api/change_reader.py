@@ -26,7 +26,7 @@ from paceline_backend.store import Store, StoreError, StoreUnavailableError, met
 
 log = logging.getLogger(__name__)
 
-# Connections of a process to the bus.
+# Maximum number of connections of a process to the bus.
 _CONNECTIONS = 2
 # Maximum time to wait for a free connection.
 _QUEUED_S = 20.0  # seconds
@@ -38,7 +38,7 @@ _OUTAGE_S = 0.5  # seconds
 # Pause between two checks of the database.
 _CHECK_S = 2.0  # seconds
 _ENTRIES = 1_000  # per read
-# Threads that query the database.
+# Number of threads that query the database.
 _THREADS = 2
 
 Event = dict[str, Any]

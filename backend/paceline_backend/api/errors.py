@@ -196,7 +196,7 @@ def install(app: FastAPI) -> None:
 
 def _field_error(item: Any) -> dict[str, str]:
     place = [str(part) for part in item["loc"] if part != "[key]"]
-    # The first item is "body", "query" or "path".
+    # The first item of the place is "body", "query" or "path".
     field = ".".join(place[1:]) or place[0]
     message = item["msg"].removeprefix("Value error, ")
     given = item.get("input")

@@ -113,7 +113,7 @@ def _client(scope: Scope) -> Client:
 
 @dataclass
 class _TokenCheck:
-    # Time by the event loop's clock.
+    # Time of the last check, by the event loop's clock.
     at: float
     # The guard has just checked the token of a new stream.
     valid: bool = True

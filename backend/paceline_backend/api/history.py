@@ -38,7 +38,7 @@ from paceline_backend.store.history import FigureBounds, RunFilter
 from paceline_backend.store.history import labels as stored
 
 router = APIRouter()
-# `GET /history`.
+# Router of `GET /history`.
 sums_router = APIRouter()
 
 Part = Annotated[str | None, Query(max_length=200, description="substring")]

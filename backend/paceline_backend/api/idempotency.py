@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
-# Maximum length of a key.
+# Maximum length of an `Idempotency-Key`.
 LONGEST = 200  # characters
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -169,7 +169,7 @@ def _earlier(earlier: repeats.Earlier, asked: str, seal: Fernet) -> Response:
     try:
         kept = None if earlier.answer is None else seal.decrypt(earlier.answer)
     except InvalidToken:
-        # The server's secret has changed since.
+        # The response cannot be decrypted, because the server's secret has changed since.
         kept = None
     if kept is None:
         return _refusal(

@@ -33,7 +33,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
                 server_header=False,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
-                # `ProxyIdentity` does this, for trusted proxies only.
+                # `ProxyIdentity` evaluates these headers, for trusted proxies only.
                 proxy_headers=False,
             )
         )

@@ -194,7 +194,7 @@ class Advisor:
             bodies = forecasts.bodies(connection, run.key)
         earlier = [forecast for forecast in kept(bodies) if forecast.decision is not None]
         if asked[-1].version != made.current.version:
-            # The policy was switched during the forecast.
+            # Return nothing if the policy was switched during the forecast.
             return None
         decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)
         logger.info("run %s: auto: %s: %s", run.id, decision.decided, decision.reason)

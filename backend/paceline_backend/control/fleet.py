@@ -27,7 +27,7 @@ HOLD_S = 30.0
 JUDGE_S = 10.0
 # Minimum time between two checks of a run's coverage, which read the whole run.
 COVERAGE_S = 60.0
-# Retention of verdicts.
+# Time for which verdicts are kept.
 KEEP_S = 400 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
@@ -46,7 +46,7 @@ _TURN_S = 1.0
 class _Judged:
     """Last verdict about a run. Times are on the worker's clock."""
 
-    # Attempt and newest step of the run at the verdict.
+    # Attempt and newest step of the run when the verdict was made.
     place: tuple[int, int] = (-1, -1)
     # Earliest time of the next verdict. If no step is new by then, this verdict is extended.
     due_at: float = 0.0

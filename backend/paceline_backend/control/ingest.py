@@ -125,9 +125,9 @@ logger = logging.getLogger(__name__)
 class IngestStats:
     """Counters of one ingest, which the thread of ingest writes and any thread may read."""
 
-    # Stored records of worker steps, including repeated ones.
+    # Number of stored records of worker steps, including repeated records.
     rows: int = 0
-    # Committed transactions.
+    # Number of committed transactions.
     batches: int = 0
     last_commit_at: float | None = None  # Unix time
     # Entries on all streams that ingest reads, updated twice a second.
@@ -139,7 +139,7 @@ class _Item:
     entry: Entry
     run: str
     message: Message | None
-    # The reason for which the entry is rejected.
+    # Reason why the entry is rejected; None: it is accepted.
     reason: str | None = None
     # True if the entry is a heartbeat that is too old to show that its node is alive.
     stale: bool = False
@@ -196,9 +196,9 @@ class Ingest:
         # Runs by the Hello that the current batch completed.
         self._complete: dict[hellos.HelloKey, str] = {}
         self._assembly = _Assembly(store)
-        # Last parts, by the Hello that must be assembled.
+        # Items of the last parts, by the key of the Hello that must be assembled.
         self._wholes: dict[hellos.HelloKey, _Item] = {}
-        # The current batch was delivered before.
+        # True if the current batch was delivered before.
         self._repeated = False
         # By entry: number of tries that failed because of the bus.
         self._blameless: Counter[str] = Counter()

@@ -52,7 +52,7 @@ class IngestProcess:
 
     def __init__(self, settings: Settings, owner: str) -> None:
         self.stats = IngestStats()
-        # Same as `Ingest.behind`.
+        # Last known value of `Ingest.behind` in the child.
         self.behind = False
         # Import all backends before the fork, because both processes need them at once.
         backends.names()

@@ -123,7 +123,7 @@ def _changed(new: NewRun, to: Elsewhere, backend: backends.Backend) -> NewRun:
     return replace(made, backend=backend.name, has_jobs=engine)
 
 
-# Limit of the database's columns.
+# Number of attempt numbers that a column of the database can hold.
 MOST_ATTEMPTS = 2**15
 _EMULATE = "PACELINE_EMULATE"
 

@@ -77,7 +77,7 @@ class Stack:
             self.start_server()
             self.start_agent()
         except BaseException:
-            # Signals raise exceptions as well.
+            # Catch all exceptions, because signals raise exceptions, too.
             self.stop()
             raise
         return self

@@ -33,7 +33,7 @@ _CONNECTING = ("client|setname",)
 # Clients send this command when they connect. Redis 7.0 does not have it.
 _SET_INFO = "client|setinfo"
 
-# Rights that `make` and `forget` need, for messages.
+# Rights on the bus that `make` and `forget` need, as messages show them.
 RIGHTS = "ACL SETUSER, ACL GETUSER, ACL USERS, ACL DELUSER and CLIENT KILL"
 # Environment variable; "1": nodes and runs may get the control plane's own URL.
 SHARE = "PACELINE_SHARE_BUS_PASSWORD"

@@ -310,7 +310,7 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
         ),
         pool_size=10,
         max_overflow=40,
-        # A restart of the server must not make a call fail.
+        # Check pooled connections before use, so that a restart of the server fails no call.
         pool_pre_ping=True,
     )
 

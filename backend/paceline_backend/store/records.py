@@ -23,7 +23,7 @@ from paceline_backend.store.rollups.metrics import METRICS
 from paceline_backend.store.schema import rank_rollups, runs, steps, worker_steps
 
 Floats = npt.NDArray[np.float64]
-# Half-open ranges of steps.
+# Ranges of steps, each from its first step to one past its last step.
 Steps = Iterable[tuple[int, int]]
 
 

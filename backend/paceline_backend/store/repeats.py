@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from paceline_backend.store.database import Store, insert
 from paceline_backend.store.schema import repeats
 
-# Responses are kept for this many seconds.
+# Time for which responses are kept, in seconds.
 KEPT_S = 86_400.0
 
 

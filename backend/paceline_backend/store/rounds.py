@@ -16,7 +16,7 @@ from paceline_backend.store import attempts, blobs
 from paceline_backend.store.reads import Range, bucket_of, within
 from paceline_backend.store.schema import rounds, runs, segments, steps
 
-# Version, policy and synchroniser.
+# Policy version, policy and synchroniser of a segment.
 _Plan = tuple[int, str, str]
 
 
@@ -72,7 +72,7 @@ class _Sums:
     A stretch is a sequence of consecutive segments of the same attempt and plan.
     """
 
-    # First and last steps.
+    # Steps of the first and of the last round; empty: no round.
     steps: list[int] = field(default_factory=list)
     rounds: int = 0
     world: int = 0

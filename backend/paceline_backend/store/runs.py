@@ -43,7 +43,7 @@ _MOST_REGROUPINGS = 1_000
 _KEPT = runs.c.pruned_at.is_(None)
 # Number of newest steps whose mean time predicts the rest of the run.
 _RECENT = 50
-# A script may spend this long before its first step.
+# Time that a script may spend before its first step without a notice.
 PATIENCE_S = 60.0
 
 _HELPS = (

@@ -69,7 +69,7 @@ tokens = Table(
     "tokens",
     metadata,
     Column("key", BigKey, primary_key=True),
-    # The public id.
+    # The public id of the token or browser.
     Column("id", Text, nullable=False, unique=True),
     # `token` or `browser`.
     Column("kind", Text, nullable=False),
@@ -84,7 +84,7 @@ tokens = Table(
     Column("created_by", Text, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
-    # The last use; for a browser also the use of its login link.
+    # Time of the last use; for a browser also the use of its login link.
     Column("used_at", Double),
     # For an agent's token: the only node that may use it.
     Column("node", Text),
@@ -229,7 +229,7 @@ runs = Table(
     Column("node", Text),
     Column("script", Text, nullable=False),
     Column("args", JSON, nullable=False),
-    # Only the names, because values are secrets.
+    # Names of environment variables; values are not stored, because they are secrets.
     Column("env", JSON, nullable=False),
     Column("cwd", Text),
     # Ranks on each node.
@@ -250,11 +250,11 @@ runs = Table(
     Column("message", Text),
     # Number of telemetry records that were lost because a spool was full.
     Column("dropped", BigInteger, nullable=False),
-    # From the leader's Hello; NULL before it.
+    # From the leader's Hello, like the next three columns; NULL before it.
     Column("attempt", Integer),
     Column("world", Integer),
     Column("samples", BigInteger),
-    # "samples", "size" or "ranks".
+    # Weights of ranks in the mean loss: "samples", "size" or "ranks".
     Column("loss_mean", Text),
     # Digest of the latest attempt's Hello, see `hello_parts`.
     Column("hello", LargeBinary),
@@ -305,7 +305,7 @@ runs = Table(
     Column("auto", JSON(none_as_null=True)),
     # From this step on, blocks may lack roll-ups, see `rollups.writing.fill`. NULL: none lacks any.
     Column("rollups_due", BigInteger),
-    # For a simulated run: its description.
+    # The scenario of a simulated run. NULL: the run is not simulated.
     Column("scenario", JSON(none_as_null=True)),
     Index("ix_runs_state", "state"),
     Index(
@@ -343,7 +343,7 @@ run_nodes = Table(
     Column("address", Text),
     Column("port", Integer),
     Column("launched_at", Double, nullable=False),
-    # By the node's clock.
+    # Time of the node's last report, by the node's clock.
     Column("reported_at", Double),
     # Whether the node was sent the address of the rendezvous.
     Column("met", Boolean, nullable=False),
@@ -541,7 +541,7 @@ rounds = Table(
     Column("step", BigInteger, nullable=False),
     Column("world", Integer, nullable=False),
     Column("contributors", Integer, nullable=False),
-    # Counts by age, as MessagePack.
+    # Numbers of gradients by age, as MessagePack.
     Column("staleness", LargeBinary, nullable=False),
     Column("dropped", Integer, nullable=False),
     Column("waited_s", Double, nullable=False),
@@ -564,9 +564,9 @@ long_phases = Table(
     Column("phase", Text, nullable=False),
     # Duration of the phase at the time of the report.
     Column("since_s", Double, nullable=False),
-    # By the node's clock.
+    # Time of the report, by the node's clock.
     Column("at", Double, nullable=False),
-    # By the clock of the process that stored it.
+    # Time when the report was stored, by the clock of the process that stored it.
     Column("heard_at", Double, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -583,13 +583,13 @@ data_epochs = Table(
     Column("node", Text, nullable=False),
     Column("planned_bytes", BigInteger, nullable=False),
     Column("moved_bytes", BigInteger, nullable=False),
-    # Number of samples.
+    # Number of samples that moved to the node.
     Column("moved", BigInteger, nullable=False),
     Column("moved_s", Double, nullable=False),
     # Bytes and samples that steps read from the source.
     Column("read_bytes", BigInteger, nullable=False),
     Column("read", BigInteger, nullable=False),
-    # Number of steps that waited.
+    # Number of steps that waited for data from the source.
     Column("waits", BigInteger, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("held_bytes", BigInteger, nullable=False),
@@ -686,9 +686,9 @@ rank_rollups = Table(
     # The first step of the block.
     Column("step", BigInteger, primary_key=True),
     Column("rank", Integer, primary_key=True),
-    # The latest attempt.
+    # The latest attempt of the records.
     Column("attempt", SmallInteger, nullable=False),
-    # Number of records.
+    # Number of records in the block.
     Column("count", Integer, nullable=False),
     Column("compute_s_sum", Double, nullable=False),
     Column("compute_s_min", Double, nullable=False),
@@ -717,7 +717,7 @@ run_days = Table(
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     # Days since 1970-01-01, UTC.
     Column("day", Integer, primary_key=True, autoincrement=False),
-    # The version of the policy in force.
+    # The version of the policy that planned the steps.
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
@@ -766,7 +766,7 @@ verdicts = Table(
     Column("workers", Integer, nullable=False),
     # Node → {"ranks", "kinds", "share", "factor"}.
     Column("nodes", JSON, nullable=False),
-    # The last verdict, as GET /runs/{run}/verdict returns it.
+    # The last verdict with these causes, as GET /runs/{run}/verdict returns it.
     Column("body", JSON, nullable=False),
     Index("ix_verdicts_until", "until"),
     sqlite_with_rowid=False,

@@ -10,7 +10,7 @@ from paceline_backend.server.settings import Proxies
 from paceline_backend.store.audit import RESERVED
 from paceline_backend.store.tokens import Holder
 
-# Key in the state of a request.
+# Key of the user in the state of a request.
 _USER = "proxy_user"
 _DEFAULT = "viewer"
 
@@ -39,7 +39,7 @@ class ProxyIdentity:
         # If there are several headers, the client has sent one as well, so none is trusted.
         if len(names) == 1 and names[0] and names[0] not in RESERVED:
             role = self.proxies.roles.get(names[0], _DEFAULT)
-            # The settings have checked that the role exists.
+            # The settings have validated the role, so its type is correct.
             holder = Holder("", names[0], role)  # type: ignore[arg-type]
             scope.setdefault("state", {})[_USER] = holder
         await self._addressed(scope, receive, send)  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ def outcomes(
             runs.c.state.in_(ENDED),
             c.noted_at >= runs.c.ended_at + SETTLE_S,
         ),
-        # A deleted run has ended.
+        # Include deleted runs, because they have ended.
         ~sa.exists().where(runs.c.id == c.run),
     )
     query = sa.select(effects).where(over, c.scored)

@@ -178,7 +178,7 @@ class LockedRun:
         elif allowed:
             self._advance(after)
         if change.message is not None and (allowed or not before.final):
-            # The reason of the restart.
+            # The message is the reason of the restart.
             self.set(message=change.message)
 
     def _advance(self, state: State) -> None:
@@ -196,7 +196,7 @@ class LockedRun:
             self.set(started_at=at)
 
 
-# The fields that are columns.
+# Names of the fields of `LockedRun` that are columns of `runs`.
 _READ = [part.name for part in fields(LockedRun) if part.init]
 
 

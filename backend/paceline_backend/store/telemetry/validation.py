@@ -112,7 +112,7 @@ def _bounded(
     bounds: dict[str, Any] = {
         name: Annotated[int, msgspec.Meta(ge=0, le=bound - 1)] for name, bound in whole.items()
     }
-    # Small enough that the rounded sum of all is below `HUGE`.
+    # Bound of each number, so small that the rounded sum of all numbers is below `HUGE`.
     each = HUGE / (2 * len(needed))
     bounds |= dict.fromkeys(needed, Annotated[float, msgspec.Meta(ge=0, lt=each)])
     within = Annotated[float, msgspec.Meta(gt=-HUGE, lt=HUGE)]
