@@ -521,7 +521,7 @@ def list_segments(
         int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
     ] = 10_000,
 ) -> Any:
-    """List the segments that ran, in order."""
+    """List the segments that ran, oldest first."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return reads.segment_rows(connection, key, steps.span, limit)
@@ -544,7 +544,7 @@ def list_rounds(
         int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
     ] = 10_000,
 ) -> Any:
-    """List rounds of relaxed synchronisers, in order. An all-reduce has no rounds."""
+    """List rounds of relaxed synchronisers, oldest first. An all-reduce has no rounds."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return rounds.rows(connection, key, steps.span, limit)

@@ -259,7 +259,7 @@ class Controller:
             reason: Exception | str | None = made.segment.problem(
                 state.hello.world, state.hello.samples
             )
-        # Policies are plug-ins, and their stored memory may come from another version of them.
+        # Policies are plug-ins, and a stored state may come from another version of the plug-in.
         except Exception as error:
             reason = error
         if reason is not None:

@@ -79,7 +79,7 @@ class Writers:
     def streams(self) -> list[str]:
         """Return the streams of all nodes and runs that may report now.
 
-        While the database is unavailable, these are the last known ones.
+        While the database is unavailable, return the last known streams.
         """
         try:
             streams = telemetry_streams(self._store)

@@ -141,7 +141,7 @@ def _listening(port: int) -> bool:
 def listen(settings: Settings) -> socket.socket:
     """Return a listening socket.
 
-    The web process inherits it, so that no request is refused while that process restarts.
+    The web process inherits the socket, so that no request is refused while that process restarts.
 
     Raises:
         PacelineError: the port is in use, or the address is not one of this machine.

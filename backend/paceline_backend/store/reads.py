@@ -171,7 +171,7 @@ def shown_steps(world: int | None, most: int) -> int:
 def segment_rows(
     connection: sa.Connection, run: int, span: Range, limit: int
 ) -> list[dict[str, Any]]:
-    """Return adopted segments that overlap a range of steps: the last `limit` of them, in order."""
+    """Return the last `limit` adopted segments that overlap a range of steps, oldest first."""
     query = sa.select(*SHOWN).where(segments.c.run == run)
     first, last = span
     if first is not None:

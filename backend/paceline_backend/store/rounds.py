@@ -105,7 +105,7 @@ class _Sums:
 
 
 def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
-    """Summarise the rounds of each policy version in a range of steps, in order.
+    """Summarise the rounds of each policy version in a range of steps, ordered by first step.
 
     Rounds whose segment is not stored yet are left out.
     """

@@ -122,7 +122,7 @@ audit = Table(
     Column("address", Text, nullable=False),
     # Name of the client program, as it reports itself.
     Column("via", Text, nullable=False),
-    # Such as run.policy or token.create.
+    # Kind of change, such as run.policy or token.create.
     Column("action", Text, nullable=False),
     Column("run", Text),
     # The run's revision after the change.
@@ -838,8 +838,8 @@ alerts = Table(
     Column("value", Double, nullable=False),
     Column("threshold", Double, nullable=False),
     Column("words", Text, nullable=False),
-    # Times are by the database's clock. NULL: not yet. `since` is the first evaluation that found
-    # the condition true, `gone_at` the first one that no longer did.
+    # Times are by the database's clock. NULL: not yet. `since` is the time of the first evaluation
+    # that found the condition true, and `gone_at` of the first evaluation that found it false.
     Column("since", Double, nullable=False),
     Column("raised_at", Double),
     Column("gone_at", Double),

@@ -96,7 +96,7 @@ def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
-    """Return an attempt's segments with a relaxed synchroniser that end after `since`, in order."""
+    """Return an attempt's segments with a relaxed synchroniser that end after `since`, by step."""
     c = segments.c
     end = c.first_step + c.steps
     query = sa.select(c.first_step, end, c.fallback, c.body).where(

@@ -325,8 +325,8 @@ def _speeds(check: NodeCheck) -> dict[str, float | None]:
 def settle_stops(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
     """Change runs that have just finished to `stopped` if a stop was requested.
 
-    A run that had completed its last epoch nevertheless stays finished. If the number of its epochs
-    is unknown, it becomes stopped. Call this in the transaction that wrote the runs' newest
+    A run that had completed its last epoch nevertheless stays finished. A run whose number of
+    epochs is unknown becomes stopped. Call this in the transaction that wrote the runs' newest
     segments, after the runs' changes were saved.
     """
     for run in of:

@@ -92,7 +92,7 @@ def _mark(store: Store, run: int) -> bool:
 
 
 def next_run(store: Store, keep: Keep) -> tuple[int, str] | None:
-    """Return key and id of the run to delete next; None if all others stay."""
+    """Return key and id of the run to delete next; None if no further run exceeds the limits."""
     c = runs.c
     over = sa.select(c.key, c.id).where(c.state.in_(ENDED)).order_by(c.ended_at, c.key).limit(1)
     with store.read() as connection:
