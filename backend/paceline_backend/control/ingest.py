@@ -139,7 +139,7 @@ class _Item:
     entry: Entry
     run: str
     message: Message | None
-    # Reason why the entry is rejected; None: it is accepted.
+    # Reason why the entry is rejected; None: it is not rejected.
     reason: str | None = None
     # True if the entry is a heartbeat that is too old to show that its node is alive.
     stale: bool = False

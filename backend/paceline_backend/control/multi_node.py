@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # Kind of order, run, node, and the time at which the run was launched there.
 _Order: TypeAlias = tuple[str, str, str, float]
 
-# Time after which an order is repeated to a node that does not train: it may have missed the order.
+# Pause before an order is repeated to a node that has not followed it and may have missed it.
 _ORDER_AGAIN_S = 10.0
 # Pause after a spare could not take the place of a lost node.
 _STAND_IN_AGAIN_S = 30.0

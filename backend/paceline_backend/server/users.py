@@ -64,8 +64,9 @@ class User:
         """Return the arguments of ``ACL SETUSER``, which replace any earlier definition.
 
         Args:
-            database: number of the bus's database. Only if it is not 0 may the user call SELECT,
-                because no guard checks other databases for floods.
+            database: number of the bus's database. The user may call SELECT only if it is not 0.
+                Without SELECT, the user cannot reach other databases, where no guard checks for
+                floods.
             off: the user may not log in.
             info: the bus has the command CLIENT SETINFO.
         """

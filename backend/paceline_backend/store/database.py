@@ -276,7 +276,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         # Without an isolation level, the driver opens no transactions itself.
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
-        # With this setting, commits are safe in WAL mode, which `to_head` sets.
+        # This setting cannot corrupt a database in WAL mode, which `to_head` sets.
         connection.execute("PRAGMA synchronous = NORMAL")
 
     @sa.event.listens_for(engine, "begin")

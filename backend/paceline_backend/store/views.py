@@ -35,7 +35,8 @@ LINES = 16
 _SHOWN = ("compute_s", "ett_s", "share")
 # Maximum number of records that are read individually where roll-ups can avoid it.
 _MOST_SINGLE = 200_000
-# Maximum number of such records for the first response of a page, which delays the first charts.
+# Maximum number of records that are read individually for the first response of a page, because the
+# first charts wait for it.
 _MOST_NEWEST = 80_000
 # Minimum number of newest steps that each have a column of their own, for any number of ranks.
 _LEAST_SHOWN = 20
