@@ -175,7 +175,7 @@ class Logs:
         self._asker = asker
 
     async def listing(self, run: str, from_attempt: int) -> Listing:
-        """Return all logs, by attempt, rank, output and node; those of launchers come first.
+        """Return all logs, by attempt, rank, output and node; logs of launchers come first.
 
         Raises:
             UnknownRunError: no such run.

@@ -102,7 +102,7 @@ class Consumer:
         }
 
     def reset(self) -> None:
-        """Start over: own unacknowledged entries, then those of dead members, then new ones."""
+        """Start over: first own unacknowledged entries, then entries of dead members, then new."""
         self._own_after = dict.fromkeys(self._streams, b"0")
         self._claim_from = {}
         self._claim_at = 0.0

@@ -300,7 +300,7 @@ class ServerSupervisor:
         headers = {"Host": "localhost"}
         deadline = time.monotonic() + _READY_S
         last = "no answer"
-        # Do not verify the certificate here: its name need not be that of the local address.
+        # Do not verify the certificate here: it need not contain the name of the local address.
         own = httpx.Client(
             base_url=self.settings.url, headers=headers, trust_env=False, verify=False
         )

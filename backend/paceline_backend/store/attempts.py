@@ -52,7 +52,8 @@ def present(
     """Return the condition that excludes ranks that the latest attempt does not have.
 
     Earlier attempts may have had more ranks, and records can arrive before the Hello that defines
-    the number of ranks. `attempt` and `world` are those of the latest attempt, None if unknown.
+    the number of ranks. `attempt` is the latest attempt and `world` its number of ranks; each is
+    None if unknown.
     `table` has records or their roll-ups.
     """
     if attempt is None or world is None:

@@ -212,8 +212,8 @@ class RequestedChange:
 class RevisionError(PacelineError):
     """The run was changed by another requester since the caller read it.
 
-    `revision` is the current one, and `change` the newest row of the audit log about the run, if
-    any.
+    `revision` is the current revision, and `change` the newest row of the audit log about the run,
+    if any.
     """
 
     def __init__(self, run: str, revision: int, change: Mapping[str, Any] | None) -> None:

@@ -56,9 +56,9 @@ class StoreRefusedError(StoreError):
 class Store:
     """A database whose tables exist (`Store.open` creates them). Thread-safe; calls block.
 
-    `engine` is SQLAlchemy's. Prefer `read` and `write`, which translate errors. Also, on SQLite, a
-    transaction that begins as a reader and then writes can fail at once ("database is locked")
-    instead of waiting for its turn.
+    `engine` is an engine of SQLAlchemy. Prefer `read` and `write`, which translate errors. Also, on
+    SQLite, a transaction that begins as a reader and then writes can fail at once ("database is
+    locked") instead of waiting for its turn.
 
     Args:
         url: ``sqlite:///path`` or ``postgresql://user:password@host:port/database``.

@@ -20,7 +20,7 @@ from paceline_backend.store.schema import runs, switches
 
 @dataclass(frozen=True)
 class NewRun:
-    """Settings of a new or resumed run. Fields without a comment are those of the table `runs`."""
+    """Settings of a new or resumed run. Fields without a comment are columns of table `runs`."""
 
     name: str
     script: str

@@ -174,7 +174,7 @@ def _counts(staleness: bytes) -> list[int]:
 def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any]:
     """Select segments that overlap a range of steps: attempt, seq, fallback, samples and plan.
 
-    Samples are those of complete steps.
+    Only samples of complete steps count.
     """
     step, begin, end = steps.c.step, segments.c.first_step, segments.c.first_step + segments.c.steps
     parts = [part.rows(step, segments.c.attempt) for part in _parts(connection, run)]

@@ -162,7 +162,7 @@ def last_attempt(first_attempt: int, max_restarts: int, nodes_max: int) -> int:
 
 
 def terms(connection: sa.Connection, ids: Collection[str]) -> dict[str, TelemetryTerms]:
-    """Return the settings of those of these runs that exist, by public id."""
+    """Return the settings of the runs, by public id; runs that do not exist are left out."""
     names = ("id", *TelemetryTerms.__dataclass_fields__)
     columns = [runs.c[name] for name in names]
     rows = connection.execute(sa.select(*columns).where(runs.c.id.in_(ids), _KEPT))
@@ -355,7 +355,7 @@ def hello(connection: sa.Connection, key: int) -> Hello | None:
 
 
 def standing(connection: sa.Connection, ids: Collection[str]) -> dict[str, Standing]:
-    """Return state and revision of those of these runs that exist, by public id."""
+    """Return state and revision of the runs, by public id; unknown runs are left out."""
     c = runs.c
     query = sa.select(c.id, c.state, c.revision).where(c.id.in_(ids), _KEPT)
     return {row.id: Standing(row.state, row.revision) for row in connection.execute(query)}

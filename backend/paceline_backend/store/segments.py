@@ -165,7 +165,7 @@ def versions(
 def equal_because(connection: sa.Connection, run: int, attempt: int | None) -> str:
     """Return why ranks get equal local batches whatever the policy plans; empty if they need not.
 
-    `attempt` is the newest one, None if there is none.
+    `attempt` is the newest attempt, None if there is none.
     """
     c = segments.c
     query = sa.select(c.source, c.why).where(c.run == run, c.attempt == attempt)

@@ -38,7 +38,7 @@ class LoginThrottle:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Network → times of its wrong logins. The network with the newest one comes last.
+        # Network → times of its wrong logins. The network with the newest wrong login comes last.
         self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_s(self, address: str) -> int:

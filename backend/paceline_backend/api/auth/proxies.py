@@ -25,7 +25,7 @@ class ProxyIdentity:
     def __init__(self, app: ASGIApp, proxies: Proxies) -> None:
         self.app = app
         self.proxies = proxies
-        # The ASGI types of Uvicorn differ from Starlette's.
+        # The ASGI types of Uvicorn differ from the types of Starlette.
         self._addressed = ProxyHeadersMiddleware(app, list(proxies.trusted))  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

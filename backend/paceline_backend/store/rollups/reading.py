@@ -53,7 +53,7 @@ class Cover:
     gaps: list[tuple[int, int]]
 
     def rolled(self, table: sa.Table) -> _Where:
-        """Return the condition for roll-ups, without those of gaps that were filled meanwhile."""
+        """Return the condition for roll-ups, except roll-ups of gaps that were filled meanwhile."""
         c = table.c
         inside = c.step.between(-(-self.first // BLOCK) * BLOCK, self.last - BLOCK + 1)
         return [c.run == self.run, inside, *(~c.step.between(a, b) for a, b in self.gaps)]

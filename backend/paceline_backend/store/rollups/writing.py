@@ -67,7 +67,7 @@ def _insert_steps() -> sa.Insert:
 
 
 def _insert_ranks() -> sa.Insert:
-    """Build the insert for one block, whose ranks are those of its first step.
+    """Build the insert for one block, whose ranks are the ranks of its first step.
 
     Each record is looked up by its whole key, in the order of the groups. Both databases then
     choose a good plan whatever their statistics are. A new database has no statistics, and there a

@@ -97,7 +97,7 @@ class LockedRun:
             )
 
     def take_hello(self, hello: Hello, packed: hellos.PackedHello) -> bool:
-        """Apply a validated Hello; return whether it is the latest attempt's."""
+        """Apply a validated Hello; return whether it is the Hello of the latest attempt."""
         self._started(hello.started_at)
         self._tells_of(hello.attempt)
         may = Cause.REPORT.allows(State(self.state), State.RUNNING)
@@ -212,7 +212,7 @@ _LOCK = (
 
 
 def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
-    """Return those of these runs that exist, locked until the transaction ends.
+    """Return the runs that exist among `ids`, locked until the transaction ends.
 
     The lock makes concurrent ingest threads take turns at a run: two that each see only their own
     rows of a step would both find the step incomplete. (SQLite has only one writer anyway.)
