@@ -45,7 +45,7 @@ def replay(
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedPolicies:
-    """The policies to simulate, and the steps that count."""
+    """The policies to simulate, and the steps that the figures exclude."""
 
     policy: Annotated[
         str | None, typer.Option(help="Policy of the whole simulation, instead of the scenario's.")
@@ -62,7 +62,7 @@ class SimulatedPolicies:
 
     @property
     def names(self) -> list[str]:
-        """Names of the policies; empty: the scenario's."""
+        """Names of the policies; empty: the policy in the scenario."""
         if self.compare:
             return self.compare.split(",")
         return [self.policy] if self.policy else []

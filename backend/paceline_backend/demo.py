@@ -3,8 +3,8 @@
 `up` starts a control plane and an agent with one command. `demo` starts the same, and trains the
 PLAID example there with emulated device speeds.
 
-Functions of the demo import what only they need: the process of `paceline up` stays small, for it
-does nothing but wait.
+Functions of the demo import the packages that only they need. So the process of `paceline up`,
+which only waits, stays small.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def example(name: str) -> Path:
 
 
 def emulation(slowdowns: list[float]) -> dict[str, list[float]]:
-    """Return PACELINE_EMULATE for ranks; `slowdowns` are factors on the time per size unit."""
+    """Return PACELINE_EMULATE for ranks; `slowdowns` has each rank's factor on time per unit."""
     from paceline.node.starting import foreground
 
     text = ",".join(str(factor) for factor in slowdowns)
@@ -185,7 +185,7 @@ def print_report(figures: Mapping[str, Any]) -> None:
 def _slowdowns(text: str) -> list[float]:
     from paceline.node.starting import foreground
 
-    # This call raises an error if the text is not a list of factors.
+    # Parsing raises an error if the text is not a list of factors.
     emulated = foreground.emulation(text, 1.0, 0.0, None)
     return emulated["a_s"]
 

@@ -17,6 +17,6 @@ rest of the middleware. Routes get the caller from `identity`, the store from `s
 parameters from `queries`, and the revision that a change is meant for from `preconditions`.
 `errors` turns exceptions into problem documents, and `openapi` completes the OpenAPI document.
 
-Routes read from the store and pass requests to `paceline_backend.requests`. They contain no SQL
+Routes read from the store and pass requests to `paceline_backend.requests`. Routes contain no SQL
 and never import `control`.
 """

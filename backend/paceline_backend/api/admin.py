@@ -1,6 +1,7 @@
 """REST: the server itself: its version, the caller, its presets, and rejected messages.
 
-Ingest rejects a message that it cannot store. An admin reads in the list why, and drops it.
+Ingest rejects a message that it cannot store. An admin reads the reason in the list of rejected
+messages, and deletes the message.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class PolicyInfo(BaseModel):
     summary: str = Field(examples=["Balances the load of every step by learned speeds"])
     source: str = Field(examples=["CHRONICA (2022)"])
     parameters: dict[str, dict[str, Any]] = Field(
-        description="JSON Schema of each", examples=[{"window": {"type": "integer", "default": 64}}]
+        description="JSON Schema of each parameter, by name",
+        examples=[{"window": {"type": "integer", "default": 64}}],
     )
     changes: Changes = Field(
         description="what the preset changes in the training with default parameters, compared "
@@ -69,7 +71,7 @@ class PolicyInfo(BaseModel):
         examples=["batches"],
     )
     changes_with: dict[str, dict[str, Changes]] = Field(
-        description="the same for enum values of parameters that change the answer",
+        description="`changes` for the enum values of parameters with which it differs",
         examples=[{"mode": {"free": "batches"}}],
     )
 

@@ -137,7 +137,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # `web.run` replaces this function, so that event streams end when the server shuts down.
     app.state.closing = lambda: False
     app.state.figures = Figures(store)
-    # For short commands. The connections of the client stay open.
+    # Client for short commands. Its connections stay open.
     app.state.bus = connect(settings.bus)
     app.state.reader = ChangeReader(store, settings.bus)
     app.state.asker = Asker(settings.bus)

@@ -1,9 +1,9 @@
-"""Questions to the nodes of a run, which have its logs and its ranks' stacks.
+"""Questions to the nodes of a run about its logs and its ranks' stacks, which only nodes have.
 
-`holders` returns the nodes that may have an answer, `ask` sends them a question. If none has
-answered, `refusal` combines their errors into one, and `missing` names why nodes do not have what
-was requested. These functions raise `redis.RedisError` while the bus is away, and `StoreError`
-while the database is.
+`holders` returns the nodes that may have an answer, and `ask` sends these nodes a question. If no
+node has answered, `refusal` combines the nodes' errors into one error. `missing` returns the
+reasons why nodes do not have what was requested. These functions raise `redis.RedisError` while the
+bus is unavailable, and `StoreError` while the database is unavailable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AskedNode(BaseModel):
 class LogHolder:
     """A node that may have logs of a run.
 
-    `alive`: its agent answers. `signed`: its agent has a session on the bus.
+    `alive`: the node's agent answers. `signed`: the node's agent has a session on the bus.
     """
 
     node: str
@@ -57,7 +57,7 @@ def holders(
         store: the database.
         run: public ID.
         rank: rank that wrote the log; None: logs of all ranks and of launchers.
-        attempt: attempt of the log; None: the newest that has one.
+        attempt: attempt of the log; None: the newest attempt that has a log.
 
     Raises:
         UnknownRunError: no such run.
@@ -91,7 +91,7 @@ def _holder(name: str, node: dict[str, Any] | None) -> LogHolder:
 
 @lru_cache(maxsize=1024)
 def _placement(store: Store, key: int, attempt: int) -> tuple[str, ...]:
-    """Return each rank's node, from the leader's Hello. It is cached because a Hello is long."""
+    """Return each rank's node, from the leader's Hello. Cached, because a Hello is long."""
     with store.read() as connection:
         message = runs.hello(connection, key)
     return () if message is None or message.attempt != attempt else tuple(message.placement)
@@ -100,7 +100,7 @@ def _placement(store: Store, key: int, attempt: int) -> tuple[str, ...]:
 async def ask(
     store: Store, asker: Asker, known: Sequence[LogHolder], run: str, question: Question
 ) -> list[object | Exception]:
-    """Send a question to nodes. Return each node's answer, or the error why there is none."""
+    """Send a question to nodes. Return each node's answer, or the error if it did not answer."""
     keys = await run_in_threadpool(sessions.keys, store, [holder.node for holder in known])
     asked = (_ask_one(asker, holder, keys, run, question) for holder in known)
     return list(await asyncio.gather(*asked))
@@ -136,7 +136,7 @@ def refusal(answers: Sequence[object]) -> Exception:
 
 
 def missing(known: Sequence[LogHolder], answers: Sequence[object]) -> str:
-    """Return the reasons why nodes do not have what was requested, in words; empty: none."""
+    """Return the reasons why nodes do not have what was requested; empty: there are none."""
     whys = [
         f"node {holder.node}: {answer.why}"
         for holder, answer in zip(known, answers, strict=True)

@@ -1,6 +1,7 @@
 """REST: the audit log, of all runs or of one.
 
-Operators read all changes, also those of deleted runs; viewers read those of a run that exists.
+Operators read all changes, including changes of deleted runs; viewers read the changes of a run
+that exists.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from paceline_backend.store import Store, StoreError, StoreUnavailableError, met
 
 log = logging.getLogger(__name__)
 
-# Connections of a process to the bus.
+# Maximum number of connections of a process to the bus.
 _CONNECTIONS = 2
 # Maximum time to wait for a free connection.
 _QUEUED_S = 20.0  # seconds
@@ -38,7 +38,7 @@ _OUTAGE_S = 0.5  # seconds
 # Pause between two checks of the database.
 _CHECK_S = 2.0  # seconds
 _ENTRIES = 1_000  # per read
-# Threads that query the database.
+# Number of threads that query the database.
 _THREADS = 2
 
 Event = dict[str, Any]
@@ -48,13 +48,13 @@ class PendingEvent:
     """The pending event of one client."""
 
     def __init__(self) -> None:
-        # The pending event, if any, is the last one.
+        # True if the pending event is the last event of the client.
         self.over = False
         self._event: Event | None = None
         self._news = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Merge an event into the pending one, if any. The earlier step of the two is kept."""
+        """Merge an event into the pending event, if any, and keep the earlier of the two steps."""
         before = None if self._event is None else self._event["step"]
         self._event = {**event, "step": _earlier(before, event["step"])}
         self._news.set()
@@ -78,7 +78,7 @@ class PendingEvent:
 
 
 class ChangeReader:
-    """Reader of the stream of changes. It runs while clients follow a run.
+    """Reader of the stream of changes, which works while clients follow a run.
 
     `tell` and `tell_end` raise `StoreUnavailableError` while the database is away.
     """
@@ -89,7 +89,7 @@ class ChangeReader:
         self._client: redis.asyncio.Redis | None = None
         # Run → its followers.
         self._followers: dict[str, set[PendingEvent]] = {}
-        # Followers have got events for all entries up to this one.
+        # Last entry on the bus for which followers have got their events.
         self._position: bytes | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -130,7 +130,7 @@ class ChangeReader:
         follower = PendingEvent()
         self._followers.setdefault(run, set()).add(follower)
         if self._task is None or self._task.done():
-            # The reader was stopped, so its knowledge about the bus is outdated.
+            # The reader was stopped, so its state of the bus is outdated.
             self._bus_away = False
             self._position = None
             self._task = asyncio.create_task(self._run())
@@ -230,7 +230,7 @@ def _put(follower: PendingEvent, standing: runs.Standing | None, step: int | Non
 
 
 def _merged(entries: Iterable[Mapping[bytes, bytes]]) -> dict[str, int | None]:
-    """Merge several entries: changed run → its earliest new step."""
+    """Merge entries; return the changed runs, each with its earliest new step."""
     changed: dict[str, int | None] = {}
     for fields in entries:
         for name, value in fields.items():

@@ -69,7 +69,7 @@ class EpochWorker(BaseModel):
         examples=[96.5],
     )
     ett_s: float | None = Field(
-        description="Σ ETT of the steps that have one; null: none has", examples=[58.1]
+        description="Σ ETT over the steps with an ETT; null: no step has one", examples=[58.1]
     )
     compute_s: float = Field(description="Σ T", examples=[57.0])
     ett_error: float | None = Field(

@@ -29,7 +29,7 @@ from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
 
-# Clients may send this request often, so the answer of an engine is cached for this time.
+# Time for which the answer of an engine is cached, because clients may send this request often.
 _KEPT_S = 5.0  # seconds
 
 

@@ -189,14 +189,14 @@ def install(app: FastAPI) -> None:
             HTTPStatus.INTERNAL_SERVER_ERROR,
             f"{type(error).__name__}: internal error of the server; see the server's log",
         )
-        # This response bypasses the middleware that sets the headers of all others.
+        # This response bypasses the middleware that sets the headers of all other responses.
         response.headers.update(security_headers(request.scope))
         return response
 
 
 def _field_error(item: Any) -> dict[str, str]:
     place = [str(part) for part in item["loc"] if part != "[key]"]
-    # The first item is "body", "query" or "path".
+    # The first item of the place is "body", "query" or "path".
     field = ".".join(place[1:]) or place[0]
     message = item["msg"].removeprefix("Value error, ")
     given = item.get("input")

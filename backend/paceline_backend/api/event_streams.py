@@ -1,8 +1,8 @@
-"""What event streams have in common: their format, a limit per client, and an end with the token.
+"""Common parts of event streams: format, limit per client, and the end when a token ends.
 
 A route returns an `EventStream`, which refuses a client that has too many streams open (`Streams`).
 A stream lasts for hours, so its token may expire or be revoked meanwhile. The generator of its
-events therefore asks `Rights` from time to time. `live` and `logs` have such routes.
+events therefore calls `Rights.valid` from time to time. `live` and `logs` have such routes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from paceline_backend.api.errors import problem_response
 from paceline_backend.api.identity import identity_of
 from paceline_backend.store import StoreError
 
-# A stream may outlive its token by this time.
+# Maximum time for which a stream outlives its token.
 CHECK_S = 2.0  # seconds
-# Answers are dropped after this time. Every open stream has asked again by then.
+# Time after which cached results of `Rights` are dropped: open streams renew theirs before.
 _KEPT_S = 60.0  # seconds
 
-# Proxies close connections that are silent for longer.
+# Interval of comments, because proxies close connections that are silent for longer.
 COMMENT_S = 10.0  # seconds
 # Interval at which a stream checks whether the server shuts down.
 CLOSING_S = 0.5  # seconds
-# A closed page frees its stream after about this time.
+# Value of `Retry-After`: a page that was closed frees its stream after about this time.
 _RETRY_S = 5  # seconds
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def _client(scope: Scope) -> Client:
 
 @dataclass
 class _TokenCheck:
-    # Time by the event loop's clock.
+    # Time of the last check, by the event loop's clock.
     at: float
     # The guard has just checked the token of a new stream.
     valid: bool = True
@@ -122,7 +122,7 @@ class _TokenCheck:
 class Rights:
     """Check of the tokens of open streams, once per token every `CHECK_S` seconds.
 
-    `holds` returns whether a token is still valid, by its ID. It is called in a thread.
+    `holds` is called in a thread, and returns whether the token with an ID is still valid.
     """
 
     def __init__(self, holds: Callable[[str], bool]) -> None:
@@ -130,13 +130,13 @@ class Rights:
         self._answers: dict[str, _TokenCheck] = {}
 
     async def valid(self, token: str) -> bool:
-        """Return whether a token is still valid; without the database, the last answer counts."""
+        """Return whether a token is still valid; without the database, return the last result."""
         now = asyncio.get_running_loop().time()
         known = self._answers.get(token)
         if known is not None and now < known.at + CHECK_S:
             return known.valid
         known = self._answers[token] = known or _TokenCheck(now)
-        # Set the time before the call, so that other streams do not ask meanwhile.
+        # Set the time before the call, so that other streams do not repeat the check meanwhile.
         known.at = now
         try:
             known.valid = await run_in_threadpool(self._holds, token)

@@ -1,9 +1,10 @@
 """REST: evidence about a run: who slows it down, and what its ranks wait for.
 
 The verdict names the causes of lost time with their costs, and the attribution divides the waiting
-of ranks among its causes. Both judge the same steps (`judged`), and their results are reused for
-some seconds. The timeline shows the phases of ranks within a few steps. If the run hangs, `hang`
-names the ranks that make no progress, and `stacks` shows where in the script they are.
+of ranks among its causes. Verdict and attribution use the same steps (`judged`), and their results
+are reused for some seconds. The timeline shows the phases of ranks within a few steps. If the run
+hangs, `hang` names the ranks that make no progress, and `stacks` shows where in the script they
+are.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Cause(BaseModel):
     worker_hours: float = Field(description="`cost_s` of all ranks", examples=[0.09])
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
     what: str = Field(
-        description="the same as a clause, without the cost",
+        description="the cause as a clause, without its cost",
         examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
     )
     to_do: str = Field(
@@ -228,7 +229,8 @@ class AttributedWorker(BaseModel):
         examples=["node"],
     )
     factor: float | None = Field(
-        description="time at equal load ÷ the median rank's; null: too few steps", examples=[2.1]
+        description="time at equal load ÷ that of the median rank; null: too few steps",
+        examples=[2.1],
     )
     slow_steps: list[tuple[int, int]] = Field(
         description="first and last step of each span in which the rank was temporarily slow",
@@ -284,7 +286,7 @@ class RunAttribution(BaseModel):
         examples=["n2"],
     )
     factor: float | None = Field(
-        description="time of that node's slow ranks ÷ the other nodes', at equal load",
+        description="time of that node's slow ranks ÷ time of the other nodes, at equal load",
         examples=[2.1],
     )
     saving: Saving | None = Field(
@@ -383,7 +385,7 @@ def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
     }
 
 
-# Number of steps if the request gives no range.
+# Number of newest steps that a response covers if the request gives no range.
 _STEPS = 3
 _MOST_STEPS = 50
 _MOST_RANKS = 64

@@ -91,7 +91,7 @@ class FleetVerdict(BaseModel):
     )
     workers: int = Field(examples=[24])
     waiting_workers: float = Field(
-        description="how many of these currently wait, on average", examples=[3.4]
+        description="number of these workers that currently wait, on average", examples=[3.4]
     )
     lost_workers: float = Field(description="worker-hours lost to causes per hour", examples=[2.1])
     waited_hours: float = Field(

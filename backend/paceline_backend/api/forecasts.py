@@ -1,7 +1,7 @@
-"""REST: forecasts of what other policies would take, what `auto` may do with them, and scores.
+"""REST: forecasts of other policies' step times, the rights of `auto`, and scores of forecasts.
 
-A forecast takes seconds of CPU time, so it is made in a process of its own, one at a time, and
-stored. `auto` acts on stored forecasts. Scores compare forecasts with what was measured after the
+A forecast takes seconds of CPU time, so forecasts are made one at a time in a separate process, and
+stored. `auto` acts on stored forecasts. Scores compare forecasts with measurements after the
 switch, over all runs.
 """
 
@@ -46,7 +46,7 @@ from paceline_backend.store import Store, audit, runs
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.outcomes.effects import OutcomeFilter
 
-# A stored forecast is fresh for this number of steps or for this time, whichever is longer.
+# A stored forecast is fresh for this number of steps, or for this time if that is longer.
 _FRESH_STEPS = 100
 _FRESH_S = 60.0  # seconds
 

@@ -33,7 +33,7 @@ from paceline_backend.store.audit import RequestedChange
 from paceline_backend.store.history import labels as stored
 
 router = APIRouter()
-# `GET /history`.
+# Router of `GET /history`.
 sums_router = APIRouter()
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]

@@ -1,11 +1,11 @@
 """`Idempotency-Key`: a client can repeat a POST without making its change twice.
 
-`Repeats` is ASGI middleware around all routes, behind the guard. It executes the first request with
-a key and stores the response. A later request with the same key from the same requester gets the
-stored response, and no route runs. If the first request was refused or failed before it committed
-anything, the client may repeat it with the same key. If it failed after a commit, it is never
-executed again: the response asks the client to read what has changed. Requests without the header
-pass unchanged.
+`Repeats` is ASGI middleware around all routes, behind the guard. `Repeats` executes the first
+request with a key and stores the response. A later request with the same key from the same
+requester gets the stored response, and no route runs. If the first request was refused or failed
+before it committed anything, the client may repeat it with the same key. If it failed after a
+commit, it is never executed again: the response asks the client to read what has changed. Requests
+without the header pass unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
-# Maximum length of a key.
+# Maximum length of an `Idempotency-Key`.
 LONGEST = 200  # characters
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -169,7 +169,7 @@ def _earlier(earlier: repeats.Earlier, asked: str, seal: Fernet) -> Response:
     try:
         kept = None if earlier.answer is None else seal.decrypt(earlier.answer)
     except InvalidToken:
-        # The server's secret has changed since.
+        # The response cannot be decrypted, because the server's secret has changed since.
         kept = None
     if kept is None:
         return _refusal(

@@ -41,9 +41,9 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 
 # Maximum number of steps with `since` or `last`.
 _STEPS = 2_000
-# Number of newest segments. Spans without a controller are listed in `coasts`.
+# Maximum number of newest segments in a view. Spans without a controller are listed in `coasts`.
 _SEGMENTS = 200
-# The same with `since`.
+# Maximum number of newest segments, and of newest evaluations, in a view with `since`.
 _NEW_SEGMENTS = 50
 _NEW_EVALUATIONS = 20
 # Compression level of gzip. Levels 6 and above take twice the time for 3 % fewer bytes.
@@ -99,10 +99,10 @@ class RangeView(BaseModel):
     coasts: list[Coast] = Field(description="spans that no controller planned")
     switches: list[SwitchInfo]
     segments: list[SegmentInfo] = Field(
-        description="the newest 200, with `since` the newest 50, in order"
+        description="the newest 200 (with `since`: 50), oldest first"
     )
     evaluations: list[EvaluationInfo] | None = Field(
-        default=None, description="only with `since`: the newest 20, in order"
+        default=None, description="only with `since`: the newest 20, oldest first"
     )
 
 

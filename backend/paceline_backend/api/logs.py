@@ -175,7 +175,7 @@ class Logs:
         self._asker = asker
 
     async def listing(self, run: str, from_attempt: int) -> Listing:
-        """Return all logs, by attempt, rank, output and node; those of launchers come first.
+        """Return all logs, by attempt, rank, output and node; logs of launchers come first.
 
         Raises:
             UnknownRunError: no such run.
@@ -278,8 +278,8 @@ class Follow:
     async def over(self) -> bool:
         """Return whether the run has ended and nothing comes after the position.
 
-        It raises the errors of `Logs.part`, except that a missing log is no error before the run
-        has ended.
+        The call raises the errors of `Logs.part`, except that a missing log is no error before the
+        run has ended.
         """
         try:
             part = await self._part()
@@ -371,14 +371,14 @@ class Follow:
         return {"rank": self._wanted.rank, "output": output, **asdict(part)}
 
     def _trouble(self, error: Exception) -> bytes:
-        """Return an event that reports a problem, once. A log that does not exist yet is none."""
+        """Return an event that reports a problem, once. A log that does not exist is no problem."""
         if isinstance(error, ProblemError) and error.status is HTTPStatus.NOT_FOUND:
             return b""
         words, self._problem = self._problem, str(error)
         return b"" if words == self._problem else encoded({"type": "problem", "detail": str(error)})
 
     async def _rest(self) -> None:
-        """Pause, longer the longer the log has not grown. Return at once if it has more text."""
+        """Pause; the pause grows while the log does not. Return at once if there is more text."""
         if self._more:
             self._more = False
             return

@@ -22,7 +22,7 @@ from paceline_backend.requests import streams
 class PathPrefix:
     """ASGI middleware that removes the prefix from requests and adds it to redirects.
 
-    It works whether or not the proxy removes the prefix itself.
+    The proxy may remove the prefix itself, or leave it in place.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
@@ -116,7 +116,7 @@ class BodyLimit:
 class WakeWorkers:
     """ASGI middleware that adds an entry to `CHANGES` after each request that is not a read.
 
-    It runs behind the guard, so only requests with a token wake workers.
+    The middleware is behind the guard, so only requests with a token wake workers.
     """
 
     def __init__(self, app: ASGIApp, bus: redis.Redis) -> None:

@@ -101,7 +101,7 @@ Source = Literal["evaluations", "training"]
 class EvaluationInfo(BaseModel):
     """An evaluation: measurements on held-out data after a step."""
 
-    step: int = Field(description="last step before it; -1: none", examples=[279])
+    step: int = Field(description="last step before the evaluation; -1: none", examples=[279])
     epoch: int = Field(description="epoch of that step", examples=[19])
     attempt: int = Field(examples=[0])
     trained: int = Field(

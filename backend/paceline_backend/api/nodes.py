@@ -28,9 +28,9 @@ _REFUSALS = documented(
 )
 _CHANGES = {**_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)}
 
-# The list of nodes and the agents' sessions.
+# Routes for the list of nodes and the agents' sessions.
 agents_router = APIRouter()
-# One node.
+# Routes for one node.
 router = APIRouter(prefix="/nodes/{node}", responses=_REFUSALS)
 
 
@@ -170,7 +170,7 @@ class NodeVerdict(BaseModel):
     attempt: int = Field(examples=[0])
     step: int = Field(description="newest step when the node was first named", examples=[120])
     factor: float | None = Field(
-        description="time of the node's slow ranks ÷ the other nodes', at equal load",
+        description="time of the node's slow ranks ÷ time of the other nodes, at equal load",
         examples=[3.0],
     )
     words: str = Field(examples=["n2 computes at a third of the others' pace."])

@@ -1,8 +1,9 @@
 """The page that shows the OpenAPI document, and completion of what FastAPI generates.
 
-FastAPI lacks three facts. Middleware reads `Idempotency-Key`, so no route declares this header.
-Routes declare `If-Match` as optional so that they can answer 428 without it, although some require
-it. And all errors have the same schema, which FastAPI would repeat for each status of each route.
+FastAPI does not know three facts. Middleware reads `Idempotency-Key`, so no route declares this
+header. Some routes require `If-Match`, but all declare it as optional, so that they can answer 428
+to a request without it. And all errors have the same schema, which FastAPI would repeat for each
+status of each route.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes: who requests one, and which revision of the run it is meant for (`If-Match`).
+"""Changes: the requester of a change, and the revision of the run that it is based on (`If-Match`).
 
 A route that changes a run declares a parameter of type `Expected`: the revision that the caller has
 seen. `requester_of` returns who sends the request; a route without a body declares a parameter of
@@ -34,7 +34,7 @@ def etag(revision: int) -> str:
 
 
 def requester_of(request: Request, via: str = "", why: str = "", operator: str = "") -> Requester:
-    """Return who sends a request, for the audit log.
+    """Return the sender of a request, for the audit log.
 
     Args:
         request: the request, which the guard has authenticated.

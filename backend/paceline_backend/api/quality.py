@@ -1,4 +1,4 @@
-"""REST: what a run's model reaches: evaluations, training metrics, and the run's target."""
+"""REST: quality of a run's model: evaluations, training metrics, and the run's target."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Until = Annotated[
 Ranks = Annotated[
     str | None,
     Query(
-        # Bounds the number of ranks to what a database accepts in a list.
+        # Limits the number of ranks, so that a database accepts the list in a query.
         max_length=50_000,
         pattern=r"^\d{1,9}(,\d{1,9})*$",
         description="only these ranks",
@@ -64,7 +64,7 @@ class StepRange(BaseModel):
 
     @property
     def span(self) -> reads.Range:
-        """Return the range as the store takes it."""
+        """Return the range in the form that functions of the store expect."""
         return self.first, self.to
 
 
@@ -119,7 +119,7 @@ def _names(route: APIRoute) -> tuple[str, ...]:
 
 
 def _in_query(info: FieldInfo) -> bool:
-    """Return whether a parameter is of the query, by itself or as a field of a query model."""
-    # FastAPI returns the fields of a query model as pydantic has them, which do not say where they
-    # are from. No route has a model of another kind of parameters.
+    """Return whether a parameter is in the query, on its own or as a field of a query model."""
+    # FastAPI returns the fields of a query model as pydantic has them, without their origin. No
+    # route has a model of another kind of parameters.
     return isinstance(info, params.Query) or not isinstance(info, params.Param)

@@ -76,7 +76,7 @@ class Report(BaseModel):
         description="segments whose figures are those of an all-reduce; otherwise empty"
     )
     quality: Quality
-    cost: RunCost | None = Field(description="null: as in `GET /runs/{id}`")
+    cost: RunCost | None = Field(description="null: for the same reasons as in `GET /runs/{id}`")
 
 
 @router.get("/report", response_model=Report, responses=_HTML)

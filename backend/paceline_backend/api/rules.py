@@ -2,8 +2,8 @@
 
     @router.post("/runs", dependencies=[Depends(OPERATOR)])
 
-The guard evaluates `Rules` before it passes a request on, so the server reads nothing of a request
-that its caller may not make. Packages that mount pages put the rules of their own routes into
+The guard evaluates `Rules` before it passes a request on. So if the caller may not make a request,
+the server does not read its body. Packages that mount pages put the rules of their own routes into
 `app.state.rules`, by the route's path.
 """
 

@@ -41,7 +41,8 @@ class RunNodeInfo(BaseModel):
     )
     attempt: int = Field(examples=[0])
     first_attempt: int = Field(
-        description="first attempt of the launch; below the run's if the node was left out since",
+        description="first attempt of the node's latest launch; lower than the run's "
+        "`first_attempt` if later launches left the node out",
         examples=[0],
     )
     exit_code: int | None = Field(examples=[None])
@@ -52,7 +53,7 @@ class RunNodeInfo(BaseModel):
     )
     leaving: bool = Field(description="the node was asked to leave", examples=[False])
     replaces: str | None = Field(
-        description="node that it replaces, or that was lost", examples=[None]
+        description="slow or lost node that this node replaces", examples=[None]
     )
 
 
@@ -105,13 +106,15 @@ class Replacement(BaseModel):
     )
     step: int = Field(description="newest complete step at the time of the request", examples=[240])
     first_step: int | None = Field(description="first step on the other node", examples=[250])
-    before_s: float | None = Field(description="over up to 100 steps before", examples=[0.31])
+    before_s: float | None = Field(
+        description="mean over up to 100 steps before the replacement", examples=[0.31]
+    )
     forecast_s: float | None = Field(
         description="forecast if the node were as fast as the others; null: no forecast",
         examples=[0.12],
     )
     after_s: float | None = Field(
-        description="over up to 100 steps, from the 20th on the other node", examples=[0.13]
+        description="mean over up to 100 steps, from the 20th on the other node", examples=[0.13]
     )
     after_steps: int = Field(description="number of steps in `after_s`", examples=[100])
 

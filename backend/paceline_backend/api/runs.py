@@ -315,12 +315,14 @@ class Attempt(BaseModel):
 
     attempt: int = Field(examples=[1])
     started_at: float = Field(examples=[1767225700.0])
-    step: int = Field(description="its first step", examples=[40])
+    step: int = Field(description="first step of the attempt", examples=[40])
     reached: int = Field(
         description="one past the last step that earlier attempts had reported by then",
         examples=[47],
     )
-    again: int = Field(description="number of steps that it repeats: `step` … `reached` − 1")
+    again: int = Field(
+        description="number of steps that the attempt repeats: `step` … `reached` − 1"
+    )
 
 
 class RunSession(BaseModel):
@@ -424,7 +426,7 @@ def get_run(request: Request, response: Response, run: str) -> Any:
 
 
 def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
-    """Return why the run's policy cannot plan it; None: it can, or is unknown to this server."""
+    """Return why the run's policy cannot plan it; None: it can, or this server does not have it."""
     streamed = run["attempt"] is not None and run["samples"] is None
     if run["token_budget"] is None and not streamed:
         return None

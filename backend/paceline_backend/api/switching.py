@@ -158,7 +158,7 @@ def _switched(
 
 
 async def _in_time(store: Store, run: str, body: PolicySwitch) -> list[str] | None:
-    """Return warnings, or None if they take too long: the first ones of a process take seconds."""
+    """Return warnings; None if this takes too long: the first call in a process takes seconds."""
     trial = asyncio.create_task(
         run_in_threadpool(_warnings, store, run, body.policy, body.parameters)
     )

@@ -215,7 +215,7 @@ class RoundInfo(BaseModel):
     """A round: one partial reduction of gradients, or one mean of replicas."""
 
     attempt: int = Field(examples=[0])
-    rank: int = Field(description="rank that reported it", examples=[0])
+    rank: int = Field(description="rank that reported the round", examples=[0])
     seq: int = Field(
         description="number of the round among those that this rank reported", examples=[118]
     )
@@ -225,17 +225,18 @@ class RoundInfo(BaseModel):
     world: int = Field(description="number of ranks that took part", examples=[4])
     contributors: int = Field(description="number of these ranks that contributed", examples=[3])
     staleness: list[int] = Field(
-        description="number of contributed gradients by age in rounds; the last: or older",
+        description="number of contributed gradients by age in rounds; the last item also counts "
+        "older ones",
         examples=[[2, 1, 0, 0]],
     )
     dropped: int = Field(description="samples whose gradients were too old", examples=[0])
     waited_s: float = Field(
-        description="response time: from the previous round until this one was called; for a mean "
-        "of two ranks: until the other rank had the request; for a mean of all: 0",
+        description="response time: from the previous round until the start of this one; for a "
+        "mean of two ranks: until the other rank had the request; for a mean of all ranks: 0",
         examples=[0.012],
     )
     reduced_s: float = Field(
-        description="from then until the result was available", examples=[0.003]
+        description="from the end of `waited_s` until the result was available", examples=[0.003]
     )
     bytes: int = Field(description="bytes that the rank contributed", examples=[65536])
     ended_at: float = Field(description="Unix time", examples=[1767225604.2])
@@ -290,7 +291,7 @@ class InForce(BaseModel):
     world: int = Field(description="number of ranks that took part", examples=[4])
     contributors: float = Field(description="mean per round", examples=[3.1])
     staleness: list[int] = Field(
-        description="number of gradients by age in rounds; the last: or older",
+        description="number of gradients by age in rounds; the last item also counts older ones",
         examples=[[3000, 700, 32, 0]],
     )
     samples: int = Field(
@@ -520,7 +521,7 @@ def list_segments(
         int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
     ] = 10_000,
 ) -> Any:
-    """List the segments that ran, in order."""
+    """List the segments that ran, oldest first."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return reads.segment_rows(connection, key, steps.span, limit)
@@ -543,7 +544,7 @@ def list_rounds(
         int, Query(ge=1, le=100_000, description="maximum number of rows; the newest are returned")
     ] = 10_000,
 ) -> Any:
-    """List rounds of relaxed synchronisers, in order. An all-reduce has no rounds."""
+    """List rounds of relaxed synchronisers, oldest first. An all-reduce has no rounds."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return rounds.rows(connection, key, steps.span, limit)

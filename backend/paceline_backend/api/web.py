@@ -1,4 +1,4 @@
-"""The web process: `paceline server` forks it, and `paceline server --only web` is it."""
+"""The web process, which `paceline server` forks, or `paceline server --only web` runs alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
-# Time for requests in progress at shutdown. Event streams end automatically.
+# Maximum time for requests in progress at shutdown. Event streams end automatically.
 _GRACE_S = 5  # seconds
 
 
@@ -33,7 +33,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
                 server_header=False,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
-                # `ProxyIdentity` does this, for trusted proxies only.
+                # `ProxyIdentity` evaluates these headers, for trusted proxies only.
                 proxy_headers=False,
             )
         )

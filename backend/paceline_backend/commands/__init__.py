@@ -1,4 +1,5 @@
 """Commands of a control plane.
 
-`access` (tokens, `open`), `database` and `server` are commands.
+`access` (`paceline token` and `paceline open`), `database` (`paceline db`) and `server` (`paceline
+server`) define them.
 """

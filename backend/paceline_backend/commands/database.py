@@ -34,7 +34,7 @@ def _opened(database: str | None, data: Path, *, new: bool = False) -> Iterator[
 
     try:
         with Store(database or embedded_database(data)) as store:
-            # For a mistyped name, SQLite would create an empty file.
+            # If the name is mistyped, SQLite would create an empty file.
             if store.is_sqlite and not new and not Path(str(store.url.database)).exists():
                 raise PacelineError(f"there is no database {store.name}")
             yield store
@@ -115,8 +115,8 @@ def rotate_secret(
 ) -> None:
     """Replace the server's secret after somebody else may have read it: stop all servers first.
 
-    Agents get new keys when the server is back. Active runs train on without the server until they
-    are resumed. Browsers must log in again; webhooks must be created again.
+    Agents get new keys when the server is back. Active runs continue to train without the server
+    until they are resumed. Browsers must log in again; webhooks must be created again.
     """
     with _opened(database, data) as store:
         with store.read() as connection:

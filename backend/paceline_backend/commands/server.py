@@ -86,7 +86,7 @@ class ServerTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """Protection of the server and its bus from clients, and proxies in front of it."""
+    """Protection of the server and its bus from clients, and proxies in front of the server."""
 
     max_body_bytes: Annotated[
         int,
@@ -377,7 +377,7 @@ def token_kept(server: str, token: str, data: Path | None) -> Iterator[None]:
     """Let clients of this user find the token while the server runs.
 
     `data` is a directory that gets the file `token`, which stays there. If neither this file nor
-    that of the user can be written, no client could ever log in.
+    the user's own token file can be written, no client could ever log in.
 
     Raises:
         PacelineError: the file in `data`, or both files, cannot be written.

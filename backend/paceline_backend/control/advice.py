@@ -2,10 +2,11 @@
 
 `auto` forecasts the step times of other policies, and switches if the run allows it. The worker
 calls `Advisor.scan` about every second. Forecasts run in the child process of a `Forecaster`, and
-`insight.whatif.auto` decides by them. Decisions are stored with their forecasts.
+`insight.whatif.auto` decides from them whether to switch. Decisions are stored with their
+forecasts.
 
-The worker calls `Effects.look` every few seconds. It stores the effect of each switch once enough
-steps have followed, or at the run's end.
+The worker calls `Effects.look` every few seconds. `Effects` stores the effect of each switch once
+enough steps have followed, or at the run's end.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _POLL_S = 0.25
 # Minimum number of steps between two measurements of the effects in an active run.
 LOOK_STEPS = 20
 
-# Maximum number of ended runs per round. There can be many after an upgrade of the database.
+# Maximum number of ended runs per `Effects.look`. There can be many after an upgrade of the
+# database.
 _MOST_ENDED = 20
 
 
@@ -78,7 +80,7 @@ class NextLook:
 
     @property
     def presets(self) -> list[str] | None:
-        """Presets to forecast; None means all. `PLAIN` is the baseline that shows harm."""
+        """Presets to forecast; None means all. Warnings compare the option with `PLAIN`."""
         return None if self.option is None else [self.option, PLAIN]
 
     def after(self, made: Forecast | None, step: int, now: float, longest_s: float) -> NextLook:
@@ -113,14 +115,14 @@ class NextLook:
 
 
 class Advisor:
-    """Advisor of runs whose `auto` is on, at step `FIRST_STEP` and then every `AUTO_STEPS` steps.
+    """Checker of runs whose `auto` is on, at step `FIRST_STEP` and then every `AUTO_STEPS` steps.
 
-    If a forecast has fewer steps than that, as at a run's start and after a change of speed, the
-    next forecast follows once there are twice as many.
+    If a forecast is based on fewer than `AUTO_STEPS` steps, as at a run's start and after a change
+    of speed, the next forecast follows once there are twice as many steps.
 
-    A promising forecast is checked again as soon as it must have held for long enough
-    (`steps_to_hold`). That check leaves out the other options, which takes a tenth to a fifth of
-    the time.
+    `auto` acts on a promising forecast only if it still holds `steps_to_hold` steps later, so the
+    next check follows then. That check forecasts no other options, so it takes only a tenth to a
+    fifth of the time.
 
     A forecast takes seconds of a CPU core, regardless of the step time. So each check doubles the
     pause before the next one, up to `pause_s`, until `auto` switches. After a switch the pause is
@@ -137,7 +139,7 @@ class Advisor:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        # By key of the run.
+        # Schedule of the next check, by key of the run.
         self._next: dict[int, NextLook] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
@@ -192,7 +194,7 @@ class Advisor:
             bodies = forecasts.bodies(connection, run.key)
         earlier = [forecast for forecast in kept(bodies) if forecast.decision is not None]
         if asked[-1].version != made.current.version:
-            # The policy was switched during the forecast.
+            # Return nothing if the policy was switched during the forecast.
             return None
         decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)
         logger.info("run %s: auto: %s: %s", run.id, decision.decided, decision.reason)
@@ -253,7 +255,7 @@ class Effects:
         for run in due:
             if stop.is_set():
                 return
-            # Fewer steps than before mean that a new attempt has started.
+            # If the run has fewer steps than before, a new attempt has started.
             before, step = self._looked.get(run.key, -LOOK_STEPS), newest[run.key]
             if run.ended or not before <= step < before + LOOK_STEPS:
                 if not run.ended:

@@ -1,7 +1,8 @@
 """Alerts: raised and resolved by rules, and delivered to webhooks.
 
 Each worker calls `AlertWatch.look` every few seconds, but only the worker that holds the lease
-acts. Any worker may deliver (`Sender.send`), because it claims a delivery first.
+evaluates the rules. Any worker may send a delivery (`Sender.send`), because it claims the delivery
+first.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ log = logging.getLogger(__name__)
 
 # A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
-# Retention of resolved alerts.
+# Time for which resolved alerts are kept.
 KEEP_S = 90 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
 
-# Time for which a worker claims a delivery: longer than the delivery takes.
+# Time for which a worker claims a delivery. It is longer than the delivery takes.
 CLAIM_S = 60.0
 # Maximum number of tries of a delivery, which together take about five hours.
 MOST_TRIES = 12

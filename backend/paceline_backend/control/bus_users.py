@@ -1,9 +1,9 @@
 """Users of the bus: reconciled with the nodes and runs in the database, and disabled by floods.
 
-The worker calls `UserReconciler.look` every second. It recreates users that a restart of the bus
-lost, and removes users whose node or run no longer has a session. `look_for_floods` disables users
-that flood the bus (`server.floods`), and records that in their runs. All raise `redis.RedisError`
-while the bus is unavailable, and `StoreError` if the database fails.
+The worker calls `UserReconciler.look` every second. `look` recreates users that a restart of the
+bus lost, and removes users whose node or run no longer has a session. `look_for_floods` disables
+users that flood the bus (`server.floods`), and records that in their runs. All functions raise
+`redis.RedisError` while the bus is unavailable, and `StoreError` if the database fails.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UserReconciler:
         self._bus_url = bus_url
         # Names of the users that this reconciler has created.
         self._made: set[str] = set()
-        # True once existing users have been recreated, too: their passwords may have changed.
+        # True once this reconciler has recreated existing users, whose passwords may have changed.
         self._made_all = False
         self._refused: str | None = None
         self._again_at = 0.0
@@ -89,7 +89,7 @@ class UserReconciler:
     def _left_over(self, client: redis.Redis) -> set[str]:
         """Return this control plane's runs that have streams on the bus.
 
-        Some of them may have ended while no worker was running.
+        Some of these runs may have ended while no worker was running.
         """
         kinds = (writer_of(stream) for stream in Guard(client).streams())
         with self._store.read() as connection:
@@ -133,7 +133,7 @@ class UserReconciler:
             self._warn(reason)
             return set()
         # A session may have been renewed since `wanted` was read. The user created here then has
-        # the old password, and the next round recreates all users.
+        # the old password, and the next call of `keep` recreates all users.
         self._made_all = bool(wanted) and (not missing or not self._made_all)
         self._made |= {user.name for user in missing}
         over = known - {user.name for user in wanted}

@@ -1,9 +1,9 @@
 """Plausibility checks of telemetry, which ingest makes before it stores or forwards a message.
 
 Every client with a run's address on the bus can write entries that look like telemetry. Ingest
-accepts a message only if its run is known, and if the run can have its attempt, ranks and samples.
-A record can arrive before its attempt's Hello. `Checks` then compares it with the options that the
-run was started with, which bound the number of ranks.
+accepts a message only if its run is known, and if the attempt, ranks and samples in the message are
+possible for that run. A record can arrive before the Hello of its attempt. `Checks` then compares
+the record with the options that the run was started with, which bound the number of ranks.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from paceline.wire.parts import MOST_SAMPLES
 from paceline_backend import backends
 from paceline_backend.store import Store, runs, telemetry
 
-# Maximum length of an epoch of streamed data.
+# Maximum number of samples of an epoch of streamed data.
 MOST_OF_STREAM = 10**8  # samples
 MOST_ATTEMPT = 2**15 - 1
-# Size of the cache of runs.
+# Maximum number of runs in the cache.
 _KNOWN = 10_000  # runs
-# Maximum of a message. Simulators send one record per rank, so a larger run may send that many.
+# Maximum number of records in a message. A simulator sends one record per rank in a message, so a
+# run with more ranks may send as many records as it has ranks.
 _MOST_RECORDS = 10_000
 
 
 @dataclass(frozen=True)
 class _Attempt:
     world: int
-    # For a stream, the maximum.
+    # Size of the data set; for a stream, the maximum number of samples of an epoch.
     samples: int
 
 
 @dataclass
 class _Run:
-    """Limits that a run's messages must keep."""
+    """Limits against which a run's messages are checked."""
 
     terms: runs.TelemetryTerms
-    # Only attempts whose Hello is known.
+    # Attempts whose Hello is known, by number.
     attempts: dict[int, _Attempt] = field(default_factory=dict)
 
     def world(self, attempt: int) -> int:
@@ -63,7 +64,7 @@ class _Run:
     def last_attempt(self) -> int:
         """Highest attempt that the run can reach."""
         # A simulated scenario has its own failures, and an observed run can have another launcher
-        # with its own restarts. So `max_restarts` does not bound their attempts.
+        # with its own restarts. So `max_restarts` does not bound the attempts of such a run.
         if backends.plans_itself(self.terms.backend) or self.terms.observed:
             return MOST_ATTEMPT
         return min(self.terms.last_attempt, MOST_ATTEMPT)
@@ -190,7 +191,7 @@ def _of_hello(run: _Run, hello: Hello) -> str | None:
 
 
 def _of_records(run: _Run, batch: StepBatch | MetricBatch | RoundBatch) -> str | None:
-    # This check runs for every record, so it uses few operations.
+    # This check is executed for every record, so it uses few operations.
     most = max(_MOST_RECORDS, run.terms.most_ranks)
     if len(batch.records) > most:
         name, count = type(batch).__name__, len(batch.records)

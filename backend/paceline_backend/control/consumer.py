@@ -1,4 +1,4 @@
-"""Reader of streams as one member of a consumer group, so that no entry is lost with a member.
+"""Reader of streams as one member of a consumer group: if a member dies, no entry is lost.
 
 Only ingest uses it. All methods that call the bus raise `redis.RedisError` while the bus is
 unavailable.
@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 
 import redis
 
-# Short, because a controller that takes over a run needs the entries that the dead worker had read.
+# Idle time after which other members claim an entry. It is short, because a controller that takes
+# over a run needs the entries that the dead worker had read.
 CLAIM_IDLE_S = 2.0
-# Approximate maximum of a batch.
+# Approximate maximum size of a batch.
 MOST_BYTES = 8 * 2**20
 
 _CLAIM_EVERY_S = 0.5
-# Entries that each stream may contribute to a batch, regardless of the number of streams.
+# Number of entries that each stream may contribute to a batch, even if there are many streams.
 _LEAST = 8
 # Size of an entry in addition to its values.
 _OVERHEAD = 64  # bytes
-# Maximum of a batch's first read, because the sizes of a stream's entries are still unknown.
+# Maximum number of entries in a batch's first read. It is low, because the sizes of the entries are
+# still unknown.
 _FIRST = 500  # entries
 
 
@@ -53,8 +55,10 @@ class Consumer:
     Args:
         client: returns bytes, not strings. Its timeout must be longer than `read` blocks.
         streams: names of the streams to read.
-        group: created at the start of each stream if it does not exist or no longer exists.
-        name: unique among running members. Should be the same after a restart.
+        group: name of the group. On a stream where it does not exist (or no longer exists), it is
+            created at the start of the stream.
+        name: name of this member, unique among running members. It should be the same after a
+            restart.
         claim_idle_s: idle time after which a member that acknowledges nothing counts as dead.
     """
 
@@ -98,7 +102,7 @@ class Consumer:
         }
 
     def reset(self) -> None:
-        """Start over: own unacknowledged entries, then those of dead members, then new ones."""
+        """Start over: first own unacknowledged entries, then entries of dead members, then new."""
         self._own_after = dict.fromkeys(self._streams, b"0")
         self._claim_from = {}
         self._claim_at = 0.0
@@ -130,19 +134,20 @@ class Consumer:
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
-        # This is the first member ever, a stream is new, or the bus has lost its data.
+        # A stream has no group, because the group or the stream is new, or the bus lost its data.
         self._make_groups()
         return []
 
     def keep(self, entries: Iterable[Entry]) -> set[tuple[str, bytes]]:
         """Renew this member's claim on entries that it has read and not acknowledged yet.
 
-        Call it before each `read`. Otherwise another member claims entries that have been idle for
-        `claim_idle_s`. The next `read` does not return these entries, no matter when it is called.
+        Call this before each `read`. If it is not called, another member claims entries that have
+        been idle for `claim_idle_s`. The next `read` does not return these entries, no matter when
+        it is called.
 
         Returns:
             Streams and numbers of the entries that still exist. Another member may have handled
-            the others while this one was stuck.
+            the other entries while this member was stuck.
         """
         numbers: dict[str, list[bytes]] = {}
         for entry in entries:

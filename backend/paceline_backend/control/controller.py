@@ -48,11 +48,11 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_S = 0.25
 _RETRY_S = 0.5
-# Few entries per read, because each can hold megabytes.
+# Maximum number of entries per read. It is low, because each entry can hold megabytes.
 _READ = 20
 # Pause before a controller that failed restarts.
 _AGAIN_S = 5.0
-# Maximum characters of a logged reason, and maximum number of logged reasons of a run.
+# Maximum number of characters of a logged reason, and of logged reasons of a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
 # Minimum pause before planning the same segment again, in multiples of the last planning time.
 _SPARE = 5.0
@@ -65,12 +65,12 @@ class _GapError(Exception):
 class Controller:
     """Planner of one run, until the run ends, its lease is lost or `stop` is set. Not thread-safe.
 
-    It has no state of its own: it rebuilds everything from the database at the start, after an
-    outage of bus or database, and when the live stream was trimmed before it was read. Meanwhile
-    the leader coasts (plans its segments itself).
+    A controller has no state of its own: it rebuilds everything from the database at the start,
+    after an outage of bus or database, and when the live stream was trimmed before it was read.
+    Meanwhile the leader coasts (plans its segments itself).
 
-    No message on the bus can end it: it skips messages that do not fit, and restarts from the
-    database after any other failure. It logs each reason once.
+    No message on the bus can end a controller: it skips messages that do not fit, and restarts from
+    the database after any other failure. It logs each reason for this once.
 
     Args:
         run_key: the run's key in the database.
@@ -259,7 +259,7 @@ class Controller:
             reason: Exception | str | None = made.segment.problem(
                 state.hello.world, state.hello.samples
             )
-        # Policies are plug-ins, and their stored memory may come from another version of them.
+        # Policies are plug-ins, and a stored state may come from another version of the plug-in.
         except Exception as error:
             reason = error
         if reason is not None:
@@ -267,7 +267,7 @@ class Controller:
             state.forget_memory()
             self._offered = basis
             return
-        # Includes the wait for the turn, so that each run is planned less often if there are many.
+        # The time includes the wait for the turn, so that each of many runs is planned less often.
         self._plan_s = (self._plan_s[1], time.monotonic() - asked_at)
         # The lease may have expired while the policy planned.
         if not self._lease.held():

@@ -1,7 +1,7 @@
 """Reconciliation of engines with the database: engines have the jobs that runs request, no others.
 
-The database holds the requested jobs (`store.jobs`), and `Engine.look` lists the existing ones. The
-worker compares the two every few seconds, so it can be killed at any time:
+The database holds the requested jobs (`store.jobs`), and `Engine.look` lists the jobs that exist.
+The worker compares both lists every few seconds, so it can be killed at any time:
 
 * It submits a requested job that the engine does not have. A job that a killed worker had submitted
   is found by its label.
@@ -50,13 +50,13 @@ from paceline_backend.store.nodes.cordons import Word
 
 log = logging.getLogger(__name__)
 
-# When a worker is killed, another takes over its runs on engines after this time.
+# Time after which another worker takes over the runs on engines of a worker that was killed.
 LEASE_S = 10.0
 # Interval at which an engine is queried. Jobs to submit cause a query at once.
 _LOOK_S = 3.0
-# Reports from the nodes of an ended job may take this long to arrive.
+# Maximum time until reports from the nodes of an ended job have arrived.
 _SETTLE_S = 5.0
-# Time for the nodes of an ended run to leave on their own.
+# Time in which the nodes of an ended run can leave before their jobs are stopped.
 _DELIVER_S = 20.0
 
 
@@ -76,7 +76,7 @@ class Engines:
         self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
         # By engine: time of the next query.
         self._look_at: dict[str, float] = {}
-        # By engine, by engine and kind of work (cordons, leftovers), and by run.
+        # Outages, by engine, by engine and kind of work (cordons, leftovers), or by run.
         self._outages: dict[str, Outage] = {}
 
     def keep_claims(self) -> None:
@@ -182,7 +182,7 @@ class Engines:
     def _attend_one(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
     ) -> None:
-        """Reconcile one run. Its errors do not affect other runs."""
+        """Reconcile one run. An error in this run does not affect other runs."""
         trouble = self._trouble(run)
         if trouble.paused:
             return
@@ -243,12 +243,12 @@ class Attendant:
         # By run: time since which its jobs or the run itself have ended, and the time of the run's
         # last message by then.
         self._since: dict[str, tuple[float, object]] = {}
-        # By run that this worker has seen active, and whose jobs it has not stopped since: the
-        # parts whose jobs the engine listed last.
+        # By run: the parts whose jobs the engine listed last. Only runs that this worker has seen
+        # active, and whose jobs it has not stopped since.
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Forget runs that need no more attention. Must be called in every round."""
+        """Forget runs that need no more attention. Must be called in each `Engines.look`."""
         self._listened()
         self._since = {run: since for run, since in self._since.items() if run in ids}
         self._last = {run: parts for run, parts in self._last.items() if run in ids}
@@ -457,7 +457,7 @@ def _timely(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
 
 
 def _seen_to_begin(run: EngineRun, by_part: Mapping[str, Job]) -> set[str]:
-    """Return the parts whose jobs have started or ended without this being recorded yet.
+    """Return the parts whose jobs have started or ended although this is not recorded yet.
 
     A job that was submitted and that the engine does not list has ended.
     """
@@ -495,7 +495,7 @@ def telling(
     """Return the job whose end explains the end of a run, or None if the engine has forgotten it.
 
     `by_part` are the jobs that the engine still lists. `last` are the parts whose jobs ended last;
-    a cancelled job among them takes precedence. It is empty if no worker has observed that.
+    a cancelled job among them takes precedence. `last` is empty if no worker has observed the end.
     """
     parts = sorted(last or run.jobs, key=int)
     known = [by_part[part] for part in parts if part in by_part]
@@ -533,15 +533,15 @@ def _stop_left(
 class EngineClaims:
     """Claims of one worker.
 
-    One thread takes them. Another extends them with `keep`, because a call to an engine may take
-    longer than a lease lasts.
+    One thread takes the claims. Another thread extends them with `keep`, because a call to an
+    engine may take longer than a lease lasts.
     """
 
     def __init__(self, store: Store, owner: str) -> None:
         self._store = store
         self._owner = owner
         self._lock = threading.Lock()
-        # By public id of the run.
+        # Leases by public id of the run.
         self._held: dict[str, Lease] = {}
         # Claims held since before the engine was queried.
         self._before: dict[str, Lease] = {}

@@ -1,7 +1,7 @@
 """Stored verdicts and progress of all active runs, for the fleet page.
 
 Each worker calls `FleetWatch.look` every few seconds, but only the worker that holds the lease
-acts.
+updates them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ HOLD_S = 30.0
 JUDGE_S = 10.0
 # Minimum time between two checks of a run's coverage, which read the whole run.
 COVERAGE_S = 60.0
-# Retention of verdicts.
+# Time for which verdicts are kept.
 KEEP_S = 400 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
-# A verdict's row ends after this many times the pause between two verdicts without another one.
+# A verdict's row ends if no other verdict follows within this multiple of the pause between two
+# verdicts.
 _GAPS = 12
 # Minimum time without a new step after which a verdict is no longer extended.
 _OVERDUE_S = 600.0
 # Maximum fraction of this process's time that the verdicts of a run take.
 _SHARE = 0.05
-# Maximum time of the verdicts of one round, unless a single verdict takes longer.
+# Maximum time in seconds for the verdicts of one `look`, unless a single verdict takes longer.
 _TURN_S = 1.0
 
 
@@ -45,11 +46,11 @@ _TURN_S = 1.0
 class _Judged:
     """Last verdict about a run. Times are on the worker's clock."""
 
-    # Attempt and newest step of the run at the verdict.
+    # Attempt and newest step of the run when the verdict was made.
     place: tuple[int, int] = (-1, -1)
     # Earliest time of the next verdict. If no step is new by then, this verdict is extended.
     due_at: float = 0.0
-    # Longest time for which the verdict lasts without another one.
+    # Longest time for which the verdict lasts if no other verdict follows.
     gap_s: float = 0.0
     # Time after which the verdict is no longer extended without a new step.
     overdue_at: float = 0.0
@@ -65,7 +66,7 @@ class FleetWatch:
         self._owner = owner
         self._clock = clock
         self._forget_at = clock()
-        # By key of the run.
+        # Last verdicts, by key of the run.
         self._judged: dict[int, _Judged] = {}
         # By key of the run: time of the next check of its coverage.
         self._covered: dict[int, float] = {}
@@ -102,7 +103,7 @@ class FleetWatch:
             verdicts.forget(connection, now(connection) - KEEP_S)
 
     def _note_progress(self) -> list[Running] | None:
-        """Store the runs' progress; return the active runs, or None without the lease."""
+        """Store the runs' progress; return the active runs, or None if the lease is not held."""
         with self._store.write() as connection:
             if not self._holds(connection):
                 return None

@@ -1,7 +1,7 @@
 """Restart of hung runs whose `restart_hung_s` is set.
 
-The worker calls `HangWatch.scan` every `SCAN_S` seconds. The watch never restarts a run itself: it
-kills the ranks that the others wait for, and TorchElastic restarts all ranks.
+The worker calls `HangWatch.scan` every `SCAN_S` seconds. `HangWatch` never restarts a run itself:
+it kills the ranks that the other ranks wait for, and TorchElastic restarts all ranks.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from paceline_backend.store.nodes.hanging import Restarted
 
 log = logging.getLogger(__name__)
 
-# Pause before the watch repeats an order that changed nothing.
+# Pause before `HangWatch` repeats an order that changed nothing.
 AGAIN_S = 30.0
 
 SCAN_S = 2.0
 # Minimum time without progress after the first check that finds a run hung. A rank whose steps take
-# less than ten seconds reports nothing but their ends, and other ranks may wait for it meanwhile.
+# less than ten seconds reports only the ends of its steps, while other ranks may wait for it.
 _CONFIRM_S = 15.0
 
 
 class HangWatch:
-    """Watch over runs with `restart_hung_s`, which kills the ranks that block one. Not thread-safe.
+    """Killer of the ranks that block a hung run, if it has `restart_hung_s`. Not thread-safe.
 
     TorchElastic then restarts all ranks from the newest checkpoint, which uses up one of the run's
-    `max_restarts`. After the last restart, the run fails.
+    `max_restarts`. If no restart is left, the run fails.
     """
 
     def __init__(

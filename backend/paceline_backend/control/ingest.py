@@ -2,21 +2,23 @@
 
 Ingest commits first. One bus transaction then publishes to ``live(run)`` the messages that the
 run's controller needs, names the run on `CHANGES` for open pages, and acknowledges and deletes the
-entries. A crash between the two repeats the batch, which changes nothing in the store and publishes
-the messages for the first time. So every record is stored once and appears in the live stream. It
-appears there twice only if another ingest took over from one that was stuck, not dead. A batch is
-one entry of a run's live stream, because thousands of ranks send one record each. An outage of the
-bus or the database stops ingest but not the ranks: their entries stay on the bus.
+entries. After a crash between commit and publication, the batch is delivered again: the store does
+not change, and the messages are published for the first time. So every record is stored once and
+appears in the live stream. It appears there twice only if another ingest took over from an ingest
+that was stuck, not dead. A batch is one entry of a run's live stream, because thousands of ranks
+send one record each. An outage of the bus or the database stops ingest but not the ranks: their
+entries stay on the bus.
 
-A large Hello comes in parts, can have hundreds of megabytes, and takes seconds to assemble. A
-separate thread does that (`_Assembly`). Ingest does not acknowledge the part that completed the
-Hello until then, so that after a crash this part is delivered again and completes the Hello again.
+A large Hello arrives in parts, can have hundreds of megabytes, and takes seconds to assemble. A
+separate thread assembles it (`_Assembly`). Ingest does not acknowledge the part that completed the
+Hello until the Hello is stored, so that after a crash this part is delivered again and completes
+the Hello again.
 
-No message can block others, and none is stored that `checks` refuses. A message that cannot be
-read, stored or published is rejected, and `requests.rejected` keeps the reason. When a batch fails
-while the database answers, ingest bisects it until it finds the message that fails. An entry that
-was delivered `_OFTEN` times, because ingest failed or was killed while handling it, is tried alone,
-and quarantined after `_TRIES_ALONE` failures.
+No message can block others, and ingest stores no message that `checks` refuses. A message that
+cannot be read, stored or published is rejected, and `requests.rejected` keeps the reason. When a
+batch fails while the database answers, ingest bisects it until it finds the message that fails. An
+entry that was delivered `_OFTEN` times, because ingest failed or was killed while handling it, is
+tried alone, and quarantined after `_TRIES_ALONE` failures.
 """
 
 from __future__ import annotations
@@ -83,17 +85,18 @@ _BATCH = 4_000  # messages
 _AT_ONCE_BYTES = 8 * 2**20
 # Lifetime of entries on live streams, and so the maximum lag of a controller.
 _LIVE_S = 60.0
-# Time from the start of a batch to the start of the next, in multiples of the batch's duration.
-# Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay.
+# Minimum time from the start of a batch to the start of the next, in multiples of the batch's
+# duration. Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay.
 _SHARE = 2.0
 _LATEST_S = 0.1
-# Tries of a single message that fails for an unknown reason, and the pause between them.
+# Number of tries of a single message that fails for an unknown reason, and the pause between them.
 _TRIES = 3
 _AGAIN_S = 0.1
-# Deliveries after which an unacknowledged entry is tried alone.
+# Number of deliveries after which an unacknowledged entry is tried alone.
 _OFTEN = 3
 _TRIES_ALONE = 3
-# Hash of the number of tries by entry. It is on the bus, because a bad entry can kill ingest.
+# Key of the hash that maps entries to their numbers of tries. This hash is on the bus, because a
+# bad entry can kill ingest.
 _TRIED = "paceline:tried-alone"
 _TRIED_S = 86_400
 # Maximum number of unknown runs that are logged.
@@ -106,8 +109,8 @@ _TAKEN = (
 _PLANNED_ON = (StepBatch, Adopted, RunState)
 # Messages after which open pages refresh. Hellos and steps do so, too.
 _SHOWN = (Adopted, Fallback, Evaluation, RunState)
-# Maximum time that a run's end is held back. Otherwise a run that never stops reporting would never
-# end.
+# Maximum time for which a run's end is held back. Without a limit, a run that never stops reporting
+# would never end.
 _HOLD_S = 30.0
 _part = msgspec.msgpack.Decoder(HelloPart)
 # Maximum delay after which `Ingest.run` notices that it should stop, or that there are new streams.
@@ -120,11 +123,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class IngestStats:
-    """Counters of one ingest. Its thread writes them, and any thread may read them."""
+    """Counters of one ingest, which the thread of ingest writes and any thread may read."""
 
-    # Stored records of worker steps, including repeated ones.
+    # Number of stored records of worker steps, including repeated records.
     rows: int = 0
-    # Committed transactions.
+    # Number of committed transactions.
     batches: int = 0
     last_commit_at: float | None = None  # Unix time
     # Entries on all streams that ingest reads, updated twice a second.
@@ -136,18 +139,18 @@ class _Item:
     entry: Entry
     run: str
     message: Message | None
-    # The reason for which the entry is rejected.
+    # Reason why the entry is rejected; None: it is not rejected.
     reason: str | None = None
-    # The entry is a heartbeat that is too old to show that its node is alive.
+    # True if the entry is a heartbeat that is too old to show that its node is alive.
     stale: bool = False
     tries: int = 1
-    # A controller plans the run, so it needs the message.
+    # True if a controller plans the run and therefore needs the message.
     planned: bool = False
     # The run's earliest step that is new in the item's batch.
     step: int | None = None
-    # Set for a Hello, as it arrived.
+    # For a Hello: its encoded form, as it arrived.
     packed: hellos.PackedHello | None = None
-    # The entry is the part with which the run's Hello became complete.
+    # True if the entry is the part that completed the run's Hello.
     completes: bool = False
 
     @property
@@ -193,16 +196,16 @@ class Ingest:
         # Runs by the Hello that the current batch completed.
         self._complete: dict[hellos.HelloKey, str] = {}
         self._assembly = _Assembly(store)
-        # Last parts, by the Hello that must be assembled.
+        # Items of the last parts, by the key of the Hello that must be assembled.
         self._wholes: dict[hellos.HelloKey, _Item] = {}
-        # The current batch was delivered before.
+        # True if the current batch was delivered before.
         self._repeated = False
         # By entry: number of tries that failed because of the bus.
         self._blameless: Counter[str] = Counter()
         # Ends of runs whose own streams hold more entries.
         self._held: list[Received] = []
         self._idle_at = time.monotonic() + _IDLE_AFTER_S
-        # Called after each batch, and regularly while idle.
+        # Function that ingest calls after each batch, and regularly while idle.
         self.on_step: Callable[[], None] = lambda: None
 
     def run(self, stop: threading.Event) -> None:
@@ -234,7 +237,7 @@ class Ingest:
                     stop.wait(period_s - took_s)
 
     def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
-        # Do not read meanwhile, because each delivery counts as a try of its entries.
+        # Do not read entries meanwhile, because each delivery counts as a try of its entries.
         while not stop.wait(outage.failed(error)):
             try:
                 telemetry.write(self._store, [])
@@ -311,7 +314,7 @@ class Ingest:
             client.hdel(_TRIED, name)
 
     def _forget_hello(self, entry: Entry) -> None:
-        """Delete the Hello that an entry is a part of, so that no other part can complete it."""
+        """Delete the Hello of which an entry is a part, so that no other part can complete it."""
         try:
             part = _part.decode(entry.fields.get(b"data", b""))
         except (ValueError, RecursionError):
@@ -340,9 +343,9 @@ class Ingest:
     def _whole(self, client: redis.Redis, received: list[Received]) -> list[Received]:
         """Hold back the ends of runs whose own streams hold more entries; return all others.
 
-        The end of a run must be stored last. Stored entries are deleted from their stream. What is
-        left has not been read, or another worker has read it and not stored it, or has died. An end
-        that is held back is not acknowledged, so the successor of a worker that died receives it.
+        The end of a run must be stored last. Stored entries are deleted from their stream. An entry
+        that is left has not been read, or a worker has read it but not stored it (yet). An end that
+        is held back is not acknowledged, so the successor of a worker that died receives it.
         """
         over = [each for each in received if ends(each)]
         self._held = []
@@ -522,7 +525,7 @@ class Ingest:
             rejected.add(pipeline, *item.entry, item.reason or "", item.tries)
         _publish(client, pipeline, [item for item in items if item.reason is None])
         for run in {each.run for each in items if each.introduces} - ended:
-            # The run continues after an end, after which its streams were to expire.
+            # The run continues after an end, so its streams must no longer expire.
             streams.keep(pipeline, run)
         for run in ended:
             streams.expire(pipeline, run)
@@ -607,8 +610,8 @@ class _StoppedError(Exception):
 class _Assembly:
     """Assembler of Hellos whose parts are all stored. Not thread-safe.
 
-    Its thread assembles one at a time. The slow operations (reading, hashing, checking numbers)
-    release the interpreter lock, so ingest continues meanwhile.
+    A separate thread assembles one Hello at a time. The slow operations (reading, hashing, checking
+    numbers) release the interpreter lock, so ingest continues meanwhile.
     """
 
     def __init__(self, store: Store) -> None:

@@ -36,10 +36,10 @@ GARBAGE = (50_000, 20, 20)
 _SEND_S = 0.05
 # Maximum delay after which `IngestProcess.run` notices that it should stop.
 _LOOK_S = 0.25
-# Maximum time that the child takes to end; then it is killed.
+# Maximum time that the child takes to end; after that it is killed.
 _END_S = 20.0
 
-# The second item is `Ingest.behind`.
+# State of the child: the counters of ingest, and `Ingest.behind`.
 _State = tuple[IngestStats, bool]
 
 
@@ -52,7 +52,7 @@ class IngestProcess:
 
     def __init__(self, settings: Settings, owner: str) -> None:
         self.stats = IngestStats()
-        # Same as `Ingest.behind`.
+        # Last known value of `Ingest.behind` in the child.
         self.behind = False
         # Import all backends before the fork, because both processes need them at once.
         backends.names()

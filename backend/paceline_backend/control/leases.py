@@ -48,7 +48,7 @@ class Lease:
 def acquire(
     store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan"
 ) -> Lease | None:
-    """Take a lease that is free, expired or already this owner's, or return None."""
+    """Take a lease that is free, expired or already held by this owner, or return None."""
     # Read the clock before the query, so that this process never trusts the lease for too long.
     asked = time.monotonic()
     taken = stored.acquire(store, run, owner, lease_s, purpose)

@@ -1,10 +1,10 @@
 """Clock of the time in which this process could receive, for deadlines of silent ranks and nodes.
 
-Silence is evidence only while the server could have received something. A process that was
-suspended, starved of CPU or blocked by a disk may find that minutes have passed. Ranks and nodes
-may have reported meanwhile without their reports being stored yet, or the bus was suspended, too.
-So a loop that checks deadlines every few seconds reads a `ListeningClock`, which counts at most the
-loop's own pause between two rounds.
+Silence is evidence of a failure only while the server could have received something. A process that
+was suspended, starved of CPU or blocked by a disk may find that minutes have passed. Ranks and
+nodes may have reported meanwhile without their reports being stored yet, or the bus was suspended,
+too. So a loop that checks deadlines every few seconds reads a `ListeningClock`, which adds at most
+the loop's own pause for the time between two iterations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 class ListeningClock:
-    """Counter of the seconds in which a loop could receive. Each round must read it at least once.
+    """Counter of the seconds in which a loop could receive. Each iteration must read it.
 
     Args:
         pause_s: maximum time in seconds that counts between two reads.

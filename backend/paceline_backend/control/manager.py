@@ -1,4 +1,4 @@
-"""Assignment of controllers to runs: each active run has at most one, on any control plane.
+"""Assignment of controllers to runs: each active run has at most one controller anywhere.
 
 The worker calls `ControllerManager.look` several times a second. Leases in the database ensure that
 no two control planes plan the same run.
@@ -22,10 +22,11 @@ from paceline_backend.store.leases import reap
 
 logger = logging.getLogger(__name__)
 
-# Short enough that after a worker's death its successor makes the first plan within 5 s.
+# Duration of a lease. It is so short that after a worker's death, another worker makes its first
+# plan for the run within 5 s.
 LEASE_S = 3.0
 
-# Pause before a run whose controller failed gets another one.
+# Pause before a run whose controller failed gets another controller.
 _AGAIN_S = 5.0
 
 

@@ -5,21 +5,21 @@ leave, and which replace others (`store.nodes.run_nodes`), and the phase of the 
 The worker compares that with what the nodes report. For each run, `NodeReconciler.reconcile` gives
 the orders that are due and takes the next step:
 
-* Rendezvous: the first node of a launch that reports an address becomes the host. Each node with an
-  address, also one that joins later, gets a `Meet` with the address of the host.
+* Rendezvous: the first node of a launch that reports an address becomes the host. Each node that
+  has reported an address, including a node that joins later, gets a `Meet` with the host's address.
 * Replacement: a node leaves once the node that replaces it has arrived at the rendezvous. A spare
   of the run joins in the place of a lost node.
 * Leaving: the order to leave is repeated until the node's launcher has ended.
 * Relaunch: if the host goes away, the rendezvous is lost with it. The launchers on the other nodes
   are killed, and the run is relaunched on the nodes that answer (`requests.regroup`). If only the
   host's launcher failed, the run fails.
-* End: if too few nodes can start, the others are killed, so that the run fails with the cause. A
-  run whose nodes all ended with the rendezvous, and which must not restart, is ended.
+* End: if too few nodes can start, the launchers on the others are killed, so that the run fails
+  with the cause. If all nodes ended with the rendezvous and the run must not restart, it is ended.
 
 All state is in the database, apart from the times of orders. The worker can be killed at any time,
-because it records an order only after sending it. A node may therefore get an order twice, which
-agents ignore. Requests send the `Launch` of a node that joins themselves, because the values of a
-run's environment variables are not stored. They also send the first order to leave.
+because it records an order only after sending it. A node may therefore get an order twice; agents
+ignore the second one. The functions of `requests` send the `Launch` of a node that joins, because
+the values of a run's environment variables are not stored. They also send the first order to leave.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # Kind of order, run, node, and the time at which the run was launched there.
 _Order: TypeAlias = tuple[str, str, str, float]
 
-# A node that does not train after this time may have missed its order.
+# Pause before an order is repeated to a node that has not followed it and may have missed it.
 _ORDER_AGAIN_S = 10.0
 # Pause after a spare could not take the place of a lost node.
 _STAND_IN_AGAIN_S = 30.0
@@ -82,7 +82,7 @@ class NodeReconciler:
             for group in groups:
                 self.reconcile(client, group, listed)
         except (StoreError, redis.RedisError):
-            # Some orders may not have been sent, so the next round sends all of them again.
+            # Some orders may not have been sent, so the next `look` sends all of them again.
             self._ordered_at.clear()
             raise
 
@@ -102,11 +102,11 @@ class NodeReconciler:
             self._dismiss(client, group)
 
     def _gather(self, client: redis.Redis, group: MultiNodeRun) -> bool:
-        """Bring the launchers of a launch together; return False if the launch is over instead."""
+        """Bring the launchers to the rendezvous; return False if the launch is over instead."""
         if failed := _failed_to_start(group):
             self._give_up(client, group, failed)
         elif group.rendezvous is Rendezvous.WAITING:
-            # The next round sends the address to the nodes.
+            # The next `look` sends the address to the nodes.
             self._choose(group)
         elif _host_left(group) and regroup.begin(self._store, group):
             log.warning("run %s: rendezvous host %s was lost", group.id, group.host)
@@ -200,7 +200,7 @@ class NodeReconciler:
         return self._due(order, first=not row.met)
 
     def _due(self, order: _Order, *, first: bool) -> bool:
-        """Return True if an order must be given now; `first`: also if it was never given."""
+        """Return True if an order must be given now; with `first`, also if it was never given."""
         now = time.monotonic()
         if order not in self._ordered_at:
             self._ordered_at[order] = now
@@ -244,7 +244,7 @@ def _able_host(group: MultiNodeRun) -> RunNode | None:
 
 
 def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
-    """Return the order to join the rendezvous, or to end the launcher if the node cannot."""
+    """Return the order to join the rendezvous, or to end the launcher if the node cannot join."""
     address, _, port = str(group.address).rpartition(":")
     if is_loopback(address) and not is_loopback(str(row.address)):
         why = (
@@ -257,7 +257,7 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
 
 
 def _host_left(group: MultiNodeRun) -> bool:
-    """Return True if the host went away while other nodes were active or because of it ended."""
+    """Return True if the host went away while other nodes were active, or if this ended them."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:
         return False

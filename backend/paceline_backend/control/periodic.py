@@ -1,4 +1,4 @@
-"""Work that the worker repeats until it ends: apart from ingest, it is a list of `Periodic`.
+"""Work that the worker repeats until it ends: all work except ingest is a list of `Periodic`.
 
 A failed round is logged and repeated after a pause, so that it cannot end the worker, which plans
 runs. An outage of the database or the bus is logged once at its start and once at its end. A series
@@ -8,7 +8,7 @@ in memory must therefore be valid after a round that failed halfway.
 Most rounds find nothing to do while no run is active and no client changes anything. `IdleMonitor`
 calls that *quiet*: the last entry on `CHANGES` is older than `QUIET_AFTER_S`, and no run is active.
 The web process adds an entry after each request that may have changed something, and ingest adds
-one for each change that open pages show. While it is quiet, each `Periodic` pauses for `QUIET_S`
+one for each change that open pages show. In quiet times, each `Periodic` pauses for `QUIET_S`
 between its rounds, so that an idle worker hardly needs the CPU. The first change ends these pauses.
 """
 
@@ -42,8 +42,8 @@ class Periodic:
     Args:
         name: name of the work in log messages.
         every_s: pause between two rounds, in seconds.
-        work: one round.
-        end: called once, after the last round.
+        work: function that does one round of the work.
+        end: function that is called once, after the last round.
         quiet_s: pause in seconds while nothing happens on the control plane.
     """
 
@@ -90,7 +90,7 @@ class Periodic:
 
 
 class IdleMonitor:
-    """Monitor that finds out when nothing happens on this control plane. It is thread-safe.
+    """Monitor that detects when nothing happens on this control plane. It is thread-safe.
 
     Args:
         store: holds the runs.
@@ -100,7 +100,7 @@ class IdleMonitor:
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        # Nothing has happened for `QUIET_AFTER_S`, and no run is active.
+        # True if nothing has happened for `QUIET_AFTER_S`, and no run is active.
         self.quiet = False
         self._changed = threading.Condition()
 
@@ -126,7 +126,7 @@ class IdleMonitor:
                         quiet_at = time.monotonic() + QUIET_AFTER_S
                         self._set(quiet=not self.is_any_active())
         except Exception:
-            # Without this thread, the worker works as if something happened all the time.
+            # If this thread fails, the worker works as if something happened all the time.
             log.exception("following changes failed: no pause is longer than usual from now on")
         finally:
             self.end()
@@ -136,7 +136,7 @@ class IdleMonitor:
         self._set(quiet=False)
 
     def pause(self, seconds: float, quiet_s: float, stop: threading.Event) -> bool:
-        """Wait for `seconds`, or up to `quiet_s` while it is quiet. Return whether to stop."""
+        """Wait for `seconds`, or up to `quiet_s` in quiet times. Return whether to stop."""
         if stop.wait(seconds):
             return True
         with self._changed:

@@ -23,8 +23,8 @@ from paceline_backend.store import Store, nodes, runs, telemetry
 from paceline_backend.store.nodes import run_nodes
 
 K = TypeVar("K")
-# Time of the last sign of life, and time on the clock of the silences since which nothing newer
-# arrived.
+# For each run or node: time of its last sign of life, and time since which nothing newer arrived,
+# on the clock of the silences.
 _Silences: TypeAlias = dict[K, tuple[float | None, float]]
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ LOOK_S = 5.0
 _STILL_S = 4.0
 # Age of the oldest entry on a stream above which ingest counts as behind.
 _LATE_S = 5.0
-# Entries that look older are ignored, because a writer can choose any entry number.
+# Maximum age of an entry. Entries that look older are ignored, because a writer can choose any
+# entry number.
 _NEVER_S = 30 * 86_400.0
 # Length of a stream above which ingest counts as behind.
 _BACKLOG = 1_000  # entries
@@ -48,9 +49,9 @@ class SilentRuns:
     Wall clocks are not used, because they can be set: a run is silent for as long as consecutive
     checks find the same time of its last message. A pause of the server between two checks counts
     as `LOOK_S` at most, because the server could not receive anything meanwhile. Silence counts
-    only while messages can arrive. If the bus accepts no writes, all silences restart. If ingest is
-    behind on the streams of a run or of its nodes, the silence of this run restarts; the checks of
-    other runs are not affected.
+    only while messages can arrive. If the bus accepts no writes, all silences are counted from zero
+    again. If ingest is behind on the streams of a run or of its nodes, only the silence of this run
+    is counted from zero again.
 
     Args:
         silent_s: silence in seconds after which a run fails.
@@ -68,13 +69,13 @@ class SilentRuns:
         self._bus_url = bus_url
         self._silent_s = silent_s
         self._listened = ListeningClock(LOOK_S, clock)
-        # By run.
+        # Silences, by run.
         self._since: _Silences[str] = {}
         # By run and node: newest step, and the time at which `_trains` first saw it.
         self._steps: dict[tuple[str, str], tuple[int, float]] = {}
-        # By run and node.
+        # Silences of agents, by run and node.
         self._agents_since: _Silences[tuple[str, str]] = {}
-        # By run and node, for launches from which nothing has arrived yet.
+        # Silences by run and node, for launches from which nothing has arrived yet.
         self._launches_since: _Silences[tuple[str, str]] = {}
 
     def look(self) -> list[str]:
@@ -83,7 +84,7 @@ class SilentRuns:
         Raises:
             redis.RedisError: the bus is unavailable, or accepts no writes.
         """
-        # All silences restart if this check does not reach its end.
+        # If this check fails halfway, all silences are counted from zero again.
         known, self._since = self._since, {}
         known_agents, self._agents_since = self._agents_since, {}
         known_launches, self._launches_since = self._launches_since, {}
@@ -108,7 +109,7 @@ class SilentRuns:
                     self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
             silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
             failed = [run.id for run in silent if self._failed(client, run)]
-            # Check single launches last: runs none of whose nodes started have failed by now.
+            # Check single launches last: a run has failed by now if none of its nodes started.
             launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
             for (run_id, node), (_, silent_since) in launches_since.items():
                 if at - silent_since >= self._silent_s:
@@ -194,7 +195,7 @@ def _silences(
         known: result of the previous check.
         signs: time of the last sign of life of each name, and the streams on which the next ones
             would arrive.
-        behind: streams on which ingest is behind. A silence on one of them restarts.
+        behind: streams on which ingest is behind. A silence on one of them is counted from zero.
         at: time of this check, on the clock of the silences.
     """
     silences = {}

@@ -39,11 +39,11 @@ _POLL_S = 0.25
 
 
 class SlowNodeWatch:
-    """Judge of multi-node runs, which makes a verdict every few steps. Not thread-safe.
+    """Checker of multi-node runs, which makes a verdict every few steps. Not thread-safe.
 
-    When a verdict names a node as slow, the watch forecasts the run without the node's slowness. In
-    a run with `replace_slow_nodes`, a spare replaces the node once verdicts have named it for
-    `AUTO_STEPS` steps and the lower bound of the forecast's saving exceeds `MARGIN`.
+    When a verdict names a node as slow, `SlowNodeWatch` forecasts the run without the node's
+    slowness. In a run with `replace_slow_nodes`, a spare replaces the node once verdicts have named
+    it for `AUTO_STEPS` steps and the lower bound of the forecast's saving exceeds `MARGIN`.
 
     Args:
         pause_s: minimum pause in seconds between two verdicts about a run.
@@ -54,8 +54,8 @@ class SlowNodeWatch:
         self._bus_url = bus_url
         self._owner = owner
         self._pause_s = pause_s
-        # By key of the run: attempt, and the step and monotonic time at which the next check is
-        # due.
+        # By key of the run: its attempt, and the step and monotonic time at which its next check
+        # is due.
         self._next: dict[int, tuple[int, int, float]] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
@@ -81,8 +81,8 @@ class SlowNodeWatch:
     ) -> bool:
         """Make a verdict and act on it; return True if these steps need no other verdict.
 
-        They need one if the ranks have just been placed, if the verdict failed, or if there is no
-        spare now.
+        Another verdict is needed if the ranks have just been placed, if this verdict failed, or if
+        there is no spare now.
         """
         try:
             with self._store.read() as connection:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
-# A plan that takes longer may never end, so the next controller no longer waits for it.
+# Longest wait for another controller's plan: a plan that takes longer may never end.
 _PATIENCE_S = 10.0
-# While ingest is busy, planning gets 1/4 of the time.
+# Inverse of the fraction of time that planning gets while ingest is busy.
 _SHARE = 4.0
 # Longest rest, divided by the number of controllers that plan.
 _LONGEST_REST_S = 5.0
-# A controller that has not planned for this long does not count.
+# Time without a plan after which a controller does not count.
 _RECENT_S = 10.0
 # Interval at which a resting controller checks whether ingest is still busy.
 _LOOK_S = 0.5
@@ -22,8 +22,9 @@ _LOOK_S = 0.5
 class Turns:
     """Scheduler of plans: one at a time, and for a quarter of the time while ingest is busy.
 
-    Most of planning is Python, so two plans at once take as long as one after the other. Without
-    turns, ten runs that plan at once would leave an eleventh of the interpreter to other threads.
+    Most of planning is Python, so two plans at once take as long as two plans in sequence. Without
+    turns, ten runs that plan at once would leave only an eleventh of the interpreter's time to
+    other threads.
     Telemetry has priority over plans: leaders coast without plans, but late telemetry makes every
     plan late.
 
@@ -78,14 +79,14 @@ class Turns:
             yield
         finally:
             with self._changed:
-                # Otherwise the plan exceeded `patience_s`, and another one has taken over the turn.
+                # If not, this plan exceeded `patience_s`, and another plan has got the turn.
                 if self._plan is plan:
                     self._plan = None
                     self._note(who, self._clock() - self._began)
                     self._changed.notify_all()
 
     def rest_s(self, who: Hashable) -> float:
-        """Return the seconds that a controller must still rest; not positive: it may plan."""
+        """Return the seconds that a controller must still rest; 0 or less: it may plan now."""
         return self._rests.get(who, 0.0) - self._clock() if self._busy() else 0.0
 
     def wait_s(self) -> float:

@@ -30,9 +30,9 @@ from paceline_backend.store import Store, StoreError, telemetry
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.telemetry.writers import Owner
 
-# Maximum delay until streams of nodes and runs with new credentials are read.
+# Maximum delay until ingest reads the streams of nodes and runs with new credentials.
 REFRESH_S = 0.5
-# Maximum of a message that is not a batch of records, without its arrays of samples.
+# Maximum size of a message that is not a batch of records, without its arrays of samples.
 _MOST_PLAIN = 2**20  # bytes
 
 
@@ -79,7 +79,7 @@ class Writers:
     def streams(self) -> list[str]:
         """Return the streams of all nodes and runs that may report now.
 
-        While the database is unavailable, these are the last known ones.
+        While the database is unavailable, return the last known streams.
         """
         try:
             streams = telemetry_streams(self._store)

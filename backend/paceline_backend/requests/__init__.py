@@ -1,7 +1,7 @@
 """Requests of users and of `auto`: launch a run, switch its policy, stop it or resume it.
 
-Each function checks the request, writes it to the store, and publishes it on the bus. It pings the
-bus first, so that no request is left half done, and writes a row of the audit log in the
+Each function checks the request, writes it to the store, and publishes it on the bus. Each function
+pings the bus first, so that no request is left half done, and writes a row of the audit log in the
 transaction of the request. The API and `auto` call these functions; the command line and the demo
 use the API.
 

@@ -50,8 +50,8 @@ def adopt(
     """Return the run of a key, and record it if it is new. Each node of the run calls this once.
 
     The key is equal on all nodes of the run, and different for other runs. `new` is the run as this
-    node describes it. `whose` identifies the caller's token, because the same key of another token
-    is another run.
+    node describes it. `whose` identifies the caller's token, because the same key with another
+    token means another run.
 
     Raises:
         InvalidRequestError: the policy or another field is wrong.
@@ -99,7 +99,7 @@ def _find_or_create(store: Store, run: str, key: str, new: NewRun, by: Requester
 
 
 def _refuse_other(connection: Connection, run: str, key: str, new: NewRun) -> None:
-    """Raise `ConflictError` if the run has ended, or is a different training than this node's."""
+    """Raise `ConflictError` if the run has ended, or is a different training than `new`."""
     known, state = new_runs.stored(connection, run)
     if known.backend != backends.AdoptedBackend.name:
         raise ConflictError(f"key {key}: its run {run} was moved to another backend: {_ANOTHER}")

@@ -1,4 +1,4 @@
-"""Questions to nodes about runs: sends them over the bus, and waits for the signed answers."""
+"""Questions to nodes about runs: `Asker` sends them over the bus and waits for signed answers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from paceline_backend.requests.streams import shared
 
 log = logging.getLogger(__name__)
 
-# Deadline. A node that works answers within a fraction of a second.
+# Deadline for an answer. A node that works answers within a fraction of a second.
 ANSWER_S = 5.0
 # Lifetime of an answer that was not fetched.
 _KEPT_S = 30
 _CONNECTIONS = 4
-# Maximum of concurrent questions. It bounds the answers on the bus, each of which has up to 350 kB.
+# Maximum number of concurrent questions, which bounds the answers on the bus (up to 350 kB each).
 _AT_ONCE = 64
-# Maximum of concurrent questions to a node, so that one that does not answer cannot block others.
+# Maximum number of concurrent questions to a node, so that a node that does not answer cannot block
+# the questions to other nodes.
 _OF_NODE = 8
 # First and longest pause between two polls for an answer.
 _FIRST_PAUSE_S, _PAUSE_S = 0.01, 0.1

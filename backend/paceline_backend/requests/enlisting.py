@@ -23,7 +23,7 @@ from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import MultiNodeRun
 
-# A node that has not started after this time may have missed its launch.
+# Time after which a launch is repeated to a node that has not started: it may have missed it.
 _AGAIN_S = 8.0
 
 
@@ -31,7 +31,7 @@ _AGAIN_S = 8.0
 class Enlisted:
     """Decision about a node that asks to take part in a run."""
 
-    state: State = Field(description="of the run", examples=["queued"])
+    state: State = Field(description="state of the run", examples=["queued"])
     needed: bool = Field(description="false: the node can exit", examples=[True])
     message: str = Field(description="why the node can exit", examples=[""])
 
@@ -39,7 +39,7 @@ class Enlisted:
 def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = None) -> Enlisted:
     """Launch a run on a node that was started for it, and return whether the node is needed.
 
-    The node must read its commands already, and must not have processes of the run. Repeated calls
+    The node must already read its commands, and must not have processes of the run. Repeated calls
     are safe, because an agent ignores a second launch.
 
     The node must have a session. `host` is the engine's name of its machine, or None if the engine
@@ -80,7 +80,7 @@ def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = N
 def _admit_one(
     connection: Connection, run: str, new: NewRun, node: str, state: State
 ) -> tuple[Enlisted, bool]:
-    """Admit a node to a single-node run: the first node that asks trains it."""
+    """Admit a node to a single-node run: the first node that enlists trains the run."""
     if not jobs.take(connection, run, node):
         return Enlisted(state, False, f"the run trains on {new.node}"), False
     return Enlisted(state, True, ""), state in WAITING
@@ -125,7 +125,7 @@ def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
 
 
 def _replaces(connection: Connection, group: MultiNodeRun, node: str) -> str | None:
-    """Return the node that this one replaces, whichever job brought this one, or None.
+    """Return the node that `node` replaces, or None; any job may have brought `node`.
 
     Until the replaced node leaves, the run may exceed its maximum by a node. A node on the same
     machine is not accepted as replacement.

@@ -222,7 +222,7 @@ def least_busy(
     listed: Sequence[Mapping[str, Any]],
     peers: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """Return the `count` least busy nodes that can join a run and are not much slower than its own.
+    """Return the `count` least busy nodes that can join a run and are not much slower than `peers`.
 
     Args:
         new: the run.

@@ -1,4 +1,4 @@
-"""Labels that users give to runs: tags, notes and targets. Ended runs accept them, too.
+"""Labels that users give to runs: tags, notes and targets. Ended runs accept labels, too.
 
 A tag is added and removed on its own, so two users cannot overwrite each other's tags, and no
 revision is needed. Notes and targets are replaced as a whole, so their writer passes the revision

@@ -57,8 +57,8 @@ def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
 
     Raises:
         UnknownNodeError: no such node.
-        ConflictError: the agent does not answer, or ranks train there: they and the measurement
-            would slow down each other.
+        ConflictError: the agent does not answer, or ranks train on the node: they and the
+            measurement would slow down each other.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:

@@ -2,8 +2,8 @@
 
 Each public function is a step, in this order: `begin`, `end_launch`, `regroup`, `launch`. Each step
 records its result in the database, as a phase of the run's `Rendezvous`. If a worker is killed in
-between, the next round of `control.multi_node` does the next step. A run whose nodes all ended with
-the rendezvous, and which must not restart, is ended by `settle`.
+between, `control.multi_node` does the next step when it is called again. If all nodes of a run
+ended with the rendezvous and the run must not restart, `settle` ends the run.
 
 All functions raise `StoreError` if the database fails, and those with a `bus` parameter
 `redis.RedisError` if the bus is unavailable.
@@ -149,8 +149,8 @@ def _settle(connection: Connection, group: MultiNodeRun) -> None:
 def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
     """Return the first attempt number of the next launch.
 
-    A lost node may only be disconnected and still train. So the numbers of its attempts are not
-    reused, as `resume` does not reuse those of a lost run.
+    A lost node may only be disconnected and still train. So the attempt numbers that the node may
+    reach are not reused; `resume` likewise does not reuse the attempt numbers of a lost run.
 
     Raises:
         _NoNumbersError: no attempt number is left.

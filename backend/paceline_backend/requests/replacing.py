@@ -1,8 +1,8 @@
 """Replacement of a node of a multi-node run by another node.
 
-The new node joins first. Its launcher exceeds the run's maximum, so it waits at the rendezvous
-while the run continues. Once it has arrived, the old node leaves (`control.multi_node`). So only
-one rendezvous is needed, and it includes the new node.
+The new node joins first. With its launcher, the run would exceed its maximum number of nodes, so
+the launcher waits at the rendezvous while the run continues. Once the launcher has arrived, the old
+node leaves (`control.multi_node`). So only one rendezvous is needed, and it includes the new node.
 
 For runs on an engine, another job is requested. The node that it brings replaces the old one when
 it arrives (`requests.enlisting`).
@@ -42,8 +42,9 @@ class NodeReplacement:
 
     Args:
         node: old node, which leaves the run.
-        other: new node, which joins. If it is None, the engine of the run chooses the new node.
-            Without an engine, it is a spare of the run, or else the least busy node.
+        other: new node, which joins. If `other` is None, the engine of the run chooses the new
+            node. Without an engine, the new node is a spare of the run, or else the least busy
+            node.
         cordon: also cordon the old node.
     """
 
@@ -115,7 +116,7 @@ def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> 
 
 
 def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
-    """Let a spare of a run join in place of a lost node, and return False if that is not needed.
+    """Let a spare of a run join in place of a lost node; return False if no spare is needed.
 
     Raises:
         ConflictError: the run is not active.

@@ -1,4 +1,4 @@
-"""Resume of a run that failed or was stopped, as before or elsewhere.
+"""Resume of a run that failed or was stopped, with the same settings or elsewhere.
 
 `resume` makes an ended run pending again, with a new attempt. `Elsewhere` names what changes: the
 training backend, or the numbers of nodes and ranks. A run that was recorded and could not be
@@ -44,7 +44,7 @@ class Elsewhere:
 
     Args:
         backend: name of the training backend.
-        backend_options: options of the backend. None on another backend means its defaults.
+        backend_options: options of the backend. If the backend changes, None means its defaults.
         nodes_min: minimum number of nodes.
         nodes_max: maximum number of nodes.
         nproc: ranks per node.
@@ -123,7 +123,7 @@ def _changed(new: NewRun, to: Elsewhere, backend: backends.Backend) -> NewRun:
     return replace(made, backend=backend.name, has_jobs=engine)
 
 
-# Limit of the database's columns.
+# Number of attempt numbers that a column of the database can hold.
 MOST_ATTEMPTS = 2**15
 _EMULATE = "PACELINE_EMULATE"
 
@@ -167,8 +167,8 @@ def resume(store: Store, bus_url: str, change: RequestedChange, terms: Resumptio
             }
             record_change(connection, change, "run.resume", details)
             new = _recorded(connection, run, terms)
-            # Otherwise the leader would read the order that stopped the run before. Delete it in
-            # the transaction, so that a later order to stop is kept.
+            # Delete the order that stopped the run before, so that the leader does not read it.
+            # Delete it in the transaction, so that a later order to stop is kept.
             streams.forget_orders(bus, run)
         if terms.start:
             start_recorded(store, bus_url, bus, run, new)

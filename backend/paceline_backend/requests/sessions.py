@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SessionCredentials:
-    """SessionCredentials of a node or a run.
+    """Credentials of the session of a node or a run.
 
     Args:
-        bus: URL of the bus, with a user that has access only to its own streams.
+        bus: URL of the bus, with a user that can access only the streams of the node or run.
         key: key of the MACs with which the control plane signs messages to the node or run.
     """
 
@@ -52,8 +52,9 @@ def of_node(
 ) -> SessionCredentials:
     """Create the session of a node's agent. Earlier sessions of this node end.
 
-    `token` is the id of the caller's token, with which the session ends, or None if it must not
-    end. `run` is the run to which the token belongs, or None if it belongs to no run.
+    `token` is the id of the caller's token; the session ends when this token ends. If `token` is
+    None, the session does not end. `run` is the run to which the token belongs, or None if it
+    belongs to no run.
 
     Raises:
         InvalidRequestError: the name is not valid.
@@ -80,7 +81,7 @@ def of_node(
 
 
 def end(bus_url: str, names: Collection[str]) -> None:
-    """Remove the users of nodes whose sessions have ended; if the bus is down, a worker does."""
+    """Remove the users of nodes whose sessions have ended; if the bus is down, a worker does it."""
     try:
         with streams.answering(bus_url) as bus:
             users.forget(bus, map(users.name_of_node, names))

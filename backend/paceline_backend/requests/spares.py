@@ -18,7 +18,7 @@ Listed = Sequence[Mapping[str, Any]]
 
 
 def check(new: NewRun, *, start: bool) -> None:
-    """Raise `InvalidRequestError` if a run requests spares and cannot have any."""
+    """Raise `InvalidRequestError` if a run requests spares but cannot have spares."""
     if new.replace_slow_nodes and not new.spares:
         raise InvalidRequestError("replace_slow_nodes", "needs spares: give 1 or more")
     if not new.spares:
@@ -31,7 +31,7 @@ def check(new: NewRun, *, start: bool) -> None:
 
 
 def hold(connection: Connection, run: str, new: NewRun, listed: Listed, *, all_: bool) -> None:
-    """Hold idle nodes back as spares for a run whose nodes have just been chosen.
+    """Reserve idle nodes as spares for a run whose nodes have just been chosen.
 
     Raises:
         ConflictError: `all_` is set, and there are fewer nodes than the run requests.
@@ -77,9 +77,9 @@ def missed(group: MultiNodeRun) -> list[RunNode]:
 
 
 def stand_ins(group: MultiNodeRun, listed: Listed) -> list[dict[str, Any]]:
-    """Return nodes on which a run may be relaunched: its own, and spares for those it has lost.
+    """Return nodes on which a run may be relaunched: its own nodes, and spares for lost nodes.
 
-    Its own nodes may be cordoned, because the run only continues there.
+    The run's own nodes may be cordoned, because the run only continues there.
     """
     own = {row.node for row in group.nodes if not row.leaving and not row.lost}
     further = of_run(group.id, listed)[: len(missed(group))]

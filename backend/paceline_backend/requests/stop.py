@@ -40,14 +40,14 @@ def stop(
 ) -> None:
     """Stop a run at its next segment, or kill its processes at once.
 
-    They are killed with `force`, if the run does not train yet, and if it is observed, because an
-    observed run has no segments. Ranks and agents log `why`.
+    The processes are killed with `force`, if the run does not train yet, and if it is observed,
+    because an observed run has no segments. Ranks and agents log `why`.
 
     Raises:
         ConflictError: the run has ended, or has no agent that could kill its processes.
-        redis.RedisError: the bus is unavailable. If it failed after the ping, the audit log has the
-            stop, and the caller may retry. A run that had not started counts as stopped then,
-            unless its agent reports that it has started the run nevertheless.
+        redis.RedisError: the bus is unavailable. If the bus failed after the ping, the audit log
+            has the stop, and the caller may retry. A run that had not started then counts as
+            stopped, unless its agent reports that it has started the run nevertheless.
     """
     run = change.run
     with streams.answering(bus_url) as bus:

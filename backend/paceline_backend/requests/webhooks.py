@@ -1,10 +1,11 @@
 """Webhooks: permitted addresses, bodies, signatures, and the request itself.
 
-A webhook's origin must be one that the operator allows, and its address an ordinary one. These
-checks protect against server-side request forgery. Signatures follow Standard Webhooks
-(https://www.standardwebhooks.com), for which receivers have libraries: `webhook-id`,
-`webhook-timestamp` and `webhook-signature`, which is `v1,` followed by the Base64 of HMAC-SHA256
-over "id.timestamp.body". The worker's sender and the API's test call `post`::
+The operator must allow a webhook's origin, and its address must not be link-local, multicast,
+unspecified or reserved. These checks protect against server-side request forgery. Signatures follow
+Standard Webhooks (https://www.standardwebhooks.com), for which receivers have libraries. They have
+the headers `webhook-id`, `webhook-timestamp` and `webhook-signature`, which is `v1,` followed by
+the Base64 of HMAC-SHA256 over "id.timestamp.body". `control.alerts.Sender` calls `post`, and so
+does the route that tests a webhook::
 
     sent = post(url, body_of("raised", alert, at), "msg_7", key, allowed)
 """
@@ -107,7 +108,7 @@ class Sent:
 
     Args:
         status: HTTP status of the answer, or None without an answer.
-        error: reason why the delivery failed, or None. It never contains text of the answer.
+        error: reason why the delivery failed, or None; never contains text of the answer.
     """
 
     status: int | None

@@ -1,9 +1,9 @@
 """Limits that keep one client from exhausting the memory of the bus.
 
 The embedded bus starts with these limits, and `docker/compose.yaml` sets the same. The worker
-checks at its start whether an external bus has them. They limit what clients hold in the memory of
-the bus: unfinished commands, unread replies and idle connections. `Guard` in `floods` limits what
-is stored on the bus.
+checks at its start whether an external bus has them. These limits bound the memory of the bus that
+clients use: for unfinished commands, unread replies and idle connections. `Guard` in `floods`
+limits what is stored on the bus.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 
 import redis
 
-# The largest message that ingest reads. The bus refuses a longer argument of a command at once.
+# Maximum size of a message that ingest reads. The bus refuses a longer argument of a command.
 LARGEST_ARGUMENT = 32 * 2**20  # bytes
 
-# Names and values as in a configuration file. Ranks send a message at least every few seconds. A
-# client that is idle for ten minutes is therefore no rank, or it reconnects.
+# Limits of the bus: names and values as in a configuration file. Ranks send a message at least
+# every few seconds, so a client that is idle for ten minutes is no rank, or a rank that can
+# reconnect.
 LIMITS = {
     "proto-max-bulk-len": f"{LARGEST_ARGUMENT}",
     "client-query-buffer-limit": f"{2 * LARGEST_ARGUMENT}",
@@ -27,7 +28,7 @@ LIMITS = {
 
 
 def missing(client: redis.Redis) -> list[str] | None:
-    """Return the names of limits that a bus lacks or has set far higher; None: it hides them."""
+    """Return the limits that a bus lacks or has set far higher; None: it does not show limits."""
     try:
         shown: Any = client.config_get(*LIMITS)
     except redis.ResponseError:

@@ -19,7 +19,8 @@ from paceline.node.processes import die_with_parent, number_of, reserved_port
 from paceline.wire.bus import is_loopback
 from paceline_backend.server import bus_limits
 
-# Each rank has a connection. The server accepts fewer if its limit of open files is lower.
+# Maximum number of connections: each rank has one. If the server's limit of open files is lower, it
+# accepts fewer connections.
 MOST_CLIENTS = 100_000
 
 _LOOPBACK = "127.0.0.1"
@@ -61,7 +62,7 @@ def password(directory: Path) -> str:
 
 
 class EmbeddedBus:
-    """A Redis-protocol server as a child process; a context manager. Its data survive a kill -9.
+    """A Redis-protocol server as a child process; a context manager. The data survive a kill -9.
 
     Args:
         directory: folder of its append-only file and log; created if missing.
@@ -80,7 +81,7 @@ class EmbeddedBus:
             port = number_of(self._reserved)
         self.port = port
         self._addresses = [_LOOPBACK, *([] if is_loopback(host) else [host])]
-        # This address includes loopback.
+        # The address 0.0.0.0 includes loopback.
         if host == "0.0.0.0":
             self._addresses = [host]
         self._process: subprocess.Popen[bytes] | None = None
@@ -142,7 +143,7 @@ class EmbeddedBus:
             while self._process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()
-                    # Another program's server may have the port. The embedded one ends then.
+                    # Another program's server may use the port. Then the embedded server ends.
                     if client.info("server")["process_id"] == self._process.pid:
                         return self
                 except redis.RedisError:
@@ -168,7 +169,7 @@ class EmbeddedBus:
             self._process.wait()
 
     def stop(self) -> None:
-        """Stop the server. Its data are on disk."""
+        """Stop the server. The data of the bus remain on disk."""
         if self._process is None:
             return
         if self._process.poll() is None:

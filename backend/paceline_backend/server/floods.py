@@ -3,8 +3,8 @@
 Each run and each node writes to a stream of its own, as a user of its own. `Guard.look_at_all`
 switches off the writer of a stream that exceeds its bounds; the ranks then spool their messages. It
 also trims a run's stream that has reached twice its bounds although ingest stores entries from it:
-only a flood gets there. `Guard.switch_on` switches writers on again. The bus itself stores which
-writer is off until when, so any worker can switch it on.
+only a flood fills it that far. `Guard.switch_on` switches writers on again. The bus itself stores
+which writer is off until when, so any worker can switch it on.
 
 All public functions raise `redis.RedisError` while the bus is away.
 """
@@ -36,7 +36,7 @@ class Bounds:
 
     entries: int = 500_000
     bytes: int = 512 * 2**20
-    # Time for which a writer stays off. It is short because a silent run soon counts as lost.
+    # Time for which a writer stays off: short, because a silent run soon counts as lost.
     off_s: float = 10.0  # seconds
 
 
@@ -53,9 +53,9 @@ class _Size(NamedTuple):
 class Flood:
     """A stream that exceeded its bounds, and what the guard did about it.
 
-    `off` means that its writer was switched off. It is False if the bus has no user for this
-    writer, or does not let the guard change users. `news` is False if a guard has already reported
-    the same state in its previous check.
+    `off` means that the stream's writer was switched off. `off` is False if the bus has no user for
+    this writer, or does not let the guard change users. `news` is False if a guard has already
+    reported the same state in its previous check.
     """
 
     stream: str
@@ -84,7 +84,7 @@ class Counts:
 class Guard:
     """Rate limiter for the streams of runs and nodes.
 
-    If the client's user may not change users, runs' streams are only trimmed.
+    If the client's own user on the bus may not change users, runs' streams are only trimmed.
     """
 
     def __init__(self, client: redis.Redis, bounds: Bounds | None = None) -> None:
@@ -109,7 +109,7 @@ class Guard:
         return [flood for flood in floods if flood is not None]
 
     def switch_on(self) -> list[str]:
-        """Switch on writers whose time is over and whose streams have drained; return the users."""
+        """Switch on writers whose off time is over and whose streams have drained; return them."""
         back = []
         now = self._now()
         known: Any = self._client.hgetall(OFF)
@@ -145,8 +145,8 @@ class Guard:
         for stream in streams:
             pipeline.xlen(stream)
         lengths: list[int] = pipeline.execute()
-        # Most streams are empty, because ingest deletes what it has stored. The others are also
-        # measured in bytes, because a single entry may be huge.
+        # Most streams are empty, because ingest deletes what it has stored. Streams with entries
+        # are also measured in bytes, because a single entry may be huge.
         filled = [stream for stream, length in zip(streams, lengths, strict=True) if length]
         for stream in filled:
             pipeline.memory_usage(stream)
@@ -163,9 +163,10 @@ class Guard:
     def _trim(self, stream: str, kept: int) -> int:
         """Drop the oldest entries of a flood. Return the number of dropped entries.
 
-        Two kinds of streams are not trimmed. One is a node's stream, because its agent has deleted
-        its own copy of what it sent. The other is a stream of which ingest has stored nothing since
-        the last check: while the database is away, the stream of a normal run grows as long.
+        Two kinds of streams are not trimmed. One is the stream of a node, because the node's agent
+        has deleted its own copy of what it sent. The other is a stream of which ingest has stored
+        nothing since the last check: while the database is away, a normal run's stream also grows
+        to this length.
         """
         kind, _ = writer_of(stream)
         first = self._first(stream)

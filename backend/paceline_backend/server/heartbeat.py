@@ -17,8 +17,9 @@ _EXPIRES_S = 10  # seconds
 class Beat(msgspec.Struct, frozen=True):
     """Heartbeat of one worker, with counts of its ingest since it started.
 
-    `lag` counts entries on its streams that are not stored yet. `leases_taken` counts runs that it
-    began to plan, and `leases_lost` those of them that another worker took over.
+    `lag` counts entries on the worker's streams that are not stored yet. `leases_taken` counts runs
+    that the worker began to plan, and `leases_lost` the runs among them that another worker took
+    over.
     """
 
     owner: str

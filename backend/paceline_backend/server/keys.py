@@ -16,8 +16,8 @@ from types import MappingProxyType
 class Keys:
     """Keys and passwords of nodes, runs and webhooks.
 
-    `secret` is that of the control plane (`store.meta.secret`); `seeds` maps nodes to seeds
-    (`store.nodes.seeds`). No node has ever received a key without a seed.
+    `secret` is the control plane's secret (`store.meta.secret`); `seeds` maps nodes to seeds
+    (`store.nodes.seeds`). A node without a seed has never received a key.
     """
 
     secret: bytes = field(repr=False)
@@ -47,6 +47,6 @@ class Keys:
         return f"{node}\0{self.seeds.get(node, '')}"
 
     def _derived(self, purpose: bytes, name: str) -> bytes:
-        # `person` separates the purposes. It has at most 16 bytes.
+        # `person` separates the purposes; it has at most 16 bytes.
         digest = hashlib.blake2b(name.encode(), digest_size=32, key=self.secret, person=purpose)
         return digest.digest()

@@ -23,7 +23,7 @@ class Origin:
     port: int
 
     def covers(self, other: Origin) -> bool:
-        """Return whether another origin equals this one, or is below it."""
+        """Return whether another origin equals this origin, or is below it."""
         if (self.scheme, self.port) != (other.scheme, other.port):
             return False
         if self.host.startswith("*."):
@@ -42,7 +42,7 @@ class Origins:
         """Return whether a URL is at one of the origins.
 
         Raises:
-            PacelineError: it is no `http` or `https` URL, or has a user, password or fragment.
+            PacelineError: the URL is not `http` or `https`, or has a user, password or fragment.
         """
         origin = origin_of(url)
         return any(allowed.covers(origin) for allowed in self._origins)
@@ -68,7 +68,7 @@ class Origins:
 
 
 def origin_of(url: str) -> Origin:
-    """Return the origin of a URL. It raises the errors of `Origins.covers`."""
+    """Return the origin of a URL; raises the errors of `Origins.covers`."""
     parts = _split(url)
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise PacelineError(f"{_shown(url)}: leave out user, password and fragment")

@@ -18,9 +18,9 @@ from paceline_backend.server.origins import Origins
 from paceline_backend.server.prices import Price
 
 PROXY_ROLES = ("viewer", "operator", "admin")
-# Event streams per client. Each page that an operator opens has one.
+# Maximum number of event streams per client. Each page that an operator opens has one stream.
 MAX_STREAMS = 100
-# The largest request bodies are scenarios and policies for 10,000 ranks.
+# Maximum size of a request body. The largest are scenarios and policies for 10,000 ranks.
 MAX_BODY_BYTES = 2**20
 
 
@@ -88,14 +88,14 @@ class Settings:
     bus: str
     host: str = "127.0.0.1"
     port: int = 8000
-    # Tokens from the configuration; the database has others. `token` is an admin's.
+    # Tokens from the configuration; the database has others. `token` is the token of an admin.
     token: str | None = None
     agent_token: str | None = None
     viewer_token: str | None = None
-    # Without `token`, the server creates one for its own user on this machine. If this is False, an
-    # operator creates the first one with `paceline token create --database`.
+    # Whether the server, if it has no `token`, creates one for its own user on this machine. If
+    # False, an operator creates the first token with `paceline token create --database`.
     makes_token: bool = True
-    # Requests with larger bodies are refused.
+    # Maximum size of a request body; larger requests are refused.
     max_body_bytes: int = MAX_BODY_BYTES
     # PEM file with the certificate chain; None: plain HTTP.
     tls_cert: Path | None = None

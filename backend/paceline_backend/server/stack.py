@@ -54,14 +54,15 @@ class Stack:
         # Further variables for the agent and its runs.
         self.agent_env: dict[str, str] = {}
         self._client: Client | None = None
-        # Name → size of its log when its process started.
+        # Name of a child → size of its log when its process started.
         self._said_before: dict[str, int] = {}  # bytes
 
     def start(self) -> Stack:
-        """Start both, and wait until the server is ready and the agent is registered.
+        """Start server and agent; wait until the server is ready and the agent is registered.
 
         Raises:
-            PacelineError: one of them ended or did not become ready; with the end of its log.
+            PacelineError: server or agent ended, or did not become ready. The message has the end
+                of its log.
         """
         try:
             self.data.mkdir(0o700, parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ class Stack:
             self.start_server()
             self.start_agent()
         except BaseException:
-            # Signals raise exceptions as well.
+            # Catch all exceptions, because signals raise exceptions, too.
             self.stop()
             raise
         return self
@@ -154,7 +155,7 @@ class Stack:
                 env=environment,
                 # The child sets its own umask, which its runs must not inherit.
                 umask=private.given_umask(),
-                # Ctrl-C must reach only this process, which then stops the children in order.
+                # Ctrl-C must reach only this process, which then stops the children in sequence.
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )

@@ -1,6 +1,6 @@
 """Supervision of the control plane: the bus, the web process and the worker.
 
-They are child processes of the process of `paceline server`, which restarts them when they end.
+These three are child processes of `paceline server`, whose process restarts them when they end.
 The bus is a program of its own. Web and worker are forks of the supervisor: they start at once,
 and the three share the memory of the modules that the supervisor has imported. The supervisor
 therefore has one thread, and no database or bus open, whenever it starts a child.
@@ -90,7 +90,7 @@ class DataDirectory:
     def bus(self, host: str = "127.0.0.1") -> EmbeddedBus:
         """Return the embedded bus, not yet started.
 
-        It keeps its port across restarts, so that agents and ranks can reconnect. `host` is a
+        The bus keeps its port across restarts, so that agents and ranks can reconnect. `host` is a
         further address to listen on.
 
         Raises:
@@ -114,7 +114,7 @@ class DataDirectory:
 
 
 def _end_orphan(bus: EmbeddedBus) -> None:
-    """Stop a bus that outlived its server. This process holds the lock on its directory."""
+    """Stop a bus that outlived its server. This process holds the lock on the bus's directory."""
     port, directory = bus.port, bus.directory
     deadline = time.monotonic() + _PORT_S
     while _listening(port):
@@ -141,7 +141,7 @@ def _listening(port: int) -> bool:
 def listen(settings: Settings) -> socket.socket:
     """Return a listening socket.
 
-    The web process inherits it, so that no request is refused while that process restarts.
+    The web process inherits the socket, so that no request is refused while that process restarts.
 
     Raises:
         PacelineError: the port is in use, or the address is not one of this machine.
@@ -169,7 +169,7 @@ _fork = multiprocessing.get_context("fork")
 @dataclass
 class _Child:
     name: str
-    # Returns the exit code.
+    # Function that does the work of the child and returns the exit code.
     work: Callable[[], int]
     process: multiprocessing.process.BaseProcess | None = None
     started: float = 0.0
@@ -188,7 +188,7 @@ class _Child:
             log.warning("%s ended with code %d: restarting in %.1f s", self.name, code, pause)
         if self.process is None and now >= self.not_before:
             self.started = now
-            # A signal that arrives before the child has its own handlers waits until then.
+            # Block signals until the child has its own handlers; a signal before stays pending.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self.process = _fork.Process(target=self._work, name=f"paceline-{self.name}")
@@ -199,7 +199,7 @@ class _Child:
     def _work(self) -> None:
         die_with_parent()
         rename(f"paceline-{self.name}")
-        # Ctrl-C must reach only the supervisor, which then stops the children in order.
+        # Ctrl-C must reach only the supervisor, which then stops the children in sequence.
         os.setsid()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -249,8 +249,8 @@ class ServerSupervisor:
     def run(self) -> int:
         """Run until SIGINT or SIGTERM.
 
-        This must run on the main thread, because child processes are killed when the thread that
-        started them ends, and no other thread may run, because a fork has only this one.
+        Call this on the main thread, because child processes are killed when the thread that
+        started them ends. No other thread may exist, because a fork has only the calling thread.
 
         Returns:
             Exit code: 130 after SIGINT, 0 after SIGTERM.
@@ -300,7 +300,7 @@ class ServerSupervisor:
         headers = {"Host": "localhost"}
         deadline = time.monotonic() + _READY_S
         last = "no answer"
-        # Do not verify the certificate here: its name need not be that of the local address.
+        # Do not verify the certificate here: it need not contain the name of the local address.
         own = httpx.Client(
             base_url=self.settings.url, headers=headers, trust_env=False, verify=False
         )

@@ -1,7 +1,7 @@
 """Optional OpenTelemetry: spans and metrics of requests, of ingest batches and of plans.
 
-The standard ``OTEL_…`` variables configure the exporters. Without any of them, or without the extra
-`otel`, nothing is measured. FastAPI itself creates the spans of requests.
+The standard ``OTEL_…`` variables configure the exporters. If none of these variables is set, or the
+extra `otel` is missing, nothing is measured. FastAPI itself creates the spans of requests.
 
     tracing.configure("worker")
     with tracing.now().batch(entries=12) as batch:
@@ -26,7 +26,7 @@ from paceline.core.version import __version__
 log = logging.getLogger(__name__)
 
 _HTTP = "http/protobuf"
-# Protocol → name of the exporter's entry point.
+# Protocol of an exporter → name of the exporter's entry point.
 _EXPORTERS = {_HTTP: "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 

@@ -1,6 +1,6 @@
 """Users of the bus, which restrict each node and each run to its own streams.
 
-They are the access control list (ACL) of the bus. A bus forgets them when it restarts, so the
+The users form the access control list (ACL) of the bus. A bus forgets them when it restarts, so the
 worker creates missing users again. If the bus does not let the control plane create users, nodes
 and runs get no credentials, unless the server was started with ``--share-bus-password``: then they
 get the URL of the control plane itself.
@@ -33,7 +33,7 @@ _CONNECTING = ("client|setname",)
 # Clients send this command when they connect. Redis 7.0 does not have it.
 _SET_INFO = "client|setinfo"
 
-# Rights that `make` and `forget` need, for messages.
+# Rights on the bus that `make` and `forget` need, as messages show them.
 RIGHTS = "ACL SETUSER, ACL GETUSER, ACL USERS, ACL DELUSER and CLIENT KILL"
 # Environment variable; "1": nodes and runs may get the control plane's own URL.
 SHARE = "PACELINE_SHARE_BUS_PASSWORD"
@@ -65,7 +65,8 @@ class User:
 
         Args:
             database: number of the bus's database. The user may call SELECT only if it is not 0.
-                Otherwise it cannot reach other databases, where no guard checks for floods.
+                Without SELECT, the user cannot reach other databases, where no guard checks for
+                floods.
             off: the user may not log in.
             info: the bus has the command CLIENT SETINFO.
         """
@@ -160,7 +161,7 @@ def _make(
         if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
             if info and f"+{_SET_INFO}" in str(answer):
                 return _make(client, users, off, info=False)
-            # Cut the command off, because it contains digests of passwords.
+            # Leave out the command in the error message, because it has digests of passwords.
             return str(answer).rpartition("caused error: ")[2]
         if isinstance(answer, Exception):
             raise answer

@@ -1,8 +1,8 @@
 """Find the steps of each attempt that still count after restarts.
 
 An attempt that starts at an earlier step, from a checkpoint or from nothing, discards the later
-steps of earlier attempts: they are no longer part of the model. Their rows stay until the same
-steps have been trained again, but they no longer count.
+steps of earlier attempts: the model no longer contains the updates of these steps. The rows of
+these steps stay until the same steps have been trained again, but they no longer count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class AttemptSpan:
     Args:
         attempt: the latest of these attempts; None matches all attempts.
         first: first step.
-        end: one past the last step; None: open.
+        end: one past the last step; None: no limit.
         before: number of attempts directly before `attempt` that have the same range.
     """
 
@@ -52,7 +52,8 @@ def present(
     """Return the condition that excludes ranks that the latest attempt does not have.
 
     Earlier attempts may have had more ranks, and records can arrive before the Hello that defines
-    the number of ranks. `attempt` and `world` are those of the latest attempt, None if unknown.
+    the number of ranks. `attempt` is the latest attempt and `world` its number of ranks; each is
+    None if unknown.
     `table` has records or their roll-ups.
     """
     if attempt is None or world is None:
@@ -63,16 +64,16 @@ def present(
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
     """Return one past the last step of an attempt that can count; None: no limit.
 
-    A later attempt limits it by its first step. `starts` maps each attempt to its first step.
+    The limit is the first step of a later attempt. `starts` maps each attempt to its first step.
     """
     return min((step for other, step in starts.items() if other > attempt), default=None)
 
 
 def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[AttemptSpan]:
-    """Return the steps that count of each attempt, the latest attempt first.
+    """Return, for each attempt, the range of its steps that count; the latest attempt is first.
 
-    `attempt` is the latest one, None if it is not known yet. The number of index seeks grows with
-    the number of attempts, not with the length of the run.
+    `attempt` is the latest attempt, None if it is not known yet. The number of index seeks grows
+    with the number of attempts, not with the length of the run.
     """
     if not attempt:
         return [AttemptSpan(None, 0, None)]
@@ -98,7 +99,8 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if first == 0:
             break
         below = _adopting(connection, run, number)
-        # These attempts adopted no segment. A launch after a lost host skips a thousand numbers.
+        # Attempts between `below` and `number` adopted no segment: a launch after a lost host skips
+        # 1,000 numbers.
         unused = number - 1 - (-1 if below is None else below)
         end = end_of(number - 1, starts)
         if unused and (end is None or end > 0):
@@ -150,9 +152,9 @@ def newest_complete(
 def _first(
     connection: sa.Connection, query: sa.Select[Any], parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
-    """Return the first row of the latest attempt that has one.
+    """Return the first row of the latest attempt that has a row.
 
-    All steps that count of a later attempt come after those of an earlier attempt.
+    If a step counts for a later attempt, it comes after all steps that count for an earlier one.
     """
     for part in parts:
         row = connection.execute(query.where(*part.rows()).limit(1)).one_or_none()
@@ -172,8 +174,8 @@ def _hello_step(connection: sa.Connection, run: int) -> int | None:
 class Placement:
     """Assignment of ranks to nodes.
 
-    `nodes` has the name of each rank's node, [W]. The assignment began at step `since`, and
-    `attempt` is the latest with it.
+    `nodes` has the name of each rank's node, [ranks]. The assignment began at step `since`, and
+    `attempt` is the latest attempt with this assignment.
     """
 
     nodes: Sequence[str]
@@ -184,7 +186,7 @@ class Placement:
 def placement(connection: sa.Connection, run: int, step: int | None = None) -> Placement | None:
     """Return the nodes of a run's ranks in a step; None if unknown.
 
-    `step` is None for the newest.
+    `step` is None for the newest step.
     """
     c = attempts.c
     query = sa.select(c.attempt, c.step, c.placement).where(c.run == run)
@@ -202,7 +204,7 @@ def placement(connection: sa.Connection, run: int, step: int | None = None) -> P
 
 
 def devices(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
-    """Return each rank's `wire.RankDevice` in a run's latest attempt, [W]; empty if unknown."""
+    """Return each rank's `wire.RankDevice` in a run's latest attempt, [ranks]; empty if unknown."""
     c = attempts.c
     query = sa.select(c.devices).where(c.run == run).order_by(c.attempt.desc()).limit(1)
     return list(connection.execute(query).scalar() or [])

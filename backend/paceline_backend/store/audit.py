@@ -33,11 +33,11 @@ class Requester:
     """Source of a change: name, origin and reason.
 
     Args:
-        name: of the token or proxy user.
-        scope: what it may do; empty for the control plane itself.
+        name: name of the token or proxy user.
+        scope: what the requester may do; empty for the control plane itself.
         address: network address of the client.
         via: name of the client program, as it reports itself.
-        why: reason that was given.
+        why: reason that the requester gave.
         operator: name that the person gave, if several people share one token or user.
     """
 
@@ -79,7 +79,7 @@ class ChangeFilter:
         run: public id of the changed run.
         who: name of the requester.
         action: kind of change.
-        since: at this Unix time or later.
+        since: only changes at this Unix time or later.
     """
 
     run: str | None = None
@@ -200,7 +200,7 @@ class RequestedChange:
 
     Args:
         run: public id of the run.
-        by: who requests the change, and why.
+        by: the requester of the change, with the reason.
         expected: revision of the run that the requester has read; None: any.
     """
 
@@ -212,8 +212,8 @@ class RequestedChange:
 class RevisionError(PacelineError):
     """The run was changed by another requester since the caller read it.
 
-    `revision` is the current one, and `change` the newest row of the audit log about the run, if
-    any.
+    `revision` is the current revision, and `change` the newest row of the audit log about the run,
+    if any.
     """
 
     def __init__(self, run: str, revision: int, change: Mapping[str, Any] | None) -> None:

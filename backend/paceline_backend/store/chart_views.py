@@ -35,18 +35,19 @@ LINES = 16
 _SHOWN = ("compute_s", "ett_s", "share")
 # Maximum number of records that are read individually where roll-ups can avoid it.
 _MOST_SINGLE = 200_000
-# The same for the first response of a page, because the first charts wait for it.
+# Maximum number of records that are read individually for the first response of a page, because the
+# first charts wait for it.
 _MOST_NEWEST = 80_000
-# Minimum number of steps with a column of their own, for any number of ranks.
+# Minimum number of newest steps that each have a column of their own, for any number of ranks.
 _LEAST_SHOWN = 20
-# With fewer blocks than this, columns of a block each would show too little.
+# Minimum number of blocks for a view with one column per block; fewer columns show too little.
 _FEW_BLOCKS = 4
 
 Floats = npt.NDArray[np.float64]
 
 # Maximum number of rows of a heat map.
 _ROWS = 256
-# Steps of the scale from the minimum to the maximum; code 0 means unknown.
+# Number of steps of the scale from the minimum to the maximum; code 0 means unknown.
 _CODES = 254
 
 _COMPUTE = (("compute_p10", 0.1), ("compute_p50", 0.5), ("compute_p90", 0.9))
@@ -126,7 +127,7 @@ def _bucket(first: int | None, last: int | None, world: int, columns: int) -> in
 def _rows(
     connection: sa.Connection, run: int, span: reads.Range, bucket: int, world: int
 ) -> Sequence[Any]:
-    """Return row of ranks, step, the means of `_SHOWN`, and minimum and maximum compute time."""
+    """Return row of ranks, step, means of `_SHOWN`, and extreme compute times for each cell."""
     covered = rollups.cover(connection, run, *span) if bucket >= BLOCK else None
     if covered is not None:
         return rollups.rank_buckets(

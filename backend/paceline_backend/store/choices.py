@@ -1,4 +1,4 @@
-"""Read when policies chose another synchronisation or its parameters, and when ranks fell back."""
+"""Read policies' choices of the gradient synchronisation, and the fallbacks to the all-reduce."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ def chosen(
 
 
 def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
-    """Return all-reduced segments of relaxed synchronisers by version and reason, in order.
+    """Count segments that ranks all-reduced in spite of a relaxed synchroniser.
 
-    Only segments that overlap `span` are included.
+    There is one row for each policy version and reason, ordered by first step. Only segments that
+    overlap `span` are included.
     """
     c, (first, last) = segments.c, span
     # A literal instead of a parameter, so that the database can use the partial index.

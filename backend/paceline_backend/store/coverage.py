@@ -45,9 +45,9 @@ class Effective:
 
 
 def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Iterator[Effective]:
-    """Yield the segments of a run that count, in order.
+    """Yield the segments of a run that count, in the order of their steps.
 
-    `hello` is that of the latest attempt, if there was one.
+    `hello` is the Hello of the latest attempt, if there was an attempt.
     """
     first = sa.func.min(segments.c.first_step)
     rows = connection.execute(
@@ -79,13 +79,13 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
 def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     """Count how often each epoch used its samples; `exact` means that each was used once.
 
-    The samples of a stream's epoch are those that ranks have read up to the last that was used.
+    An epoch of a stream has the samples that ranks have read, up to the last one that they used.
 
     An epoch is complete when each rank reported its last step or a later one. Until then, missing
     samples may still arrive, unless the run is over.
 
-    A sample counts as used when the rank that it was assigned to reported the step. Samples that
-    were used before the latest attempt according to a checkpoint count too: their records may have
+    A sample counts as used when the rank that it was assigned to reported the step. If a checkpoint
+    shows that samples were used before the latest attempt, they count, too: their records may have
     been lost with a rank. `dropped` counts used samples whose gradients a relaxed synchroniser did
     not apply.
     """
@@ -119,7 +119,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
                 complete.add(segment.epoch)
     rest = (samples or 0) % hello.global_batch if hello.drop_last else 0
     allowed = range(rest, rest + 1)
-    # It is unknown how many samples of a stream are left over.
+    # For a stream, the number of samples left over at the end of an epoch is unknown.
     if samples is None and hello.drop_last:
         allowed = range(hello.global_batch)
     if not uses:
@@ -174,9 +174,9 @@ def _reported(
 ) -> dict[tuple[int, int], tuple[int, int, int]]:
     """Return (attempt, segment) → number of records, first and last step.
 
-    These mostly suffice to see that all records of a segment have arrived.
+    In most cases these numbers suffice to decide that all records of a segment have arrived.
     """
-    # With a single attempt, complete steps contain the same facts in one row per step.
+    # With a single attempt, the rows of complete steps contain the same facts: one row per step.
     if hello.attempt == 0:
         c = steps.c
         complete = connection.execute(
@@ -231,8 +231,8 @@ def _epoch(
 
     `parts` are the used samples, with repetitions. `samples` is the size of the data set, or None
     for a stream, which has the samples up to the last that was used. Memory is bounded by the
-    number of used samples, not by their numbers: a rank of a stream may report any number for a
-    sample.
+    number of used samples, not by the greatest sample number: a rank of a stream may report any
+    number for a sample.
     """
     numbers, uses = np.unique(_together(parts), return_counts=True)
     distinct = len(numbers)

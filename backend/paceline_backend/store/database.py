@@ -31,7 +31,8 @@ Connection = sa.Connection
 
 _BUSY_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5
-# Names of execution options: the transaction writes; how long it may wait for other writers.
+# Names of execution options: whether the transaction writes, and how long it may wait for other
+# writers.
 _WRITES, _WAIT_S = "paceline_writes", "paceline_wait_s"
 
 
@@ -55,9 +56,9 @@ class StoreRefusedError(StoreError):
 class Store:
     """A database whose tables exist (`Store.open` creates them). Thread-safe; calls block.
 
-    `engine` is SQLAlchemy's. Prefer `read` and `write`, which translate errors. Also, on SQLite, a
-    transaction that begins as a reader and then writes can fail at once ("database is locked")
-    instead of waiting for its turn.
+    `engine` is an engine of SQLAlchemy. Prefer `read` and `write`, which translate errors. Also, on
+    SQLite, a transaction that begins as a reader and then writes can fail at once ("database is
+    locked") instead of waiting for its turn.
 
     Args:
         url: ``sqlite:///path`` or ``postgresql://user:password@host:port/database``.
@@ -172,10 +173,10 @@ class Store:
             yield
         except (exc.DBAPIError, psycopg.Error) as error:
             raise self._error(error) from error
-        # All pooled connections are busy.
+        # SQLAlchemy raises this error if all pooled connections are busy.
         except exc.TimeoutError as error:
             raise StoreUnavailableError(f"database {self.name}: {error}") from error
-        # sqlite3 raises this for an integer of more than 64 bits.
+        # sqlite3 raises this error for an integer of more than 64 bits.
         except OverflowError as error:
             raise StoreRefusedError(f"database {self.name}: {error}") from error
 
@@ -225,9 +226,9 @@ def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgr
 
 
 def in_chunks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """Yield all items in order, in chunks of a few fixed sizes; so few statements are prepared.
+    """Yield all items in order, in chunks of a few fixed sizes, so that few statements differ.
 
-    `sizes` is descending; the last is 1.
+    `sizes` is descending; the last size is 1.
     """
     done = 0
     for size in sizes:
@@ -275,7 +276,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         # Without an isolation level, the driver opens no transactions itself.
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
-        # Safe in WAL mode, which `to_head` sets.
+        # This setting cannot corrupt a database in WAL mode, which `to_head` sets.
         connection.execute("PRAGMA synchronous = NORMAL")
 
     @sa.event.listens_for(engine, "begin")
@@ -309,7 +310,7 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
         ),
         pool_size=10,
         max_overflow=40,
-        # A restart of the server must not make a call fail.
+        # Check pooled connections before use, so that a restart of the server fails no call.
         pool_pre_ping=True,
     )
 

@@ -1,13 +1,14 @@
-"""Store the Hello messages of runs: the latest attempt's, and incomplete ones that are arriving.
+"""Store the latest Hello of each run, and incomplete Hellos whose parts are still arriving.
 
 A Hello is stored in parts (`wire.parts`) and not in the run's row: SQLite rewrites a whole row with
 each change, and a Hello can have hundreds of megabytes.
 
-A Hello is stored as it arrived: the stored bytes are those that were decoded and validated. One
-that arrived whole is cut into parts (`pack`) and stored with `write`. Ingest calls `add` to store
-parts as they arrive; `add` returns the Hellos that became complete. Ingest then reads such a Hello
-(`read`), validates it, and calls `write`, which does not write its parts again. `of_run` reads the
-Hello that the run's row names, and ignores it if its parts are not those that were validated.
+A Hello is stored as it arrived: the stored bytes are those that were decoded and validated. A Hello
+that arrived in one message is cut into parts (`pack`) and stored with `write`. Parts that arrive
+one by one are stored with `add`, which returns the Hellos that became complete. Ingest then reads
+such a Hello (`read`), validates it, and calls `write`, which does not write its parts again.
+`of_run` reads the Hello that the run's row names, and ignores it if its parts are not those that
+were validated.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from paceline_backend.store import blobs
 from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.schema import hello_parts, runs
 
-# Maximum number of incomplete Hellos of a run. Those of earlier attempts are deleted first.
+# Maximum number of incomplete Hellos of a run. Hellos of earlier attempts are deleted first.
 _MOST_PENDING = 2
-# Number of parts that are fetched together.
+# Maximum number of parts that one query fetches.
 _AT_ONCE = 16
 
 logger = logging.getLogger(__name__)
@@ -41,9 +42,9 @@ class HelloKey(NamedTuple):
 
 
 class PackedHello(NamedTuple):
-    """A validated Hello as it is stored: the digest of the whole, and its parts or their number.
+    """A validated Hello as it is stored: the digest of the message, and its parts.
 
-    Only the number is given if the parts are stored already.
+    If the parts are stored already, only their number is given.
     """
 
     digest: bytes

@@ -76,10 +76,10 @@ def order_anew(
 ) -> None:
     """Request jobs for a run that was resumed on the engine that its row names.
 
-    Revoke the token of earlier jobs' nodes.
+    Revoke the token that the nodes of earlier jobs used.
 
     Labels of jobs are never reused, even if the run was elsewhere in between: each launch has
-    attempt numbers of its own, so its first attempt can serve as the number of the launch.
+    attempt numbers of its own, so its first attempt number serves as the number of the launch.
     """
     tokens.revoke_of_run(connection, run)
     query = sa.select(runs.c.backend, runs.c.backend_jobs).where(runs.c.id == run)
@@ -96,7 +96,7 @@ def drop(connection: Connection, run: str) -> None:
 
 
 def open_runs(connection: Connection, backends: Collection[str]) -> list[EngineRun]:
-    """Return the runs on some engines for which an engine may have jobs, oldest first."""
+    """Return the runs on the given engines for which an engine may have jobs, oldest first."""
     c = runs.c
     marked = sa.exists().where(engine_runs.c.backend == c.backend, engine_runs.c.run == c.id)
     columns = (c.key, c.id, c.state, c.backend, c.backend_options, c.backend_jobs)
@@ -204,7 +204,7 @@ def replaced(connection: Connection, run: str) -> list[str]:
 
 
 def awaited(connection: Connection, run: str) -> list[str]:
-    """Return the same as `replaced`, but nothing for a run that has ended or is on no engine."""
+    """Return the same as `replaced`, but an empty list if the run has ended or is on no engine."""
     query = sa.select(runs.c.backend_jobs).where(runs.c.id == run, runs.c.state.in_(ACTIVE))
     asked = connection.execute(query).scalar()
     return list((asked or {}).get("replaces", {}).values())
@@ -231,7 +231,7 @@ def forget_replacing(connection: Connection, run: EngineRun, part: str) -> None:
 def avoided(connection: Connection, run: EngineRun, part: str) -> list[str]:
     """Return the machines that a job of a run must not use, by the engine's names.
 
-    These are the machine of the node that the job replaces, and machines that are cordoned in
+    A job must not use the machine of the node that it replaces, or machines that are cordoned in
     Paceline but not in the engine.
     """
     machine = sa.select(nodes.c.host).where(nodes.c.id == run.replaces.get(part))
@@ -259,7 +259,7 @@ def _locked(connection: Connection, run: str) -> dict[str, Any]:
 
 
 def queue(connection: Connection, run: EngineRun, why: str) -> bool:
-    """Record that a run waits in its engine's queue, and why; return False if that is known."""
+    """Record that a run waits in its engine's queue, and why; return False if nothing changed."""
     if run.state == State.QUEUED and run.message == why:
         return False
     c = runs.c
@@ -270,14 +270,14 @@ def queue(connection: Connection, run: EngineRun, why: str) -> bool:
 
 
 def admit(connection: Connection, run: str) -> None:
-    """Record that a node of a run has come: the run leaves the queue, and heartbeats are due."""
+    """Record that a node has joined a run: the run leaves the queue, and its silence counts."""
     c = runs.c
     query = sa.update(runs).where(c.id == run, c.state.in_(WAITING))
     connection.execute(query.values(message=None, seen_at=time.time()))
 
 
 def take(connection: Connection, run: str, node: str) -> bool:
-    """Assign a node to a run on a single node; return False if the run has another one."""
+    """Assign a node to a run on a single node; return False if the run has another node."""
     c = runs.c
     free = c.node.is_(None) | (c.node == node)
     query = sa.update(runs).where(c.id == run, free).values(node=node)
@@ -292,7 +292,7 @@ def token(store: Store, run: EngineRun) -> str:
 def explain(connection: Connection, run: EngineRun, words: str) -> bool:
     """Append to a run's message how its job ended; return False if a user requested the end.
 
-    The nodes know only that they were ended. If the script failed, its own message stays.
+    The nodes can report only that something ended them. If the script failed, its message stays.
     """
     if stop_asked(connection, run.id):
         return False
@@ -310,8 +310,8 @@ def explain(connection: Connection, run: EngineRun, words: str) -> bool:
 def cancelled(connection: Connection, run: EngineRun) -> bool:
     """Change a failed run to `stopped`, because its job was cancelled in the engine.
 
-    Its nodes may have been killed before they could report that. A script that failed has an exit
-    code, and its run stays failed.
+    The run's nodes may have been killed before they could report the stop. A script that failed has
+    an exit code, and its run stays failed.
     """
     c = runs.c
     failed = c.state.in_(TransitionCause.JOB_CANCELLED.sources(State.STOPPED))

@@ -2,8 +2,8 @@
 
 A worker holds a lease on a run to plan it or to manage its jobs on an engine, and a lease on all
 runs for work that one worker does for all of them, such as evaluating alerts. A lease expires by
-the database's clock. If the worker dies, another one takes the lease then. All functions raise
-`StoreError` if the database fails; then existing leases remain until they expire.
+the database's clock. If the worker dies, another worker can take the lease after that. All
+functions raise `StoreError` if the database fails; then existing leases remain until they expire.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 # The purposes are independent: different workers may hold them for the same run.
 Purpose = Literal["plan", "jobs", "alerts", "fleet"]
-# Instead of the key of a run: the lease is on all runs. Keys start at 1.
+# Value in place of a run's key, for a lease on all runs. Keys of runs start at 1.
 ALL_RUNS = 0
 
 S = TypeVar("S", bound=sa.Select[Any])
@@ -114,9 +114,9 @@ def planners(connection: sa.Connection, keys: Collection[int]) -> dict[int, tupl
 
 
 def unless_planned(query: S, owner: str, at: float) -> S:
-    """Leave out the runs that another worker plans, at a time by the database's clock.
+    """Restrict a query to runs that no other worker plans.
 
-    `query` selects from `runs`.
+    `query` selects from `runs`; `at` is the current time by the database's clock.
     """
     c = leases.c
     planned = sa.and_(c.purpose == "plan", c.run == runs.c.key)

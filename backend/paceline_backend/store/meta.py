@@ -19,9 +19,9 @@ class Probe:
 
     Args:
         store: the database.
-        wait_s: how long a check waits for other writers.
-        every_s: minimum interval between checks. More frequent calls get the last result, because
-            any client can call the health endpoint.
+        wait_s: maximum time in seconds that a check waits for other writers.
+        every_s: minimum interval between checks, in seconds. More frequent calls get the last
+            result, because any client can call the health endpoint.
         clock: monotonic time in seconds.
     """
 
@@ -87,7 +87,7 @@ def secret(store: Store) -> bytes:
 
 
 def _kept(store: Store, name: str, made: str) -> str:
-    """Return the value of this name; the first process that calls this stores `made`."""
+    """Return the stored value of a name; the first process that needs it stores `made`."""
     query = sa.select(meta.c.value).where(meta.c.name == name)
     with store.read() as connection:
         value = connection.execute(query).scalar()

@@ -17,9 +17,9 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 _PACKAGE = Path(__file__).parents[1]
-# The bytes of "pacl".
+# Number of the advisory lock in Postgres: the bytes of "pacl".
 _ADVISORY_LOCK = 0x7061636C
-# Alembic's context is a global of the process.
+# Lock for Alembic, because its context is a global variable of the process.
 _alembic = threading.Lock()
 
 
@@ -42,9 +42,10 @@ def config(connection: sa.Connection | None = None) -> Config:
 
 
 def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
-    """Migrate the database to the newest revision; at that revision, take no lock and do nothing.
+    """Migrate the database to the newest revision.
 
-    `writer` is the same database as `engine`, for transactions that write.
+    If the database has that revision already, take no lock and change nothing. `writer` is the same
+    database as `engine`, for transactions that write.
 
     Raises:
         NewerDatabaseError: the database is from a newer version; nothing was changed.

@@ -1,4 +1,4 @@
-"""Create and resume runs: the requested settings and the rows that they become."""
+"""Create and resume runs: the requested settings, and the rows that store them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline_backend.store.schema import runs, switches
 
 @dataclass(frozen=True)
 class NewRun:
-    """Settings of a new or resumed run. Fields without a comment are those of the table `runs`."""
+    """Settings of a new or resumed run. Fields without a comment are columns of table `runs`."""
 
     name: str
     script: str
@@ -42,7 +42,7 @@ class NewRun:
     signed: bool = False
     nodes_min: int = 1
     nodes_max: int = 1
-    # For several nodes: those of the previous launch, or those chosen for this one.
+    # Nodes of a multi-node run: those of the previous launch, or those chosen for this launch.
     nodes: Sequence[str] = ()
     # Number of nodes that are held back as spares.
     spares: int = 0
@@ -74,9 +74,10 @@ class NewRun:
 def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
     """Return a run's settings and state, and lock the run until the transaction ends.
 
-    `first_attempt` is that of the next launch. It is higher than all attempts so far, and than all
-    attempts that a lost run might still reach, because its processes may still be running. The
-    policy is the one in force. Values of environment variables are left out.
+    `first_attempt` is the first attempt number of the next launch. It is higher than all attempts
+    so far. If the run was lost, it is also higher than all attempts that the run might still reach,
+    because its processes may still be running. The policy is the policy in force. Values of
+    environment variables are left out.
 
     Raises:
         UnknownRunError: no such run.
@@ -122,14 +123,14 @@ def resume(
     new: NewRun,
     cause: TransitionCause = TransitionCause.RESUME,
 ) -> None:
-    """Set a run to pending again, for another launch; its rows stay.
+    """Set a run to pending again, for another launch, and keep its telemetry.
 
     `new` is the result of `stored`, with changes. `cause` is RESUME, or RELAUNCH for a multi-node
     run that has lost its rendezvous.
 
     Raises:
-        ImpossibleTransitionError: the run has not ended. To be relaunched, it must be active, and
-            its rendezvous lost.
+        ImpossibleTransitionError: the run has not ended. With RELAUNCH: the run is not active, or
+            its rendezvous is not lost.
     """
     known = sa.select(runs.c.state, runs.c.rendezvous).where(runs.c.id == run)
     before = connection.execute(known.with_for_update(key_share=True)).one()

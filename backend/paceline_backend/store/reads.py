@@ -26,12 +26,13 @@ from paceline_backend.store.segments import SHOWN
 
 joined = worker_steps.outerjoin(steps, of_same_step)
 
-# In a larger world only every k-th rank is shown, because a chart cannot show more.
+# Maximum number of ranks in one result, because a chart cannot show more. In a larger world, only
+# every k-th rank is shown.
 _SHOWN_RANKS = 1_024
 # Maximum number of ranks × steps in one result for a large world.
 _SHOWN_CELLS = 250_000
 
-# First and last step, both included. None: open.
+# First and last step, both included. None: no bound.
 Range = tuple[int | None, int | None]
 PHASES = ("data_s", "compute_s", "wait_s", "reduce_s", "rest_s")
 # An empty range of steps.
@@ -84,12 +85,12 @@ def worker_step_columns(
     """Return each rank's steps as ``name[rank][step]`` (None: no record), like `step_columns`.
 
     Args:
-        connection: to read from.
+        connection: connection to read from.
         run: key of the run.
         span: first and last step.
         points: maximum number of steps or buckets.
         which: the ranks; see `shown_every`.
-        more: further columns, of `MORE_CELLS`. They are not in roll-ups, so each row is read.
+        more: further columns, of `MORE_CELLS`. Roll-ups lack these columns, so each row is read.
     """
     first, last = bounds(connection, worker_steps, run, span)
     bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)
@@ -170,7 +171,7 @@ def shown_steps(world: int | None, most: int) -> int:
 def segment_rows(
     connection: sa.Connection, run: int, span: Range, limit: int
 ) -> list[dict[str, Any]]:
-    """Return adopted segments that overlap a range of steps: the last `limit` of them, in order."""
+    """Return the last `limit` adopted segments that overlap a range of steps, oldest first."""
     query = sa.select(*SHOWN).where(segments.c.run == run)
     first, last = span
     if first is not None:

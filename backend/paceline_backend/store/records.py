@@ -23,7 +23,7 @@ from paceline_backend.store.rollups.metrics import METRICS
 from paceline_backend.store.schema import rank_rollups, runs, steps, worker_steps
 
 Floats = npt.NDArray[np.float64]
-# Half-open ranges of steps.
+# Ranges of steps, each from its first step to one past its last step.
 Steps = Iterable[tuple[int, int]]
 
 
@@ -42,10 +42,10 @@ class Records:
         return Records(self.world, self.table[self.table[:, 0] >= step])
 
     def by_step(self, world: int | None = None) -> tuple[Floats, Floats]:
-        """Return the steps, [K], and the columns, [columns, K, W]; NaN where there is no row.
+        """Return the steps, [steps], and [columns, steps, ranks]; NaN where there is no row.
 
-        `world` is the minimum number of ranks; None: that of the latest attempt. An earlier attempt
-        may have had more.
+        `world` is the minimum number of ranks; None: the number of ranks of the latest attempt. An
+        earlier attempt may have had more.
         """
         ranks = self.table[:, 1].astype(np.int64)
         steps, at = np.unique(self.table[:, 0], return_inverse=True)
@@ -57,9 +57,10 @@ class Records:
 
 
 def _known(connection: sa.Connection, run: int, hello: Hello) -> sa.ColumnElement[bool]:
-    """Return the condition for rows of an attempt, and of earlier whole steps with as many ranks.
+    """Return the condition for rows of an attempt and of comparable earlier steps.
 
-    Steps from other nodes do not count, because they do not show these nodes' speeds.
+    An earlier step is comparable if it is complete and had as many ranks, on the same nodes: steps
+    on other nodes do not show the speeds of these nodes.
     """
     c = worker_steps.c
     workers = sa.select(steps.c.workers).where(steps.c.run == c.run, steps.c.step == c.step)
@@ -102,7 +103,7 @@ def complete_steps(
 ) -> dict[int, Floats]:
     """Return the steps in some ranges that all ranks reported: step → [world, columns].
 
-    Earlier steps than the attempt's are included if they had as many ranks.
+    Steps before the attempt are included if they had the same number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, *(c[name] for name in columns)).where(
@@ -194,10 +195,10 @@ def newest(
     most_rows: int,
     fewest: int,
 ) -> Records:
-    """Return the rows that count of the newest steps, complete or not, ascending by step.
+    """Return the rows of the newest steps that count, complete or not, ascending by step.
 
-    There are at most `count` steps, and fewer if they have more than `most_rows` rows, but at least
-    `fewest`.
+    The result has at most `count` steps, and fewer if they have more than `most_rows` rows, but at
+    least `fewest` steps.
     """
     attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)
@@ -228,7 +229,7 @@ def step_table(
         query = query.where(steps.c.step <= last)
     rows = connection.execute(query.order_by(steps.c.step)).all()
     values = np.array([tuple(row) for row in rows], dtype=np.float64)
-    # The shape is right even without rows.
+    # Set the shape explicitly, because there may be no rows.
     return values.reshape(len(rows), 2 + len(metrics))
 
 
@@ -255,10 +256,11 @@ def samples_before(connection: sa.Connection, run: int, step: int) -> int:
 def sums(
     connection: sa.Connection, run: int, attempt: int | None, world: int | None
 ) -> list[tuple[float, float, float, float, float]]:
-    """Sum up each rank's rows with samples in the database.
+    """Return sums over each rank's rows with samples; the database computes them.
 
-    Return for each rank n, Σx, Σy, Σx² and Σxy, where x is its load and y its compute time.
-    `attempt` is the latest (None: there was none) and `world` its number of ranks.
+    The sums are, for each rank: the number n of rows, Σx, Σy, Σx² and Σxy, where x is the rank's
+    load and y its compute time. `attempt` is the latest attempt (None: there was none), and `world`
+    its number of ranks.
     """
     ranks, rolled = [], []
     if attempt is not None:

@@ -36,16 +36,16 @@ from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.segment import MOST_STEPS
 from paceline.wire.states import REPORTED, State
 
-# The state that is kept for each rank must fit into memory.
+# Maximum number of ranks, because the state of all ranks must fit into memory.
 MOST_RANKS = 2**17
 
 # Postgres raises an error if a product, quotient or sum of finite numbers overflows a double. With
 # larger values, one rank's invalid report could make a whole step fail.
 HUGE = 1e100
 
-# Limits of columns of 16, 32 and 64 bits.
+# One more than the greatest integer in columns of 16, 32 and 64 bits.
 _SMALL, _INT, _BIG = 2**15, 2**31, 2**63
-# In characters: Postgres cannot index keys above 2,704 bytes.
+# Maximum number of characters of a name, because Postgres cannot index keys above 2,704 bytes.
 _LONGEST_NAME = 500
 
 
@@ -199,7 +199,7 @@ def of_fallback(message: Fallback) -> str | None:
 
 def of_long_phase(message: LongPhase) -> str | None:
     """Validate a report that a rank has been in the same phase for long."""
-    # The rank is before its first step.
+    # Step -1 means that the rank has not started its first step.
     if message.step == -1:
         message = msgspec.structs.replace(message, step=0)
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS}
@@ -216,7 +216,7 @@ def of_metrics(record: MetricRecord) -> str | None:
 
 def of_evaluation(message: Evaluation) -> str | None:
     """Validate a rank's metrics on held-out data."""
-    # The evaluation is before the first step.
+    # Step -1 means that the script evaluated before the first step.
     if message.step == -1:
         message = msgspec.structs.replace(message, step=0)
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS, "epoch": _INT}

@@ -1,4 +1,4 @@
-"""Store requests with an Idempotency-Key, and keep the first one's response for a day.
+"""Store requests with an Idempotency-Key, and keep the response of the first request for a day.
 
 `api.idempotency` calls `begin` before a request is executed. Of concurrent requests with the same
 key, only one begins. After its execution, the caller stores the response with `finish`, or calls
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from paceline_backend.store.database import Store, insert
 from paceline_backend.store.schema import repeats
 
-# Responses are kept for this many seconds.
+# Time for which responses are kept, in seconds.
 KEPT_S = 86_400.0
 
 
@@ -33,7 +33,7 @@ class Earlier(NamedTuple):
 def begin(store: Store, identity: str, request: str) -> Earlier | None:
     """Record a request; return an earlier one with the same key instead, if there is one.
 
-    `identity` is a digest of the key and its requester, `request` one of the whole request.
+    `identity` is a digest of the key and its requester, `request` a digest of the whole request.
     """
     now = time.time()
     values = {"id": identity, "request": request, "at": now}
@@ -44,7 +44,7 @@ def begin(store: Store, identity: str, request: str) -> Earlier | None:
             query = insert(connection, repeats).values(values).on_conflict_do_nothing()
             if connection.execute(query).rowcount:
                 return None
-            # None if the earlier request was released since: Postgres shows that at once.
+            # None if the earlier request has been released since: Postgres shows that at once.
             earlier = connection.execute(known).one_or_none()
             if earlier is not None:
                 return Earlier(*earlier)

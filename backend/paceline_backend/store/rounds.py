@@ -16,14 +16,14 @@ from paceline_backend.store import attempts, blobs
 from paceline_backend.store.reads import Range, bucket_of, within
 from paceline_backend.store.schema import rounds, runs, segments, steps
 
-# Version, policy and synchroniser.
+# Policy version, policy and synchroniser of a segment.
 _Plan = tuple[int, str, str]
 
 
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Return the durations in seconds of the newest `limit` rounds of some segments, by rank."""
+    """Return the durations in seconds of at most `limit` rounds, by rank and newest first."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
@@ -32,7 +32,7 @@ def newest_reduced_s(
 
 
 def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[dict[str, Any]]:
-    """Return the last `limit` rounds in a range of steps, in order, like `wire.RoundRecord`."""
+    """Return the last `limit` rounds in a range of steps, oldest first, like `wire.RoundRecord`."""
     c = rounds.c
     query = (
         sa.select(*(c[name] for name in RoundRecord.__struct_fields__))
@@ -72,7 +72,7 @@ class _Sums:
     A stretch is a sequence of consecutive segments of the same attempt and plan.
     """
 
-    # First and last steps.
+    # Steps of the first and of the last round; empty: no round.
     steps: list[int] = field(default_factory=list)
     rounds: int = 0
     world: int = 0
@@ -85,7 +85,7 @@ class _Sums:
     reduced_s: float = 0.0
     copied_s: float = 0.0
     bytes: int = 0
-    # Stretch → Unix time.
+    # Number of a stretch → Unix time of its start, and of its end.
     began: dict[int, float] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class _Sums:
 
 
 def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
-    """Summarise the rounds of each policy version in a range of steps, in order.
+    """Summarise the rounds of each policy version in a range of steps, ordered by first step.
 
     Rounds whose segment is not stored yet are left out.
     """
@@ -122,7 +122,7 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     stretch, before = 0, None
     touching = _segments(connection, run, span)
     for attempt, seq, fallback, samples, *plan in connection.execute(touching):
-        # All gradients of this segment were all-reduced.
+        # Leave out a segment whose gradients were all all-reduced.
         if fallback and (attempt, seq) not in with_rounds:
             before = None
             continue
@@ -174,7 +174,7 @@ def _counts(staleness: bytes) -> list[int]:
 def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any]:
     """Select segments that overlap a range of steps: attempt, seq, fallback, samples and plan.
 
-    Samples are those of complete steps.
+    Only samples of complete steps count.
     """
     step, begin, end = steps.c.step, segments.c.first_step, segments.c.first_step + segments.c.steps
     parts = [part.rows(step, segments.c.attempt) for part in _parts(connection, run)]

@@ -39,11 +39,11 @@ _PRIVATE = (
 _PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
 # Maximum number of scale events of a multi-node launch: each node that joins or leaves adds one.
 _MOST_REGROUPINGS = 1_000
-# Other runs are being deleted.
+# Condition for runs that are not being deleted.
 _KEPT = runs.c.pruned_at.is_(None)
 # Number of newest steps whose mean time predicts the rest of the run.
 _RECENT = 50
-# A script may spend this long before its first step.
+# Time that a script may spend before its first step without a notice.
 PATIENCE_S = 60.0
 
 _HELPS = (
@@ -68,9 +68,9 @@ class CursorError(PacelineError):
 class HelloFacts:
     """Facts from a Hello that the API shows.
 
-    `dif` is the data set DIF: the sample standard deviation of the sizes. `token_budget` is that of
-    a step, in the unit of the sizes. With a token budget, `steps_per_epoch` is that of one epoch,
-    and others may differ by a few; it is None for a stream.
+    `dif` is the data set DIF: the sample standard deviation of the sizes. `token_budget` is the
+    budget of a step, in the unit of the sizes. With a token budget, `steps_per_epoch` is the number
+    of steps of one epoch, and other epochs may differ by a few steps; it is None for a stream.
     """
 
     global_batch: int
@@ -86,9 +86,10 @@ class HelloFacts:
 class Unfinished:
     """A run that has not ended.
 
-    `node` is that of a single-node run, or the rendezvous host of a multi-node run. `seen_at` is
-    when the last message arrived, by the clock of the process that stored it. `signed` is whether
-    the run has its own stream on the bus, and `nodes` are those that may send reports about it.
+    `node` is the node of a single-node run, or the rendezvous host of a multi-node run. `seen_at`
+    is when the last message arrived, by the clock of the process that stored it. `signed` is
+    whether the run has its own stream on the bus, and `nodes` are the nodes that may send reports
+    about it.
     """
 
     id: str
@@ -161,7 +162,7 @@ def last_attempt(first_attempt: int, max_restarts: int, nodes_max: int) -> int:
 
 
 def terms(connection: sa.Connection, ids: Collection[str]) -> dict[str, TelemetryTerms]:
-    """Return the settings of those of these runs that exist, by public id."""
+    """Return the settings of the runs, by public id; runs that do not exist are left out."""
     names = ("id", *TelemetryTerms.__dataclass_fields__)
     columns = [runs.c[name] for name in names]
     rows = connection.execute(sa.select(*columns).where(runs.c.id.in_(ids), _KEPT))
@@ -213,7 +214,7 @@ def end(
     `lost` means that the end is only assumed: the run's supervisor may still report another end.
 
     Raises:
-        ImpossibleTransitionError: `state` is no end, or it is one that only nodes can report.
+        ImpossibleTransitionError: `state` is not a final state, or only nodes can report it.
     """
     return _end(connection, run, state, message, lost=lost)
 
@@ -334,8 +335,8 @@ def _place_of(cursor: str, sort: str) -> tuple[Any, int]:
 def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:
     """Return the runs to plan: key → public id.
 
-    These are starting or running, use one of these training backends, and their leader has sent a
-    Hello and follows plans.
+    A run is planned if it is starting or running, if it uses one of these training backends, and if
+    its leader has sent a Hello and follows plans.
     """
     query = sa.select(runs.c.key, runs.c.id).where(
         runs.c.state.in_(UNDER_WAY),
@@ -358,7 +359,7 @@ def hello(connection: sa.Connection, key: int) -> Hello | None:
 
 
 def standing(connection: sa.Connection, ids: Collection[str]) -> dict[str, Standing]:
-    """Return state and revision of those of these runs that exist, by public id."""
+    """Return state and revision of the runs, by public id; unknown runs are left out."""
     c = runs.c
     query = sa.select(c.id, c.state, c.revision).where(c.id.in_(ids), _KEPT)
     return {row.id: Standing(row.state, row.revision) for row in connection.execute(query)}
@@ -426,14 +427,14 @@ def _select(
 
 
 def _hello_facts(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
-    """Return the facts of a run's Hello, each None if it has not sent one."""
+    """Return the facts of a run's Hello; each is None if the run has not sent a Hello."""
     facts = None if attempt is None else _facts(store, key, attempt)
     return dict.fromkeys(HelloFacts.__dataclass_fields__) if facts is None else {**vars(facts)}
 
 
 @lru_cache(maxsize=1024)
 def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
-    """Cache the facts of a Hello, which has a number per sample and is slow to read."""
+    """Return the facts of a Hello; cached, because a Hello has a number per sample."""
     with store.read() as connection:
         message = hello(connection, key)
     if message is None:
@@ -451,7 +452,7 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:
     run = {str(name): value for name, value in row._mapping.items()}
-    # Other variables are private.
+    # Other variables are not shown, because they are private.
     run["driver"] = driver.VARIABLE in run.pop("env")
     return run
 
@@ -506,7 +507,7 @@ def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> flo
 
 
 def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
-    """Explain why a run shows no steps, or why no policy can be in force; None if it is clear.
+    """Explain why a run shows no steps, or why no policy can be in force; None if neither is so.
 
     `run` is the row of the run. `equal_because` is why its ranks get equal local batches whatever
     the policy plans, empty if they do not.
@@ -556,7 +557,7 @@ def key_at(cursor: str, call: str = "GET /runs") -> int:
     """
     try:
         key = int(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    # Not ASCII, not Base64, no number, or a number with thousands of digits.
+    # The cursor is not ASCII, not Base64, no number, or a number with thousands of digits.
     except ValueError:
         key = -1
     if not 0 <= key < 2**63:

@@ -1,8 +1,8 @@
 """Tables, declared once for SQLite and Postgres. migrations/ must reproduce them exactly.
 
 In this order: tables of the control plane itself, of nodes, of runs and their launches, of the
-telemetry of ranks, sums of it, findings about runs, and alerts. Rows of a run are deleted with it,
-except where `run` is a public id: these rows outlive the run.
+telemetry of ranks, of sums of telemetry, of findings about runs, and of alerts. Rows of a run are
+deleted with the run, except where `run` is a public id: these rows outlive the run.
 
 A column without a comment has the meaning of the message field or REST field of the same name.
 Times are Unix times in seconds. Columns with the suffix `_s` are durations in seconds.
@@ -69,7 +69,7 @@ tokens = Table(
     "tokens",
     metadata,
     Column("key", BigKey, primary_key=True),
-    # The public id.
+    # The public id of the token or browser.
     Column("id", Text, nullable=False, unique=True),
     # `token` or `browser`.
     Column("kind", Text, nullable=False),
@@ -84,7 +84,7 @@ tokens = Table(
     Column("created_by", Text, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
-    # The last use; for a browser also the use of its login link.
+    # Time of the last use; for a browser also the use of its login link.
     Column("used_at", Double),
     # For an agent's token: the only node that may use it.
     Column("node", Text),
@@ -122,12 +122,12 @@ audit = Table(
     Column("address", Text, nullable=False),
     # Name of the client program, as it reports itself.
     Column("via", Text, nullable=False),
-    # Such as run.policy or token.create.
+    # Kind of change, such as run.policy or token.create.
     Column("action", Text, nullable=False),
     Column("run", Text),
     # The run's revision after the change.
     Column("revision", BigInteger),
-    # Another changed object, such as a token.
+    # The changed object if it is not a run, such as a token.
     Column("target", Text, nullable=False),
     Column("why", Text, nullable=False),
     Column("details", JSON, nullable=False),
@@ -157,17 +157,17 @@ nodes = Table(
     # The machine and its runs, from the last heartbeat: {"hostname", "cores", "memory_bytes",
     # "gpus", "paceline", "runs", "gpu_states"}.
     Column("report", JSON, nullable=False),
-    # The node's speed, as its agent measured it `at` a time by the node's clock. NULL: unknown.
+    # Speed of the node, as its agent measured it; `at` is by the node's clock. NULL: unknown.
     Column("check", JSON(none_as_null=True)),
-    # Whether its agent has a session, and so requires MACs and opens sealed launches.
+    # Whether the agent has a session. If so, it requires MACs and can open sealed launches.
     Column("signed", Boolean, nullable=False, server_default=false()),
-    # The only run that its agent serves, because its session comes from the run's token. NULL: any.
+    # The only run that the agent serves, because the run's token admitted it. NULL: any run.
     Column("only_run", Text),
     # The engine and its name of the machine. NULL: none, or unknown.
     Column("backend", Text),
     Column("host", Text),
-    # The token that its session was created with. The session ends with the token. NULL: a proxy's
-    # user.
+    # The token that the agent's session was created with. The session ends when the token ends.
+    # NULL: the agent has no session, or a proxy authenticated it.
     Column("token", Text),
     # Random. The node's key and its password on the bus are derived from it. NULL: no session.
     Column("seed", Text),
@@ -229,13 +229,13 @@ runs = Table(
     Column("node", Text),
     Column("script", Text, nullable=False),
     Column("args", JSON, nullable=False),
-    # Only the names, because values are secrets.
+    # Names of environment variables; values are not stored, because they are secrets.
     Column("env", JSON, nullable=False),
     Column("cwd", Text),
     # Ranks on each node.
     Column("nproc", Integer, nullable=False),
     Column("max_restarts", Integer, nullable=False),
-    # In force or requested last.
+    # The policy in force, or the one that was requested last.
     Column("policy", Text, nullable=False),
     # Policy version: increases by 1 with each switch.
     Column("version", Integer, nullable=False),
@@ -244,17 +244,17 @@ runs = Table(
     Column("ended_at", Double),
     # When a message of the run was last stored, by the clock of the process that stored it.
     Column("seen_at", Double),
-    # Whether its end is only assumed because no messages arrive. A later message revives the run.
+    # Whether the run's end is only assumed, because no messages arrive. A later message revives it.
     Column("lost", Boolean),
     Column("exit_code", Integer),
     Column("message", Text),
     # Number of telemetry records that were lost because a spool was full.
     Column("dropped", BigInteger, nullable=False),
-    # From the leader's Hello; NULL before it.
+    # From the leader's Hello, like the next three columns; NULL before it.
     Column("attempt", Integer),
     Column("world", Integer),
     Column("samples", BigInteger),
-    # "samples", "size" or "ranks".
+    # Weights of ranks in the mean loss: "samples", "size" or "ranks".
     Column("loss_mean", Text),
     # Digest of the latest attempt's Hello, see `hello_parts`.
     Column("hello", LargeBinary),
@@ -263,9 +263,9 @@ runs = Table(
     # First attempt of the latest launch. Messages of earlier launches do not change the run's
     # state.
     Column("first_attempt", Integer, nullable=False, server_default="0"),
-    # One more than the highest known attempt.
+    # One more than the highest known attempt number.
     Column("attempts", Integer, nullable=False, server_default="0"),
-    # Since then its rows are being deleted, and the run is hidden.
+    # Time since which the run is hidden and its rows are being deleted. NULL: it is kept.
     Column("pruned_at", Double),
     # Whether it has its own user and stream on the bus, so that nobody else can send its messages.
     Column("signed", Boolean, nullable=False, server_default=false()),
@@ -273,7 +273,7 @@ runs = Table(
     Column("nodes_max", Integer, nullable=False, server_default="1"),
     # For several nodes: phase of the rendezvous of their launchers, see `wire.states.Rendezvous`.
     Column("rendezvous", Text, nullable=False, server_default="waiting"),
-    # Where it is, "address:port". NULL unless the phase is `ready`.
+    # Address of the rendezvous, "address:port". NULL unless the phase is `ready`.
     Column("rendezvous_address", Text),
     # Number of nodes that are held back as spares while the run trains, and whether a node that a
     # verdict names slow is replaced by one of them automatically.
@@ -290,9 +290,9 @@ runs = Table(
     Column("hang_ended", Integer),
     # A new node may be at most this many times slower than the median to join. 0: any speed.
     Column("join_check", Double, nullable=False, server_default="1.5"),
-    # From the leader's Hello.
+    # The ranks' device, from the leader's Hello.
     Column("device", Text),
-    # The note that users wrote about it.
+    # The note that users wrote about the run.
     Column("note", Text, nullable=False, server_default=""),
     # When its `run_days` were last recomputed, by the clock of that process.
     Column("summed_at", Double),
@@ -305,7 +305,7 @@ runs = Table(
     Column("auto", JSON(none_as_null=True)),
     # From this step on, blocks may lack roll-ups, see `rollups.writing.fill`. NULL: none lacks any.
     Column("rollups_due", BigInteger),
-    # For a simulated run: its description.
+    # The scenario of a simulated run. NULL: the run is not simulated.
     Column("scenario", JSON(none_as_null=True)),
     Index("ix_runs_state", "state"),
     Index(
@@ -339,26 +339,26 @@ run_nodes = Table(
     Column("attempt", Integer, nullable=False),
     Column("exit_code", Integer),
     Column("message", Text),
-    # Where the node would serve the rendezvous. NULL until it reports that.
+    # Address at which the node could serve the rendezvous. NULL until the node reports it.
     Column("address", Text),
     Column("port", Integer),
     Column("launched_at", Double, nullable=False),
-    # By the node's clock.
+    # Time of the node's last report, by the node's clock.
     Column("reported_at", Double),
-    # Whether it was told the rendezvous' address.
+    # Whether the node was sent the address of the rendezvous.
     Column("met", Boolean, nullable=False),
-    # Whether its agent sends no heartbeats. A later report revives the node.
+    # Whether the node's agent sends no heartbeats. A later report revives the node.
     Column("lost", Boolean, nullable=False),
-    # Whether it was asked to leave the run.
+    # Whether the node was ordered to leave the run.
     Column("leaving", Boolean, nullable=False),
-    # The slow or lost node that it replaces.
+    # The slow or lost node that this node replaces.
     Column("replaces", Text),
-    # Whether its launcher has reached the rendezvous, so that the node that it replaces may leave.
+    # Whether the node's launcher has reached the rendezvous, so that the replaced node may leave.
     Column("arrived", Boolean, nullable=False, server_default=false()),
     sqlite_with_rowid=False,
 )
 
-# One row per Hello: first step of an attempt, and how far earlier attempts had come by then.
+# One row per Hello: first step of an attempt, and the last step that earlier attempts had reached.
 attempts = Table(
     "attempts",
     metadata,
@@ -367,7 +367,7 @@ attempts = Table(
     Column("started_at", Double, nullable=False),
     # First step of the attempt.
     Column("step", BigInteger, nullable=False),
-    # One past the last step of all earlier attempts.
+    # One past the last step that earlier attempts had reached at the time of the Hello.
     Column("reached", BigInteger, nullable=False),
     # Each rank's node. NULL: unknown.
     Column("placement", JSON(none_as_null=True)),
@@ -398,10 +398,10 @@ switches = Table(
     Column("parameters", JSON, nullable=False),
     Column("requested_at", Double, nullable=False),
     Column("requested_by", Text, nullable=False),
-    # First step that it planned.
+    # First step that the policy planned.
     Column("effective_step", BigInteger),
     Column("effective_at", Double),
-    # The reason that was given.
+    # The reason that the requester gave.
     Column("why", Text, nullable=False, server_default=""),
 )
 
@@ -447,16 +447,16 @@ steps = Table(
     Column("compute_min", Double, nullable=False),
     Column("compute_max", Double, nullable=False),
     Column("compute_sum", Double, nullable=False),
-    # Communication: the last rank to arrive does not wait.
+    # Minimum over ranks: the duration of the communication, because the last rank does not wait.
     Column("sync_min", Double, nullable=False),
-    # Mean over ranks.
+    # Mean step time over ranks.
     Column("step_s", Double, nullable=False),
     # Σ |ETT − T| / T over ranks with an ETT.
     Column("ett_error_sum", Double),
     Column("ett_count", Integer, nullable=False),
     # Loss of the global batch, weighted as the gradients are.
     Column("loss", Double),
-    # The end of the last rank.
+    # The end of the step on the last rank.
     Column("ended_at", Double, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -488,7 +488,7 @@ segments = Table(
     # Why ranks all-reduced gradients in spite of the synchroniser. Empty: they did not, or it is
     # unknown.
     Column("fallback", Text, nullable=False, server_default=""),
-    # The part of `moved` that changes to another node.
+    # Number of the samples in `moved` that change to another node.
     Column("across", Integer, nullable=False, server_default="0"),
     Index("ix_segments_run_first_step", "run", "first_step"),
     # Segments that no controller planned; the index avoids reading the bodies in between.
@@ -541,7 +541,7 @@ rounds = Table(
     Column("step", BigInteger, nullable=False),
     Column("world", Integer, nullable=False),
     Column("contributors", Integer, nullable=False),
-    # Counts by age, as MessagePack.
+    # Numbers of gradients by age, as MessagePack.
     Column("staleness", LargeBinary, nullable=False),
     Column("dropped", Integer, nullable=False),
     Column("waited_s", Double, nullable=False),
@@ -564,9 +564,9 @@ long_phases = Table(
     Column("phase", Text, nullable=False),
     # Duration of the phase at the time of the report.
     Column("since_s", Double, nullable=False),
-    # By the node's clock.
+    # Time of the report, by the node's clock.
     Column("at", Double, nullable=False),
-    # By the clock of the process that stored it.
+    # Time when the report was stored, by the clock of the process that stored it.
     Column("heard_at", Double, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -583,13 +583,13 @@ data_epochs = Table(
     Column("node", Text, nullable=False),
     Column("planned_bytes", BigInteger, nullable=False),
     Column("moved_bytes", BigInteger, nullable=False),
-    # Number of samples.
+    # Number of samples that moved to the node.
     Column("moved", BigInteger, nullable=False),
     Column("moved_s", Double, nullable=False),
     # Bytes and samples that steps read from the source.
     Column("read_bytes", BigInteger, nullable=False),
     Column("read", BigInteger, nullable=False),
-    # Number of steps that waited.
+    # Number of steps that waited for data from the source.
     Column("waits", BigInteger, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("held_bytes", BigInteger, nullable=False),
@@ -613,7 +613,7 @@ worker_metrics = Table(
     sqlite_with_rowid=False,
 )
 
-# The same for the global batch: means over ranks by their weights.
+# Metrics of the global batch: means over ranks, weighted by `worker_metrics.weight`.
 step_metrics = Table(
     "step_metrics",
     metadata,
@@ -624,7 +624,7 @@ step_metrics = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per metric of an evaluation and rank that counts.
+# One row per evaluation, metric and rank, for the ranks whose values count.
 evaluations = Table(
     "evaluations",
     metadata,
@@ -686,9 +686,9 @@ rank_rollups = Table(
     # The first step of the block.
     Column("step", BigInteger, primary_key=True),
     Column("rank", Integer, primary_key=True),
-    # The latest attempt.
+    # The latest attempt of the records.
     Column("attempt", SmallInteger, nullable=False),
-    # Number of records.
+    # Number of records in the block.
     Column("count", Integer, nullable=False),
     Column("compute_s_sum", Double, nullable=False),
     Column("compute_s_min", Double, nullable=False),
@@ -717,7 +717,7 @@ run_days = Table(
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     # Days since 1970-01-01, UTC.
     Column("day", Integer, primary_key=True, autoincrement=False),
-    # The version of the policy in force.
+    # The version of the policy that planned the steps.
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
@@ -743,11 +743,11 @@ run_progress = Table(
     Column("attempt", Integer, nullable=False),
     # The newest complete step. -1: none yet.
     Column("step", BigInteger, nullable=False),
-    # When this step was first seen, by the database's clock.
+    # When `step` was first seen, by the database's clock.
     Column("step_at", Double, nullable=False),
     # Number of records that were lost because a spool was full.
     Column("lost", BigInteger, nullable=False),
-    # When this number last increased.
+    # When `dropped` last increased.
     Column("lost_at", Double),
     # Number of epochs with samples that were used twice or skipped. NULL: unknown.
     Column("inexact", Integer),
@@ -766,7 +766,7 @@ verdicts = Table(
     Column("workers", Integer, nullable=False),
     # Node → {"ranks", "kinds", "share", "factor"}.
     Column("nodes", JSON, nullable=False),
-    # The last verdict, as GET /runs/{run}/verdict returns it.
+    # The last verdict with these causes, as GET /runs/{run}/verdict returns it.
     Column("body", JSON, nullable=False),
     Index("ix_verdicts_until", "until"),
     sqlite_with_rowid=False,
@@ -782,7 +782,7 @@ slow_nodes = Table(
     Column("attempt", Integer, nullable=False),
     # The newest step that the first verdict used.
     Column("step", BigInteger, nullable=False),
-    # Its time ÷ the other nodes' time, from the newest verdict.
+    # The node's time ÷ the other nodes' time, from the newest verdict.
     Column("factor", Double),
     Column("words", Text, nullable=False),
     Column("ended_at", Double),
@@ -838,8 +838,8 @@ alerts = Table(
     Column("value", Double, nullable=False),
     Column("threshold", Double, nullable=False),
     Column("words", Text, nullable=False),
-    # Times are by the database's clock. NULL: not yet. `since` is the first evaluation that found
-    # the condition true, `gone_at` the first one that no longer did.
+    # Times are by the database's clock. NULL: not yet. `since` is the time of the first evaluation
+    # that found the condition true, and `gone_at` of the first evaluation that found it false.
     Column("since", Double, nullable=False),
     Column("raised_at", Double),
     Column("gone_at", Double),

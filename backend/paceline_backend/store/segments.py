@@ -96,7 +96,7 @@ def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
-    """Return an attempt's segments with a relaxed synchroniser that end after `since`, in order."""
+    """Return an attempt's segments with a relaxed synchroniser that end after `since`, by step."""
     c = segments.c
     end = c.first_step + c.steps
     query = sa.select(c.first_step, end, c.fallback, c.body).where(
@@ -165,7 +165,7 @@ def versions(
 def equal_because(connection: sa.Connection, run: int, attempt: int | None) -> str:
     """Return why ranks get equal local batches whatever the policy plans; empty if they need not.
 
-    `attempt` is the newest one, None if there is none.
+    `attempt` is the newest attempt, None if there is none.
     """
     c = segments.c
     query = sa.select(c.source, c.why).where(c.run == run, c.attempt == attempt)

@@ -27,9 +27,9 @@ from paceline_backend.store.schema import tokens
 
 Scope = Literal["viewer", "operator", "agent", "admin"]
 
-# A login link can be used for this long.
+# Lifetime of a login link.
 LINK_S = 600.0
-# A browser stays logged in for this long.
+# Lifetime of a browser's login.
 BROWSER_S = 30 * 24 * 3600.0
 PREFIX = "pl"
 # Key in the table `meta` for the id of the server's own token.
@@ -57,7 +57,7 @@ class Holder:
     """Identity and rights of a token or browser, as the check of a request returns them.
 
     Args:
-        id: of the row.
+        id: id of the row.
         name: the token's name.
         scope: what the token allows.
         used_at: Unix time of the last use; None: never used.
@@ -242,7 +242,7 @@ def revoke(connection: Connection, identity: str) -> bool:
 def embedded(store: Store) -> Secret:
     """Return the server's own admin token: the same at each start until an operator revokes it.
 
-    Its secret is derived from the server's secret, so the database does not contain it.
+    The token's secret is derived from the server's secret, so the database does not contain it.
     """
     master = meta.secret(store)
     with store.write() as connection:
@@ -268,8 +268,8 @@ def embedded(store: Store) -> Secret:
 def of_run(store: Store, run: str) -> Secret:
     """Return the token for a run's nodes: the same at each call until an operator revokes it.
 
-    Its secret is derived from the server's secret, so that a process that was killed while it
-    submitted a job can compute the secret again.
+    The token's secret is derived from the server's secret, so that after a process was killed while
+    it submitted a job, another process can compute the secret again.
     """
     master = meta.secret(store)
     valid = sa.select(tokens.c.id).where(tokens.c.run == run, *_valid(time.time()))
@@ -289,7 +289,7 @@ def revoke_of_run(connection: Connection, run: str) -> None:
 
 
 def revoke_derived(connection: Connection) -> None:
-    """Revoke the tokens whose secrets are derived from the server's: its own, and those of runs."""
+    """Revoke the tokens with secrets derived from the server's secret: its own and runs' tokens."""
     own = sa.select(facts.c.value).where(facts.c.name == _EMBEDDED)
     derived = tokens.c.run.is_not(None) | tokens.c.id.in_(own)
     query = sa.update(tokens).where(derived, tokens.c.revoked_at.is_(None))

@@ -1,7 +1,7 @@
 """Authentication and authorisation of every request, before a route runs.
 
-`Authentication` is ASGI middleware. It identifies the caller with `CredentialCheck` and asks
-`api.rules` whether the caller may make the request. `Login` serves the login page for browsers.
+`Authentication` is ASGI middleware: it identifies the caller with `CredentialCheck`, and checks the
+rule of the route in `api.rules`. `Login` serves the login page for browsers.
 `ProxyIdentity` accepts the user name that a trusted proxy sends.
 """
 

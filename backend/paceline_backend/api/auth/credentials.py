@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 COOKIE = "paceline"
 _SALT = "paceline session"
-# Characters from which on a token cannot be found by trying.
+# Minimum length, in characters, of a token that cannot be found by guessing.
 _UNGUESSABLE = 20
 # Resolution of the time at which a token was last used.
 _NOTED_S = 60.0  # seconds
@@ -33,8 +33,8 @@ _NOTED_S = 60.0  # seconds
 class CredentialCheck:
     """Check of the credentials that clients send.
 
-    `configured` is the admin's token from the server's configuration; `further` has its tokens for
-    other roles.
+    `configured` is the admin's token from the server's configuration; `further` has the
+    configuration's tokens for other roles.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class CredentialCheck:
         """Return the holder of a token, who may be `refused`; None: the token is unknown.
 
         `throttled` means that the client's address has sent too many wrong tokens. Tokens that are
-        short enough to be guessed are not compared then. All others still are, because the client
-        may share its address with an attacker.
+        short enough to be guessed are then refused without a comparison. Longer tokens are still
+        compared, because the client may share its address with an attacker.
         """
         for configured, holder in self._configured.items():
             guessable = len(configured) < _UNGUESSABLE
@@ -146,7 +146,7 @@ def _record(
 def _configured(text: str, role: tokens.Scope) -> Holder:
     """Return the holder of a token from the configuration.
 
-    Its ID depends on the token: when the configuration changes, its browsers are logged out.
+    The holder's ID depends on the token, so a change of the configuration logs out its browsers.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = "configured" if role == "admin" else f"configured {role}"

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MOST_ROWS = 60  # per minute
 _MINUTE_S = 60.0
-# A client that repeats a wrong token is recorded again after this time.
+# Time after which a client that repeats a wrong token is recorded again.
 _QUIET_S = 600.0  # seconds
 # Maximum number of remembered clients.
 _MOST_REPEATING = 4096
@@ -38,7 +38,7 @@ class LoginThrottle:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Network → times of its wrong logins. The network with the newest one comes last.
+        # Network → times of its wrong logins. The network with the newest wrong login comes last.
         self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_s(self, address: str) -> int:
@@ -57,7 +57,7 @@ class LoginThrottle:
             self._wrong.popitem(last=False)
 
     def right(self, address: str) -> None:
-        """Take the newest wrong login back. Each login is counted as wrong before it is checked."""
+        """Undo the newest call of `wrong`: each login counts as wrong until it has been checked."""
         if times := self._wrong.get(network_of(address)):
             times.pop()
 

@@ -54,7 +54,7 @@ class Authentication:
         self.login = login.Login(credentials, throttle or LoginThrottle())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an allowed request on; answer any other."""
+        """Pass an allowed request on; answer any other request with a refusal."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return

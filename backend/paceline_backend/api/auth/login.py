@@ -107,9 +107,9 @@ class Login:
     def _counted(self, address: str) -> int:
         """Count the attempt as failed up front: concurrent attempts cannot bypass the limit.
 
-        Return the seconds that the address must wait; 0: the attempt is counted. Callers accept a
-        token that cannot be guessed without the wait: its owner may share the address with an
-        attacker.
+        Return the seconds that the address must wait; 0: the attempt is counted. Callers ignore
+        the wait for a token that is too long to be guessed, because its owner may share the address
+        with an attacker.
         """
         wait_s = self.throttle.wait_s(address)
         if not wait_s:
@@ -158,6 +158,6 @@ def _page(
 
 
 def _local(target: str) -> str:
-    """Return the target if it is a path of this server, else `/`: a login must not lead away."""
+    """Return the target if it is a path of this server, else `/`: never send users elsewhere."""
     safe = target.startswith("/") and not target.startswith(("//", "/\\"))
     return target if safe and "\n" not in target and "\r" not in target else "/"

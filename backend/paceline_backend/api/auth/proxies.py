@@ -10,7 +10,7 @@ from paceline_backend.server.settings import Proxies
 from paceline_backend.store.audit import RESERVED
 from paceline_backend.store.tokens import Holder
 
-# Key in the state of a request.
+# Key of the user in the state of a request.
 _USER = "proxy_user"
 _DEFAULT = "viewer"
 
@@ -18,14 +18,14 @@ _DEFAULT = "viewer"
 class ProxyIdentity:
     """ASGI middleware that accepts the user and the client address from trusted proxies.
 
-    Uvicorn can set the client address itself, but then trusts every user of this machine. That is
-    why it is turned off in Uvicorn, and done here for the same proxies as the user names.
+    Uvicorn can set the client address itself, but then trusts every user of this machine. So this
+    is turned off in Uvicorn, and this middleware sets the address, for the same proxies.
     """
 
     def __init__(self, app: ASGIApp, proxies: Proxies) -> None:
         self.app = app
         self.proxies = proxies
-        # The ASGI types of Uvicorn differ from Starlette's.
+        # The ASGI types of Uvicorn differ from the types of Starlette.
         self._addressed = ProxyHeadersMiddleware(app, list(proxies.trusted))  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,7 +39,7 @@ class ProxyIdentity:
         # If there are several headers, the client has sent one as well, so none is trusted.
         if len(names) == 1 and names[0] and names[0] not in RESERVED:
             role = self.proxies.roles.get(names[0], _DEFAULT)
-            # The settings have checked that the role exists.
+            # The settings have validated the role, so its type is correct.
             holder = Holder("", names[0], role)  # type: ignore[arg-type]
             scope.setdefault("state", {})[_USER] = holder
         await self._addressed(scope, receive, send)  # type: ignore[arg-type]

@@ -106,7 +106,7 @@ def page(
 
 
 def get(connection: sa.Connection, key: int) -> dict[str, Any]:
-    """Return an alert in the form that `page` has."""
+    """Return an alert in the form that `page` returns."""
     query = sa.select(alerts).where(alerts.c.key == key, alerts.c.raised_at.is_not(None))
     row = connection.execute(query).mappings().one_or_none()
     if row is None:
@@ -115,7 +115,7 @@ def get(connection: sa.Connection, key: int) -> dict[str, Any]:
 
 
 def counts(connection: sa.Connection) -> dict[str, int]:
-    """Count active alerts: `raised`, and of these the `unacknowledged` and `critical` ones.
+    """Count all active alerts (`raised`), the `unacknowledged` ones, and the `critical` ones.
 
     `critical` counts only unacknowledged alerts.
     """
@@ -133,7 +133,7 @@ def acknowledge(connection: sa.Connection, key: int, by: str, why: str) -> dict[
     """Record that an operator takes care of an alert; return the updated alert.
 
     Raises:
-        AcknowledgedError: it is already acknowledged or resolved.
+        AcknowledgedError: the alert is already acknowledged or resolved.
     """
     c = alerts.c
     free = (c.key == key, c.acknowledged_at.is_(None), c.resolved_at.is_(None))

@@ -11,14 +11,14 @@ import sqlalchemy as sa
 from paceline_backend.store.database import insert, now
 from paceline_backend.store.schema import meta
 
-# Followed by the rule's name, the name of the setting.
+# Prefix of a setting's name; the name of the rule follows.
 _PREFIX = "alert rule "
 
 
 def changed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
-    """Return the rules that an admin changed: name → the values of `change`, and by whom and when.
+    """Return the rules that an admin changed: name → values, author and time of the change.
 
-    The author is `changed_by`, the time `changed_at`.
+    The values are those of `change`; `changed_by` is the author, and `changed_at` the time.
     """
     query = sa.select(meta.c.name, meta.c.value).where(meta.c.name.startswith(_PREFIX))
     rows = connection.execute(query.order_by(meta.c.name))
@@ -29,7 +29,7 @@ def lock(connection: sa.Connection, name: str) -> None:
     """Lock a rule by name until the transaction ends.
 
     A rule with default values has no row that could be locked, so Postgres takes an advisory lock.
-    SQLite has only one writer anyway.
+    SQLite needs no lock, because it has only one writer at a time.
     """
     if connection.dialect.name == "postgresql":
         key = sa.func.hashtext(f"alert rule {name}")

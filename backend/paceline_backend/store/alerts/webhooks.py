@@ -16,7 +16,7 @@ from paceline.core.errors import PacelineError
 from paceline_backend.store.database import now
 from paceline_backend.store.schema import alert_deliveries, webhooks
 
-# In ascending order.
+# Severities of alerts, in ascending order.
 SEVERITIES = ("info", "warning", "critical")
 
 
@@ -38,7 +38,7 @@ def listed(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def get(connection: sa.Connection, webhook: str) -> dict[str, Any]:
-    """Return a webhook in the form that `listed` has."""
+    """Return a webhook in the form that `listed` returns."""
     for row in listed(connection):
         if row["id"] == webhook:
             return row
@@ -64,7 +64,7 @@ def delete(connection: sa.Connection, webhook: str) -> None:
 class DueDelivery:
     """A delivery that is due and that the caller has claimed.
 
-    `webhook` is a public id, `body` exactly what is sent, and `tries` the number of earlier
+    `webhook` is a public id, `body` the exact bytes to send, and `tries` the number of earlier
     attempts.
     """
 
@@ -78,11 +78,11 @@ class DueDelivery:
 def queue(
     connection: sa.Connection, alert: int, event: str, severity: str, body: bytes, at: float
 ) -> int:
-    """Enqueue a ``raised`` or ``resolved`` event for the webhooks of its severity; count them.
+    """Enqueue a ``raised`` or ``resolved`` event for all webhooks that receive its severity.
 
     Call it in the transaction that records the event. Webhooks with a higher minimum severity are
     skipped. `at` is the Unix time of the event and of the first attempt. Return the number of
-    webhooks.
+    webhooks that receive the event.
     """
     keys = _of_severity(connection, severity)
     values = {"alert": alert, "event": event, "body": body, "due_at": at, "tries": 0}

@@ -49,11 +49,11 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
 
 
 def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
-    """Return a step near the end of an epoch before the newest `limit`; None if roll-ups have none.
+    """Return a step near the end of an epoch before the newest `limit` epochs; None if unknown.
 
     A roll-up has the epoch in which its block of steps begins. The newest `limit` epochs of
-    roll-ups are not newer than the newest `limit` of all steps. The block may end in a later epoch,
-    so it is read, too.
+    roll-ups are not newer than the newest `limit` epochs of all steps. The block may end in a later
+    epoch, so its steps are read, too.
     """
     r = step_rollups.c
     begun = sa.select(sa.func.max(r.step)).where(r.run == run).group_by(r.epoch)
@@ -135,7 +135,7 @@ def _worker(row: dict[str, Any], total: float) -> dict[str, Any]:
 def _dif(samples: int, load: float, squares: float) -> float | None:
     """Return the sample standard deviation of the sizes of a worker's samples.
 
-    Return None for fewer than two samples, and for ranks too old to report the sum of squares.
+    Return None if there are fewer than two samples, or if no sum of squares was reported.
     """
     if samples < 2 or not squares:
         return None

@@ -93,8 +93,8 @@ class Wanted:
     Args:
         span: first and last step; None: no bound.
         ranks: only these ranks; None: all.
-        since: ended at this Unix time or later; None: no bound.
-        until: ended before this Unix time; None: no bound.
+        since: only rows whose step ended at this Unix time or later; None: no bound.
+        until: only rows whose step ended before this Unix time; None: no bound.
     """
 
     span: Range = (None, None)

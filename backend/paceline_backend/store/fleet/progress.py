@@ -18,9 +18,9 @@ from paceline_backend.store.schema import run_progress, runs
 class Running:
     """A run that trains.
 
-    `attempt` is the latest and `step` the newest complete one, -1 if there is none yet. `dropped`
-    counts records that were lost because a spool was full. `node` is the node of all ranks, None
-    for several nodes or if unknown.
+    `attempt` is the latest attempt, and `step` the newest complete step; each is -1 if there is
+    none yet. `dropped` counts records that were lost because a spool was full. `node` is the node
+    of all ranks, None if they are on several nodes or if it is unknown.
     """
 
     key: int

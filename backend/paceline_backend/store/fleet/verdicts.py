@@ -50,8 +50,8 @@ def newest(connection: sa.Connection, runs: Sequence[str]) -> dict[str, Kept]:
 def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
     """Store a verdict: extend the newest row if it names the same causes, else add a row.
 
-    `made` has its own time as `at` and `until`. Rows that ended more than `gap_s` seconds before
-    are not extended.
+    `made` is the new verdict; its `at` and `until` are both the time of the verdict. Rows that
+    ended more than `gap_s` seconds before that time are not extended.
     """
     before = newest(connection, [made.run]).get(made.run)
     row = dict(vars(made))
@@ -67,7 +67,7 @@ def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
 def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:
     """Extend a run's newest verdict to `at`: the run trains, and its causes are unchanged.
 
-    A row that ended more than `gap_s` seconds before is not extended.
+    A row that ended more than `gap_s` seconds before `at` is not extended.
     """
     c = verdicts.c
     last = sa.select(sa.func.max(c.at)).where(c.run == run).scalar_subquery()

@@ -22,10 +22,10 @@ from paceline_backend.store.schema import run_days, runs, step_rollups, steps, s
 
 DAY_S = 86_400.0
 _SETTLE_S = 30.0
-# Minimum time between two sums of a run.
+# Minimum time between two computations of a run's sums.
 _REST_S = 10.0
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
-# Columns of a step. For a block of steps, its first step provides them.
+# Columns of a step. A block of steps has the values of its first step.
 _OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
 
 
@@ -46,7 +46,7 @@ def due(connection: sa.Connection, limit: int) -> list[int]:
 
 def sum_up(store: Store, run: int) -> None:
     """Recompute the sums of a run."""
-    # Taken before the read, so that steps stored meanwhile are summed up the next time.
+    # Read the clock before the steps, so that steps stored meanwhile are summed up the next time.
     at = time.time()
     with store.read() as connection:
         rows = [{"run": run, **row} for row in _sums(connection, run)]
@@ -181,7 +181,7 @@ def of_runs(
 
 
 def spent(connection: sa.Connection, run: int, span: Range) -> tuple[float, float]:
-    """Return the time of all ranks in a range of steps, and the waiting in it, in seconds."""
+    """Return the total time of all ranks in a range of steps, and their waiting, in seconds."""
     rows = _sums_of(connection, run, span)
     return sum(row["worker_s"] for row in rows), sum(row["waited_s"] for row in rows)
 

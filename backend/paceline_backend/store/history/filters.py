@@ -40,16 +40,16 @@ class RunFilter:
 
     Args:
         states: any of these; empty: every state.
-        policy: in force, or requested last.
+        policy: the policy that is in force or was requested last.
         used: a policy that was in force or requested at any time.
         parameters: parameters of the policy in force, as they were requested: name → value.
         name: part of the name, case-insensitive.
         text: part of the name, script, note, policy, device, a tag or a node, or the start of the
             id.
         node: the run is or was on this node.
-        device: part of the ranks' device.
+        device: part of the name of the ranks' device.
         backend: training backend.
-        tags: the run has all of these.
+        tags: the run has all of these tags.
         since: created at this Unix time or later.
         until: created before this Unix time.
         active_since: trained at this Unix time or later.

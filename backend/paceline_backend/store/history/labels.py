@@ -22,7 +22,7 @@ def add_tag(connection: sa.Connection, run: int, tag: str) -> bool:
     """Add a tag to a run; return False if the run has it already.
 
     Raises:
-        TooManyTagsError: the run has `MOST_TAGS` others.
+        TooManyTagsError: the run has `MOST_TAGS` other tags.
     """
     if tag in (present := tags(connection, [run])[run]):
         return False

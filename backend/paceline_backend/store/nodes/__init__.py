@@ -71,7 +71,7 @@ def known(connection: sa.Connection, node: str) -> dict[str, Any]:
 
 
 def hosts(connection: sa.Connection, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the engine's names of nodes' machines; None where a node does not report it."""
+    """Return the engine's names of nodes' machines; None if the node does not report the name."""
     names = list(names)
     query = sa.select(nodes.c.id, nodes.c.host).where(nodes.c.id.in_(names))
     return dict.fromkeys(names) | {row.id: row.host for row in connection.execute(query)}

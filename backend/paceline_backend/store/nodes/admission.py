@@ -1,6 +1,6 @@
-"""Admission of nodes: the token behind a node's session on the bus, and its validity.
+"""Admission of nodes: the token that a node's session on the bus depends on, and its validity.
 
-`expect` records that an agent gets a session, and `bind` that a run's node asks to join its run. A
+`expect` records that an agent gets a session, and `bind` that a run's node requests to join it. A
 node of the fleet is admitted by an agent's or an admin's token and stays a node of the fleet: no
 token of a run can take it over. A node of a run is admitted by the run's token and stays bound to
 this run. Its name ends with the run's id (`is_name`), so that a run cannot occupy other names.
@@ -23,14 +23,16 @@ from paceline_backend.store.schema import meta, nodes, tokens
 
 # `heartbeat_at` of a node whose agent has a session and has not sent a heartbeat yet.
 UNHEARD = 0.0
-# Followed by its id, the key in the table `meta` of a token from the server's configuration.
+# Prefix of the key in the table `meta` of a token from the server's configuration; the id of the
+# token follows.
 _CONFIGURED = "token "
 
 
 def admitted() -> sa.ColumnElement[bool]:
     """Return the condition for nodes whose session is valid, because its token is.
 
-    Agents without a session, and agents that a proxy authenticated, have no token that could end.
+    Agents without a session, and agents that a proxy authenticated, have no token, so nothing can
+    end their admission.
     """
     t, n = tokens.c, nodes.c
     unexpired = t.expires_at.is_(None) | (t.expires_at > time.time())
@@ -63,7 +65,7 @@ def of_token(connection: sa.Connection, token: str) -> list[str]:
 
 
 def registered(connection: sa.Connection, names: Iterable[str]) -> set[str]:
-    """Return those of some nodes that the database has, with a valid session or not."""
+    """Return the nodes in `names` that the database has, even if their session is not valid."""
     query = sa.select(nodes.c.id).where(nodes.c.id.in_(list(names)))
     return set(connection.execute(query).scalars())
 
@@ -78,10 +80,10 @@ def expect(
 ) -> str | None:
     """Record that a node's agent gets a session, so that ingest accepts its reports.
 
-    `token` is the id of the requesting token (None: none that could end), and `run` the run that it
-    belongs to (None: a token of the fleet). Return the seed of the node's keys. Return None if the
-    name belongs to another run or to the fleet, or if the token has ended; then the caller must not
-    commit the transaction.
+    `token` is the id of the requesting token (None: there is no token that could end), and `run`
+    the run that it belongs to (None: a token of the fleet). Return the seed of the node's keys.
+    Return None if the name belongs to another run or to the fleet, or if the token has ended; then
+    the caller must not commit the transaction.
     """
     parent = sa.select(tokens.c.parent).where(tokens.c.id == token)
     # For a browser, use the token that it logged in with.
@@ -132,5 +134,5 @@ def bind(
 
 
 def forget(connection: sa.Connection, node: str) -> None:
-    """Delete a node. Its cordons, and mentions in runs, stay."""
+    """Delete a node, but keep its cordons, and its name in runs."""
     connection.execute(sa.delete(nodes).where(nodes.c.id == node))

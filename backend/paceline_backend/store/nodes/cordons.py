@@ -35,7 +35,7 @@ class CordonedError(PacelineError):
 
 @dataclass(frozen=True)
 class Cordon:
-    """An active row of `cordons`: it is not lifted, or its engine was not yet told that it is."""
+    """An active row of `cordons`: not lifted, or lifted before its engine received that."""
 
     key: int
     node: str
@@ -78,7 +78,7 @@ class ActiveCordons:
 
 
 def standing(connection: sa.Connection) -> ActiveCordons:
-    """Return the active cordons; prefer one that is not lifted for the same node or machine."""
+    """Return the active cordons; of several for a node or machine, one that is not lifted."""
     c = cordons.c
     names = list(Cordon.__dataclass_fields__)
     query = sa.select(*(c[name] for name in names)).where(_counts()).order_by(c.key)
@@ -154,7 +154,7 @@ def of_node(connection: sa.Connection, node: str) -> list[dict[str, Any]]:
 
 
 def check(connection: sa.Connection, node: str) -> tuple[str | None, str | None]:
-    """Return a node's engine and the engine's name of its machine; None where it has none.
+    """Return a node's engine, and the engine's name of the node's machine; None if unknown.
 
     A node whose agent has a session but has not sent a heartbeat yet counts as unknown.
     """

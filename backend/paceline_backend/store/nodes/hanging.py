@@ -1,4 +1,4 @@
-"""Runs that are restarted when they hang, and the attempts that were ended for that reason."""
+"""Runs that are restarted when they hang, and the attempts that were ended because they hung."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def note_end(connection: sa.Connection, run: str, attempt: int) -> bool | None:
 
 
 def beyond(connection: sa.Connection, run: int, step: int | None) -> int:
-    """Count the records of ranks after a step; a growing number shows that a rank still trains."""
+    """Count the records that ranks reported after a step; if it grows, a rank still trains."""
     c = worker_steps.c
     query = sa.select(sa.func.count()).where(c.run == run, c.step > (-1 if step is None else step))
     return int(connection.execute(query).scalar_one())

@@ -1,7 +1,7 @@
-"""The nodes of multi-node runs: what was launched on them, and what became of it.
+"""The nodes of multi-node runs: the launches on each node, and how they ended.
 
-Rows of a run change only under the lock of the run's row, except `met`. A row stays when a later
-launch does not use its node, because reports of the node about the earlier launch remain valid.
+Rows of a run change only under the lock of the run's row, except the column `met`. A row stays when
+a later launch does not use its node, because the node may still report about the earlier launch.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ class RunNode:
 
     @property
     def ended(self) -> bool:
-        """Return whether its launcher has ended."""
+        """Return whether the node's launcher has ended."""
         return State(self.state).final
 
     @property
     def orphaned(self) -> bool:
-        """Return whether its launcher ended only because the rendezvous was lost."""
+        """Return whether the node's launcher ended only because the rendezvous was lost."""
         return self.state == State.FAILED and (self.message or "").startswith(RENDEZVOUS_GONE)
 
     @property
     def followed(self) -> bool:
-        """Return whether its ranks failed only because another node's ranks did."""
+        """Return whether the node's ranks failed only because ranks of another node failed."""
         return self.state == State.FAILED and (self.message or "").startswith(FAILED_ELSEWHERE)
 
     @property
     def away(self) -> bool:
-        """Return whether it was lost or stopped, or its agent or launcher was killed."""
+        """Return whether the node was lost or stopped, or its agent or launcher was killed."""
         killed = self.state == State.FAILED and self.exit_code is None and not self.orphaned
         return self.lost or killed or self.state == State.STOPPED
 
     @property
     def gone(self) -> bool:
-        """Return whether it is away without having been asked to leave.
+        """Return whether the node is away although no order to leave was sent to it.
 
-        A failed script does not count: it has an exit code.
+        A node whose script failed does not count: the script has an exit code.
         """
         return not self.leaving and self.away
 
@@ -75,8 +75,8 @@ class RunNode:
 class MultiNodeRun:
     """An active multi-node run with the nodes of its latest launch.
 
-    `host` is the node that serves the rendezvous, or served it until it was lost. `address` is
-    that of the rendezvous, "address:port".
+    `host` is the node that serves the rendezvous, or served it until it was lost. `address` is the
+    address of the rendezvous, "address:port".
     """
 
     key: int
@@ -97,10 +97,10 @@ def launch(
     first_attempt: int,
     replaces: str | None = None,
 ) -> None:
-    """Record that nodes are launched; what they did in earlier launches is overwritten.
+    """Record a launch of a run on some nodes; this overwrites the nodes' state in earlier launches.
 
-    `first_attempt` is that of the launch, and `replaces` the slow or lost node that they replace,
-    if any.
+    `first_attempt` is the first attempt number of the launch, and `replaces` the slow or lost node
+    that the new node replaces, if any.
     """
     names = list(names)
     spares.use(connection, run, names)
@@ -189,7 +189,8 @@ def group(connection: sa.Connection, run: str) -> MultiNodeRun | None:
 def locked(connection: sa.Connection, known: MultiNodeRun) -> MultiNodeRun | None:
     """Lock a run until the transaction ends and return its current state.
 
-    Return None if it has ended, was relaunched or changed its rendezvous since `known` was read.
+    Return None if the run has ended, was relaunched or changed its rendezvous since `known` was
+    read.
     """
     if not _update(connection, known, {"node": known.host}):
         return None
@@ -239,10 +240,10 @@ def heartbeats(connection: sa.Connection) -> list[tuple[str, str, float | None]]
 
 
 def newest_step(connection: sa.Connection, run: str, node: str) -> tuple[int, float] | None:
-    """Return number and seconds of the newest step that a rank reported of a node's attempt.
+    """Return number and duration in seconds of the newest step that any rank reported.
 
-    Return None if there is none, or if a later attempt has begun from which the node has sent
-    nothing.
+    Return None if there is none, or if it belongs to another attempt than the latest that the node
+    has reported.
     """
     w, c = worker_steps.c, run_nodes.c
     newest = (
@@ -277,7 +278,7 @@ def advance(
     host: str | None = None,
     address: str | None = None,
 ) -> bool:
-    """Advance the rendezvous of a run; return False if it no longer is as in `group`.
+    """Advance the rendezvous of a run; return False if it has changed since `group` was read.
 
     Raises:
         ImpossibleTransitionError: the phase `to` does not follow that of `group`.
@@ -288,7 +289,7 @@ def advance(
 
 
 def _update(connection: sa.Connection, group: MultiNodeRun, values: Mapping[str, Any]) -> bool:
-    """Update columns of a run; return False if its rendezvous no longer is as in `group`."""
+    """Update columns of a run; return False if its rendezvous is no longer as in `group`."""
     c = runs.c
     same = (
         c.key == group.key,

@@ -1,4 +1,4 @@
-"""Record which nodes of runs verdicts named slow, and read the history of a node."""
+"""Record the nodes that verdicts named slow, and read the history of a node."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def name(connection: sa.Connection, slow: Slow) -> Slow:
 
 
 def clear(connection: sa.Connection, run: int) -> None:
-    """Record that no node of a run is named slow any more."""
+    """Record that verdicts no longer name a node of a run slow."""
     c = slow_nodes.c
     mine = (c.run == run, c.ended_at.is_(None))
     connection.execute(sa.update(slow_nodes).where(*mine).values(ended_at=time.time()))

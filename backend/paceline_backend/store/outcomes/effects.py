@@ -33,8 +33,8 @@ class OutcomeFilter:
     """Filter for outcomes of forecasts.
 
     Args:
-        since: switches at this Unix time or later; None: any.
-        until: switches before this Unix time; None: any.
+        since: only switches at this Unix time or later; None: any.
+        until: only switches before this Unix time; None: any.
         policy: the preset that was switched to; None: any.
         nodes: number of nodes of the run; None: any.
         simulated: include simulated runs, whose steps come from the same simulator as the
@@ -140,7 +140,7 @@ def outcomes(
             runs.c.state.in_(ENDED),
             c.noted_at >= runs.c.ended_at + SETTLE_S,
         ),
-        # A deleted run has ended.
+        # Include deleted runs, because they have ended.
         ~sa.exists().where(runs.c.id == c.run),
     )
     query = sa.select(effects).where(over, c.scored)

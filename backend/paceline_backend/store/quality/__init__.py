@@ -1,8 +1,8 @@
 """Quality of a run's model, and the time that the run takes to reach it.
 
 `telemetry.handlers` writes what ranks report: metrics of their steps (`MetricBatch`) and results of
-the script on held-out data (`Evaluation`). `evaluations` and `metrics` read them, combined over
-ranks. `target` finds when a run met the operator's target.
+the script on held-out data (`Evaluation`). `evaluations` and `metrics` read these values, combined
+over ranks. `target` finds when a run met the operator's target.
 
 `runs` shows a summary of each run, and when it will end or how long it took; `insight` and `api`
 read the rest.

@@ -19,12 +19,12 @@ class Evaluated:
 
     Args:
         step: the last step before the evaluation; -1: none.
-        epoch: of that step.
-        attempt: of the run.
-        trained: samples that the run had trained on by then.
-        at: Unix time.
+        epoch: epoch of that step.
+        attempt: attempt of the run.
+        trained: number of samples that the run had trained on by then.
+        at: Unix time of the evaluation.
         ranks: number of ranks whose values are combined.
-        metrics: by name; None: not a finite number.
+        metrics: value by name; None: not a finite number.
     """
 
     step: int
@@ -47,11 +47,11 @@ def read(
 ) -> list[Evaluated]:
     """Return the evaluations of a run, oldest first.
 
-    If rank 0 reported a metric without a number of samples, only rank 0's value counts. Otherwise
-    the value is the mean over the ranks that reported a number of samples, weighted by it.
+    If rank 0 reported a metric without a number of samples, only rank 0's value counts. If not, the
+    value is the mean over the ranks that reported a number of samples, weighted by this number.
 
     Args:
-        connection: to read from.
+        connection: connection to read from.
         run: key of the run.
         counting: the steps that count, from `store.attempts.spans`.
         limit: maximum number of evaluations, the newest; None: all.

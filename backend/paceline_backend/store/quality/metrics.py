@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from paceline_backend.store import reads
 from paceline_backend.store.schema import step_metrics, steps
 
-# All names of a run, with one index seek per name instead of a scan of all rows.
+# Query for all names of a run, with one index seek per name instead of a scan of all rows.
 _NAMES = sa.text(
     "WITH RECURSIVE names (name) AS (SELECT min(name) FROM step_metrics WHERE run = :run "
     "UNION ALL SELECT (SELECT min(name) FROM step_metrics WHERE run = :run "

@@ -19,7 +19,7 @@ from paceline_backend.store.quality import evaluations
 from paceline_backend.store.rollups.metrics import BLOCK, over
 from paceline_backend.store.schema import runs, step_rollups, steps
 
-# This long after a run's newest record, all readers see what is stored.
+# Time after a run's newest record from which on every reader sees all stored records.
 _SETTLE_S = 30.0
 MEETS = {">=": operator.ge, "<=": operator.le}
 
@@ -38,9 +38,9 @@ def reached(
 ) -> dict[str, Any] | None:
     """Return a run's target, when it was first met, and the best value; None without a target.
 
-    Evaluations of the metric decide. If there are none and the metric is the loss, the training
-    loss decides, as means over blocks of 100 steps. `run` has the fields of the run's Hello, too;
-    `counting` comes from `store.attempts.spans`.
+    The values come from evaluations of the metric. If there are none and the metric is the loss,
+    they are means of the training loss over blocks of 100 steps. `run` has the fields of the run's
+    Hello, too; `counting` comes from `store.attempts.spans`.
     """
     if run["target"] is None:
         return None
@@ -89,7 +89,7 @@ def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | No
 def _of_settled(
     store: Store, run: int, seen_at: float, counting: tuple[AttemptSpan, ...], *wanted: Any
 ) -> _Found:
-    """Call `_of_evaluations` with a cache: a record that still arrives changes `seen_at`."""
+    """Return the cached result of `_of_evaluations`; a record that arrives changes `seen_at`."""
     with store.read() as connection:
         return _of_evaluations(connection, run, counting, *wanted)
 
@@ -161,10 +161,10 @@ def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
     batch, samples = run["global_batch"] or 1, run["samples"] or 0
     per_epoch = run["steps_per_epoch"]
     if run["token_budget"] is None:
-        # Samples that an epoch trains on.
+        # Number of samples that an epoch trains on.
         samples = min(samples, per_epoch * batch)
     else:
-        # Samples of a mean step.
+        # Mean number of samples of a step.
         batch = round(samples / per_epoch)
     epoch, in_epoch = divmod(step, per_epoch)
     return epoch, epoch * samples + min((in_epoch + 1) * batch, samples)

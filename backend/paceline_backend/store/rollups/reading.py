@@ -19,9 +19,10 @@ from paceline_backend.store.rollups.metrics import (
 )
 from paceline_backend.store.schema import rank_rollups, step_rollups, steps, worker_steps
 
-# In a range with more gaps than this, every step is read: the SQL grows with the gaps.
+# Maximum number of gaps in a range. If there are more, every step is read, because the SQL grows
+# with the number of gaps.
 _MOST_GAPS = 50
-# Cells that a record may lack, which therefore have their own counts.
+# Cells that a record may lack. The number of records that have them is therefore stored, too.
 _OWN_COUNT = ("ett_s", "share")
 _Where = list[sa.ColumnElement[bool]]
 
@@ -52,7 +53,7 @@ class Cover:
     gaps: list[tuple[int, int]]
 
     def rolled(self, table: sa.Table) -> _Where:
-        """Return the condition for roll-ups, without those of gaps that were filled meanwhile."""
+        """Return the condition for roll-ups, except roll-ups of gaps that were filled meanwhile."""
         c = table.c
         inside = c.step.between(-(-self.first // BLOCK) * BLOCK, self.last - BLOCK + 1)
         return [c.run == self.run, inside, *(~c.step.between(a, b) for a, b in self.gaps)]
@@ -87,9 +88,9 @@ def cover(connection: sa.Connection, run: int, first: int | None, last: int | No
 
 
 def step_buckets(connection: sa.Connection, of: Cover, bucket: int) -> Sequence[Any]:
-    """Return step, epoch, end, and mean, minimum and maximum of each of `METRICS`, per bucket.
+    """Return first step, epoch, end time and values of `METRICS` for each bucket of steps.
 
-    The means come first, then minimum and maximum of each metric.
+    The values are the mean of each metric, and then the minimum and maximum of each metric.
     """
     s, r = steps.c, step_rollups.c
     row = (
@@ -149,7 +150,7 @@ def rank_buckets(
     """Return rank, first step, means of `cells`, and minimum and maximum compute time, per bucket.
 
     Args:
-        connection: to read from.
+        connection: connection to read from.
         of: the range of steps.
         bucket: size of a bucket, in steps.
         which: the ranks.

@@ -27,8 +27,8 @@ from paceline_backend.store.schema import (
 
 log = logging.getLogger(__name__)
 
-# Numbers of blocks that one query asks for. There are few, because databases cache prepared
-# statements by their text.
+# Possible numbers of blocks in one query. There are few different numbers, because databases cache
+# prepared statements by their text.
 _CHUNKS = (64, 8, 1)
 # Blocks per transaction, which then takes some milliseconds.
 _FILLED = 5
@@ -67,7 +67,7 @@ def _insert_steps() -> sa.Insert:
 
 
 def _insert_ranks() -> sa.Insert:
-    """Build the insert for one block, whose ranks are those of its first step.
+    """Build the insert for one block, whose ranks are the ranks of its first step.
 
     Each record is looked up by its whole key, in the order of the groups. Both databases then
     choose a good plan whatever their statistics are. A new database has no statistics, and there a
@@ -135,10 +135,11 @@ def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> N
 
 
 def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
-    """Write the roll-ups of complete blocks with some of these steps; delete those of others.
+    """Update the roll-ups of blocks with some of these steps: incomplete blocks get none.
 
-    The runs' rows must be locked. Otherwise two transactions that each see a part of a block would
-    both find it incomplete. `touched` has the keys of runs, each with a range of steps.
+    The runs' rows must be locked. Without the locks, two transactions that each see a part of a
+    block would both find the block incomplete. `touched` has the keys of runs, each with a range of
+    steps.
     """
     blocks = sorted({(run, at) for run, part in touched for at in _starts(part)})
     full: dict[int, list[int]] = {}
@@ -205,7 +206,7 @@ def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
 def fill(store: Store, after: int = 0) -> int | None:
     """Write the roll-ups of a few blocks of one run; return its key, or None if nothing is due.
 
-    `after` is the key of the run whose turn was before, so that runs take turns.
+    `after` is the key of the run that the previous call handled, so that runs take turns.
     """
     c = runs.c
     turns = sa.select(c.key).where(c.rollups_due.is_not(None))

@@ -4,21 +4,22 @@ Ingest calls `decode` for each bus entry, `problem` to validate a single message
 each batch. Messages may arrive late, in any order and repeatedly. The resulting tables are the
 same, except if a `Fallback` arrives in a batch before its `Adopted`:
 
-* `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
-  latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
+* `StepBatch` → one row of ``worker_steps`` per rank and step; if several attempts trained a step,
+  the row of the latest attempt stays. Steps that all ranks reported, in one attempt, are summed up
+  in ``steps``.
 * `RoundBatch` → one row of ``rounds`` per record.
 * `MetricBatch` → ``worker_metrics``, and ``step_metrics`` over ranks. `Evaluation` →
   ``evaluations``.
-* `Adopted` → ``segments``; the earliest one of a policy version is when that switch took effect.
+* `Adopted` → ``segments``; a switch takes effect with the earliest segment of its policy version.
 * `Fallback` → ``segments.fallback``, if the segment is stored.
-* `LongPhase` → ``long_phases``: the newest of each rank.
+* `LongPhase` → ``long_phases``: the newest report of each rank.
 * `DataEpoch` → ``data_epochs``: one row for each epoch and rank.
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello. States only advance; an end is final
   unless it was only assumed. Any message of a run is a sign of life.
 * `RunState` of a run on several nodes → ``run_nodes``; `several` combines their states.
-* `Hello`, `HelloPart` → ``hello_parts``: `write` returns which Hellos are complete then.
+* `Hello`, `HelloPart` → ``hello_parts``: `write` returns the Hellos that are complete now.
 * `Hello` → ``attempts``, too: its first step, and how far earlier attempts had come.
-* `NodeState` → ``nodes``: the latest.
+* `NodeState` → ``nodes``: the latest heartbeat of each node.
 
 `locked` locks the runs' rows during the transaction; `steps`, `phases` and `handlers` write the
 tables. `validation` validates messages, most of them while it decodes them. `writers` decides who
@@ -67,8 +68,8 @@ class Written:
         ended: runs that have ended.
         backends: training backend of each known run that is not only observed.
         steps: earliest new step of each run.
-        complete: Hellos whose parts have all arrived, with the run's id. They do not become the
-            run's Hello until they are written.
+        complete: Hellos whose parts have all arrived, with the run's id. Such a Hello becomes the
+            run's Hello only when it is written.
         again: runs for whose current Hello a part arrived again.
     """
 
@@ -90,10 +91,10 @@ def write(
 ) -> Written:
     """Write telemetry in one transaction; on any `StoreError`, nothing is written.
 
-    `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` has
-    the Hellos among them that were validated, by index, as they arrived; others are validated and
-    encoded here. Without `roll_up`, new roll-ups are left to `rollups.fill`, because more telemetry
-    is waiting.
+    `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` maps
+    the index of a message to its Hello, in the encoded form in which it arrived, if the caller has
+    validated it; other Hellos are validated and encoded here. Without `roll_up`, new roll-ups are
+    left to `rollups.fill`, because more telemetry is waiting.
     """
     known_hellos = packed or {}
     new = {

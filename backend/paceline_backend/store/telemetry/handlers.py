@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _KEPT_OF_NODES = ("id", "registered_at", "signed", "only_run", "token", "seed", "backend", "host")
 
 _SPAN = "run = :run AND step >= :first AND step < :end"
-# Like the loss of a step: of its newest attempt, over the ranks that have a value.
+# A step's metric is computed like its loss: from its newest attempt, over ranks with a value.
 SUM_UP_METRICS = sa.text(
     "INSERT INTO step_metrics (run, name, step, value) SELECT :run, name, step, "
     "sum(CASE WHEN abs(value) > 1e-100 THEN value * weight ELSE 0 END)"
@@ -60,7 +60,7 @@ SUM_UP_METRICS = sa.text(
 
 
 def write_attempts(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, Hello]]) -> None:
-    """Store each attempt's start, when its Hello arrives for the first time."""
+    """Store the first step of each attempt when its Hello arrives for the first time."""
     c = schema.worker_steps.c
     for run, hello in hellos:
         before = (
@@ -101,7 +101,7 @@ def write_segments(connection: sa.Connection, adopted: Sequence[tuple[LockedRun,
 def _note_effects(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
     """Store that each policy version is in force from its earliest segment on.
 
-    The earliest by time, not by step: a restarted attempt may repeat the same steps.
+    The earliest segment is the first by time, not by step: a restarted attempt may repeat steps.
     """
     c = schema.switches.c
     earliest = (
@@ -325,8 +325,8 @@ def _speeds(check: NodeCheck) -> dict[str, float | None]:
 def settle_stops(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
     """Change runs that have just finished to `stopped` if a stop was requested.
 
-    A run that had completed its last epoch nevertheless stays finished. If the number of its epochs
-    is unknown, it becomes stopped. Call this in the transaction that wrote the runs' newest
+    A run that had completed its last epoch nevertheless stays finished. A run whose number of
+    epochs is unknown becomes stopped. Call this in the transaction that wrote the runs' newest
     segments, after the runs' changes were saved.
     """
     for run in of:

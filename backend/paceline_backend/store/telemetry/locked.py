@@ -21,7 +21,8 @@ from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import RunNode
 from paceline_backend.store.telemetry import several
 
-# Not with every batch, because SQLite reads and compares the whole row to write it.
+# Minimum interval between two updates of a run's `seen_at`. It is not updated with every batch,
+# because SQLite reads and compares the whole row to write it.
 _SEEN_EVERY_S = 2.0
 
 
@@ -96,7 +97,7 @@ class LockedRun:
             )
 
     def take_hello(self, hello: Hello, packed: hellos.PackedHello) -> bool:
-        """Apply a validated Hello; return whether it is the latest attempt's."""
+        """Apply a validated Hello; return whether it is the Hello of the latest attempt."""
         self._started(hello.started_at)
         self._tells_of(hello.attempt)
         may = TransitionCause.REPORT.allows(State(self.state), State.RUNNING)
@@ -177,12 +178,12 @@ class LockedRun:
         elif allowed:
             self._advance(after)
         if change.message is not None and (allowed or not before.final):
-            # The reason of the restart.
+            # The message is the reason of the restart.
             self.set(message=change.message)
 
     def _advance(self, state: State) -> None:
         if self.state == State.QUEUED:
-            # The message was the reason for waiting in the queue.
+            # Remove the run's message, which was the reason for waiting in the queue.
             self.set(message=None)
         self.set(state=state)
 
@@ -195,7 +196,7 @@ class LockedRun:
             self.set(started_at=at)
 
 
-# The fields that are columns.
+# Names of the fields of `LockedRun` that are columns of `runs`.
 _READ = [part.name for part in fields(LockedRun) if part.init]
 
 
@@ -211,7 +212,7 @@ _LOCK = (
 
 
 def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
-    """Return those of these runs that exist, locked until the transaction ends.
+    """Return the runs that exist among `ids`, locked until the transaction ends.
 
     The lock makes concurrent ingest threads take turns at a run: two that each see only their own
     rows of a step would both find the step incomplete. (SQLite has only one writer anyway.)

@@ -64,7 +64,7 @@ def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPha
 def long_since(
     connection: sa.Connection, runs: Collection[int], fresh_s: float, least_s: float
 ) -> set[int]:
-    """Return those of `runs` (keys) in which a rank has been in one phase for at least `least_s`.
+    """Return the `runs` (keys) in which a rank has been in one phase for at least `least_s`.
 
     Reports older than `fresh_s` do not count, because the phase may be over since.
     """

@@ -56,7 +56,7 @@ def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
 
 
 def outcome(rows: Collection[RunNode]) -> RunState | None:
-    """Return how a run ends whose nodes have all ended; None if some only lost the rendezvous.
+    """Return the end of a run whose nodes have all ended; None if some only lost the rendezvous.
 
     A node's failure fails the run, unless others continued without the node. Attempts are the same
     on all nodes, so a node that finished or was stopped in a later attempt trained without it.

@@ -22,8 +22,8 @@ from paceline_backend.store.telemetry.validation import STEPS
 _ALL_STEPS = range(2**62)
 # Runs with at least this many ranks first check which steps are complete.
 _MANY = 64
-# Numbers of steps that one query asks for. There are few, because databases cache prepared
-# statements by their text.
+# Possible numbers of steps in one query. There are few different numbers, because databases cache
+# prepared statements by their text.
 _CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)
@@ -61,7 +61,7 @@ _COPY_TYPES = [_POSTGRES_TYPES[type(schema.worker_steps.c[name].type)] for name 
 # A rank without samples counts in every sum except the ETT error, because its forward and backward
 # passes are real.
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
-# A rank's weight in the mean loss of the global batch is that of its gradient in the update.
+# A rank's weight in the mean loss of the global batch equals its gradient's weight in the update.
 _WEIGHTS = {"samples": "samples", "size": "(CASE WHEN load > 1e-100 THEN load ELSE 0 END)"}
 _SUMS = {
     "run": "run",
@@ -185,10 +185,10 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 
 
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
-    """Return the complete steps among the touched ones, by key, for runs with many ranks.
+    """Return the complete steps among the touched ones, by key of the run, for large runs.
 
-    A batch has a few rows of a step of such a run, and counting a step's rows is much faster than
-    summing them up.
+    A batch has only a few rows of each step of a large run, and counting a step's rows is much
+    faster than summing them up.
     """
     large = [run for run in runs if (run.world or 0) >= _MANY and not run.all_steps]
     asked = [(run.key, step, run.world) for run in large for step in sorted(run.touched)]

@@ -112,7 +112,7 @@ def _bounded(
     bounds: dict[str, Any] = {
         name: Annotated[int, msgspec.Meta(ge=0, le=bound - 1)] for name, bound in whole.items()
     }
-    # Small enough that the rounded sum of all is below `HUGE`.
+    # Bound of each number, so small that the rounded sum of all numbers is below `HUGE`.
     each = HUGE / (2 * len(needed))
     bounds |= dict.fromkeys(needed, Annotated[float, msgspec.Meta(ge=0, lt=each)])
     within = Annotated[float, msgspec.Meta(gt=-HUGE, lt=HUGE)]
@@ -135,8 +135,8 @@ def _compiled(
 ) -> Callable[[Iterable[StepRecord | RoundRecord]], bool]:
     """Compile a function that checks records with a single expression over their fields.
 
-    It returns True if all records can be stored unchanged. Ingest checks every record, and this
-    takes a quarter of the time of loops over field names.
+    The function returns True if all records can be stored unchanged. Ingest checks every record,
+    and this function takes a quarter of the time of loops over field names.
     """
     terms = [f"0 <= record.{name} < {bound}" for name, bound in whole]
     # The comparison is false for NaN.
@@ -189,8 +189,8 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
     """Return why a message cannot be stored; None if the message on its own is valid.
 
     `write` refuses the same messages, and with them their whole batch, so ingest calls this
-    function to reject single messages. `world` and `samples` are those of the message's attempt,
-    None if unknown.
+    function to reject single messages. `world` and `samples` are the number of ranks and of samples
+    in the message's attempt, None if unknown.
     """
     name = type(message).__name__
     match message:

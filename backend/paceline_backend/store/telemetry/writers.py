@@ -62,7 +62,7 @@ def _lately_signed() -> sa.Select[Any]:
 
 
 def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:
-    """Return the owners of those of these runs that exist, by public id."""
+    """Return the owners of the runs, by public id; unknown runs are left out."""
     c = runs.c
     query = sa.select(c.key, c.id, c.node, c.signed, c.nodes_max).where(c.id.in_(of))
     rows = connection.execute(query).all()

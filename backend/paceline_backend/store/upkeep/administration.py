@@ -5,9 +5,9 @@ check covers the file, the revision, and whether roll-ups match the steps.
 
 Keys, passwords on the bus and cookies are derived from the secret. `paceline db rotate-secret`
 replaces it while no server runs. Agents keep their tokens, which are stored as hashes and do not
-depend on the secret, and get new keys with them. Tokens that depend on the secret, the server's own
-and those of runs, are revoked here. The worker process sets the new passwords on the bus, and
-closes connections that used the old ones.
+depend on the secret, and use them to get new keys. Two kinds of tokens depend on the secret and are
+revoked here: the server's own token, and the tokens of runs. The worker process sets the new
+passwords on the bus, and closes connections that used the old ones.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _copy(source: Path, target: Path) -> None:
             closing(sqlite3.connect(f"file:{source.resolve()}?mode=ro", uri=True)) as read,
             closing(sqlite3.connect(target, timeout=30)) as written,
         ):
-            # All pages at once: in parts, each commit of another process would restart the copy.
+            # Copy all pages at once: otherwise, each commit of another process restarts the copy.
             read.backup(written, pages=-1)
     except sqlite3.Error as error:
         raise BackupError(f"cannot copy {source} to {target}: {error}") from error
@@ -179,7 +179,7 @@ def _untrue(connection: sa.Connection) -> Iterator[str]:
 
 
 def active_runs(connection: Connection) -> list[str]:
-    """Return the runs that would lose the server, because their ranks keep their old keys."""
+    """Return the runs that a new secret would disconnect, because ranks keep their old keys."""
     query = sa.select(runs.c.id).where(runs.c.state.not_in(ENDED)).order_by(runs.c.key)
     return list(connection.execute(query).scalars())
 

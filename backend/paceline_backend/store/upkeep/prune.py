@@ -1,9 +1,9 @@
 """Delete ended runs, the oldest first, in transactions of some milliseconds.
 
-A run is deleted as a whole. It is marked first: from then on it is hidden, and ingest accepts
-nothing about it. Then its rows are deleted, `_ROWS` per transaction, or `_LONG_ROWS` if a row can
-have 100 kB. Between two transactions, other processes get at least as much time to write. The next
-`prune` continues an interrupted one.
+A run is deleted as a whole. First, the run is marked: from then on it is hidden, and ingest accepts
+nothing about it. Then the run's rows are deleted, `_ROWS` per transaction, or `_LONG_ROWS` if a row
+can have 100 kB. Between two transactions, other processes get at least as much time to write. The
+next `prune` continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from paceline_backend.store import tokens
 from paceline_backend.store.database import Store
 from paceline_backend.store.schema import leases, metadata, runs
 
-# Rows that one transaction deletes.
+# Maximum number of rows that one transaction deletes.
 _ROWS = 2_000
-# The same for tables with long rows.
+# Maximum number of rows that one transaction deletes from a table with long rows.
 _LONG_ROWS = 50
 _DAY_S = 86_400.0
 # Bytes of a row in Postgres besides its values: headers, and the entry in the primary key.
 _ENTRY_BYTES = 60
-# Rows from which the mean length of a table's rows is estimated.
+# Number of rows from which the mean length of a table's rows is estimated.
 _SAMPLE = 500
 
 
@@ -92,7 +92,7 @@ def _mark(store: Store, run: int) -> bool:
 
 
 def next_run(store: Store, keep: Keep) -> tuple[int, str] | None:
-    """Return key and id of the run to delete next; None if all others stay."""
+    """Return key and id of the run to delete next; None if no further run exceeds the limits."""
     c = runs.c
     over = sa.select(c.key, c.id).where(c.state.in_(ENDED)).order_by(c.ended_at, c.key).limit(1)
     with store.read() as connection:
