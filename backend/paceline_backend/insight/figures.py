@@ -1,4 +1,4 @@
-"""Figures of each active run for monitoring, from the same reads as REST.
+"""Figures of each active run for monitoring, read by the same functions as for REST.
 
 A process creates `Figures` once, because the object caches coverage::
 
@@ -28,7 +28,7 @@ _ACTIVE = RunFilter(states=UNDER_WAY)
 STEPS = 50
 # Planning times are means over this many segments.
 _SEGMENTS = 8
-# Coverage reads the whole run, so it is cached for this long.
+# Seconds for which a coverage is cached, because its computation reads the whole run.
 _COVERAGE_S = 60.0
 # Each request computes at most this many coverages; the next requests compute the rest.
 _COVERAGES = 3
@@ -36,7 +36,7 @@ _COVERAGES = 3
 
 @dataclass(frozen=True)
 class CauseCost:
-    """Cost of the causes of one kind, over a run's newest steps."""
+    """Cost of all causes of the same kind, over a run's newest steps."""
 
     kind: str
     # Share of the wall time, summed over the causes of this kind.

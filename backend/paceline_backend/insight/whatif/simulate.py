@@ -81,7 +81,7 @@ class SimulatedOption:
     mean: float = 0.0
     # Mean of the first `early_steps` counted steps.
     early: float = 0.0
-    # Logarithms of early means with other models ÷ the early mean with the fitted ones.
+    # Logarithms of early means with other models ÷ the early mean with the fitted models.
     shifts: list[float] = field(default_factory=list)
     # Largest `Synchronisation.alone` of the counted segments; None if it is None in any of them.
     alone: int | None = 0
@@ -221,7 +221,7 @@ def _options(
 
 
 def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], why: str) -> None:
-    """Replace relaxed synchronisers, because gradients would be all-reduced in spite of them."""
+    """Replace or leave out relaxed options, because their gradients would be all-reduced."""
     for name, option in list(options.items()):
         if option.policy.relaxed and option.in_force:
             option.policy = replace(option.policy, synchroniser=ALLREDUCE)
