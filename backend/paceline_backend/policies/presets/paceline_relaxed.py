@@ -1,11 +1,11 @@
-"""`paceline-relaxed`: `paceline`'s batches, and pairwise means while ranks still wait.
+"""`paceline-relaxed`: batches of `paceline`, and pairwise averaging while ranks still wait.
 
-The scheduler's batches take all ranks equally long, as far as speeds stay the same and samples'
-sizes determine their times. Three causes of waiting remain: ranks that are slow in turn, a rank
-whose smallest batch is still too large for it, and the all-reduce itself. Where ranks wait long,
-each rank steps independently, and after each step two replicas become their mean (AD-PSGD, Lian et
-al. 2018). This loses no gradient, no rank waits for another rank's computing, and ranks exchange
-replicas while they compute.
+With the scheduler's batches, all ranks take equally long, as far as speeds are constant and sizes
+determine the times of samples. Three causes of waiting remain: ranks that are slow at different
+times, a rank whose smallest batch is still too large for it, and the all-reduce itself. Where ranks
+wait long, each rank steps independently, and after each step two replicas become their mean
+(AD-PSGD, Lian et al. 2018). This loses no gradient, no rank waits for another rank's computing, and
+ranks exchange replicas while they compute.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from paceline_backend.policies.base import BatchesOf, Choice, Feedback, Floats, 
 from paceline_backend.policies.presets.relaxed import RelaxedParameters
 from paceline_backend.policies.registry import make as policy_of
 
-# The jackknife uses this many blocks of neighbouring steps, because slowdowns last for several
-# steps.
+# Number of blocks of neighbouring steps in the jackknife. It uses blocks, because slowdowns last
+# for several steps.
 _BLOCKS = 8
 # The 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom.
 _T = 2.365
-# The least steps that a choice needs.
+# Minimum number of steps for a choice.
 _FEWEST = 2 * _BLOCKS
-# The number of consecutive choices against the relaxed synchroniser that end it.
+# Number of consecutive choices against the relaxed synchroniser after which the all-reduce is used.
 _AGREE = 2
 # If a try of the relaxed synchroniser gives no usable steps, it ends after this many segments and
 # counts as having taken this many seconds.
 _BLIND, _BLIND_S = 16, 60.0
-# After a try that was wrong, the next one waits this many times the try's duration; the wait
-# doubles with each wrong try.
+# Pause after a wrong try, as a multiple of the try's duration; the pause doubles with each wrong
+# try.
 _REST = 20.0
 
 
 class _ChoiceSteps(NamedTuple):
     """Measurements of the newest steps of the synchroniser in force.
 
-    `step_s` is wall time. `whole` is True where the records have exactly the step's batches.
+    `step_s` is wall time. `whole` is True where the records cover exactly the step's batches.
     """
 
     compute_s: Floats  # [S, W]
     load: Floats  # [S, W]
-    # Waiting and exchange.
+    # Waiting for other ranks, and exchanging gradients.
     sync_s: Floats  # [S, W]
     step_s: Floats  # [S, W]
     whole: npt.NDArray[np.bool_]  # [S]
@@ -71,7 +71,8 @@ class _ChoiceSteps(NamedTuple):
     def computing_s(self, *, shared: bool) -> float:
         """Return the ranks' compute time for the work of a step, without waiting.
 
-        If ranks share the work, their rates add up. Otherwise the slowest rank decides.
+        If ranks share the work, their rates add up. Otherwise the result is the time of the slowest
+        rank.
         """
         if not shared:
             return float(self.compute_s.mean(axis=0).max())
@@ -86,7 +87,7 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     relaxed: bool = False
     # Segments since the last change.
     segments: int = 0
-    # The first step that measures the synchroniser in force.
+    # First step whose times are measured under the synchroniser in force.
     since: int = 0
     # Consecutive choices against the synchroniser in force.
     against: int = 0
