@@ -99,41 +99,43 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     seen: int = 0
     # Time for which the relaxed synchroniser has been in force.
     tried_s: float = 0.0
-    # The relaxed synchroniser has saved enough in that time.
+    # True if the relaxed synchroniser has saved enough in that time.
     proved: bool = False
     # Time until the relaxed synchroniser may be tried again.
     wait_s: float = 0.0
-    # Tries that were wrong.
+    # Number of tries that did not save enough.
     wrong: int = 0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A chooser that relaxes synchronisation while this surely saves enough time.
+    """A chooser that uses a relaxed synchroniser while this surely saves enough time.
 
-    It must save more than `saving` of the time. The synchroniser in force is measured, and the
-    other one is estimated. A step under the all-reduce takes the compute time of its slowest rank,
-    plus the exchange and the other time that were last measured under the all-reduce. A relaxed
-    step takes the time that all ranks together need for its work, as they share it. Normally, the
-    exchange runs while ranks compute and adds no time.
+    The relaxed synchroniser must save more than the fraction `saving` of the time. The time under
+    the synchroniser in force is measured, and the time under the other is estimated. A step under
+    the all-reduce takes the compute time of its slowest rank, plus the exchange and the other time
+    that were last measured under the all-reduce. A relaxed step takes the time that all ranks
+    together need for the step's work, because they share it. Normally, the exchange runs while
+    ranks compute and adds no time.
 
-    If the relaxed synchroniser saves less than `back`, the all-reduce comes back. If the relaxed
-    synchroniser never saved enough, it is tried again after 20 times the duration of the try, and
-    after twice as long for each further wrong try. So tries add at most a few per cent to the run
-    time.
+    If the relaxed synchroniser saves less than `back`, the chooser returns to the all-reduce. If
+    the relaxed synchroniser never saved enough, it is tried again after 20 times the duration of
+    the try, and after twice as long for each further wrong try. So tries add at most a few per cent
+    to the run time.
 
     "Surely" means that the whole 95 % interval of the gain is on one side. Where ranks share
-    batches, the steps of a segment have one wall time, so two consecutive choices must agree before
-    the all-reduce comes back.
+    batches, all steps of a segment have the same wall time, so two consecutive choices must agree
+    before the chooser returns to the all-reduce.
 
     Args:
         relaxed: the alternative to the all-reduce.
-        saving: fraction of the time for the same work.
-        back: at most `saving`; a larger value counts as `saving`.
-        steps: the number of newest complete steps from which to judge.
-        hold: least number of segments between two changes.
+        saving: fraction of the time for the same work that the relaxed synchroniser must save.
+        back: saved fraction of the time below which the chooser returns to the all-reduce. A value
+            above `saving` counts as `saving`.
+        steps: number of the newest complete steps whose times are compared.
+        hold: minimum number of segments between two changes.
         first: first step of the segment for which the choice is made.
-        uneven: ranks share batches under the relaxed synchroniser.
+        uneven: true if ranks share batches under the relaxed synchroniser.
     """
 
     relaxed: Synchronisation
@@ -186,7 +188,7 @@ class Measured:
         timed = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
         good = timed & (rows.step[:, 0] >= now.since)
         good &= (rows.compute_s.max(axis=1, initial=0.0) > 0) & (rows.load.sum(axis=1) > 0)
-        # A rank with samples but no time compiled code again: the step would seem too fast.
+        # A rank with samples but no time has recompiled code, and the step would seem too fast.
         good &= ~((rows.samples > 0) & (rows.compute_s <= 0)).any(axis=1)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % _BLOCKS :]
@@ -194,7 +196,7 @@ class Measured:
             return None
         compute_s = rows.compute_s[newest]
         # Where ranks share batches, a record may have no batch, or may have been left out because
-        # it has several.
+        # it has several batches.
         shared = now.relaxed and self.uneven
         whole: Any = (compute_s > 0).all(axis=1) if shared else np.ones(len(newest), bool)
         columns = (rows.load[newest], rows.sync_s[newest], rows.step_s[newest])
@@ -209,7 +211,7 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _ChoiceMemory) -> None:
-        # The relaxed synchroniser was right, until something changed.
+        # The relaxed synchroniser did save time until the conditions changed.
         if now.proved:
             now.wrong = 0
         elif now.relaxed:
@@ -220,7 +222,7 @@ class Measured:
         now.against, now.tried_s = 0, 0.0
 
     def _gain(self, steps: _ChoiceSteps, now: _ChoiceMemory) -> float:
-        """Return work per second under the relaxed synchroniser ÷ that under the all-reduce."""
+        """Return the ratio of work per second, relaxed synchroniser ÷ all-reduce."""
         computing_s = steps.computing_s(shared=self.uneven)
         if not now.relaxed:
             return steps.taken_s / (computing_s + now.rest_s)
@@ -251,7 +253,7 @@ class Measured:
 
 
 def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
-    """Return the chooser's memory from the bus; a new memory if that does not validate."""
+    """Return the chooser's state from the bus, or a new state if validation fails."""
     try:
         return msgspec.convert(memory, _ChoiceMemory)
     except msgspec.ValidationError:
@@ -259,9 +261,10 @@ def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
 
 
 def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
-    """Return half the 95 % interval of an estimate from steps in order: delete-a-block jackknife.
+    """Return half of an estimate's 95 % interval, by the delete-a-block jackknife.
 
-    `estimate` computes it from the steps that a mask [steps] keeps. `steps` is at least `_BLOCKS`.
+    `estimate` computes the estimate from the steps that are True in a mask, [steps]. The steps are
+    in sequence, and `steps`, their number, is at least `_BLOCKS`.
     """
     blocks = np.arange(steps) * _BLOCKS // steps
     values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])
@@ -295,7 +298,7 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
         ),
     ] = 0.1
     steps: Annotated[
-        int, Meta(ge=_FEWEST, le=64, description="Number of newest steps whose times decide.")
+        int, Meta(ge=_FEWEST, le=64, description="Number of newest steps that are compared.")
     ] = 32
     hold: Annotated[
         int, Meta(ge=1, le=1024, description="Least number of segments between two changes.")
