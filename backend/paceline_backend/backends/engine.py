@@ -140,7 +140,8 @@ class Engine(ABC):
         """Submit a job, and return its `Job.ref`. Called if `look` lists no job with this label.
 
         Raises:
-            EngineAwayError: it is unknown if the engine has the job. A later `look` shows it.
+            EngineAwayError: it is unknown whether the engine has the job. A later `look` shows
+                whether it has.
             EngineRefusedError: the engine refuses the job.
         """
 

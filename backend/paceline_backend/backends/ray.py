@@ -162,7 +162,7 @@ class Ray(Engine):
 
 
 def _too_old(version: str) -> bool:
-    # A version that cannot be parsed, such as that of a development build, is accepted.
+    # A version that cannot be parsed, such as the version of a development build, is accepted.
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < _LEAST
 
@@ -179,7 +179,7 @@ def _check_environment(given: Mapping[str, Any]) -> None:
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    """Return a job's label, or an empty string if the job is not Paceline's."""
+    """Return a job's label, or an empty string if the job is not a job of Paceline."""
     metadata = row.get("metadata") or {}
     return str(metadata.get(_LABEL, "")) if row.get("submission_id") else ""
 

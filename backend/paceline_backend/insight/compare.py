@@ -139,7 +139,8 @@ def _trained(connection: Connection, key: int, table: Floats, samples: Floats) -
 def trained_at(side: Side) -> list[tuple[int, int]]:
     """Return pairs of step and number of samples trained before it, ascending.
 
-    There are at most `TRAINED_POINTS` pairs, including those of the first and the last known step.
+    There are at most `TRAINED_POINTS` pairs, including the pairs of the first and the last known
+    step.
     """
     trained = side.columns["trained"]
     known = np.flatnonzero(np.isfinite(trained))
@@ -243,7 +244,7 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def results(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
-    """Return rows like those of `differences`, each with its `metric` or `target`.
+    """Return rows in the form of `differences`, each with its `metric` or `target`.
 
     Without a price there are no rows about cost.
     """

@@ -28,7 +28,7 @@ from paceline_backend.store.switches import Switch
 
 # --- Thresholds of comparisons; tests/integration/insight/test_effects.py fixes them.
 
-# At most this many steps before and after a switch are compared.
+# Maximum number of steps on each side of a switch that are compared.
 MOST_STEPS = 200  # steps
 # Minimum number of steps on each side of a switch, for a comparison.
 FEWEST_STEPS = 8  # steps

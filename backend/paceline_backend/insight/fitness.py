@@ -40,7 +40,7 @@ HARM = 1.02
 _TRIALS = 2
 # Length of a trial: steps per epoch, and epochs. Policies learn in the first epoch.
 _STEPS, _EPOCHS = 32, 4
-# A trial has at most this many ranks and samples per step.
+# Maximum numbers of ranks and of samples per step in a trial.
 _RANKS, _SAMPLES = 32, 512
 # Whole numbers of samples are too coarse to balance ranks if rounding lengthens a step by more than
 # this factor.

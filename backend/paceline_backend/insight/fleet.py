@@ -1,4 +1,4 @@
-"""Verdicts over all runs: the costliest runs, what they wait for, and the slow nodes.
+"""Verdicts over all runs: the costliest runs, causes of their waits, and the slow nodes.
 
 `judged` returns a run's verdict in the form in which it is stored; `control.fleet` calls it for
 each active run. `overview` combines the stored verdicts of all active runs. `record` returns which
@@ -26,13 +26,13 @@ OF_NODES = ("node", "transient", "periodic", "input")
 
 By = Literal["owner", "tag", "run"]
 
-# At most this many groups are listed individually.
+# Maximum number of groups that are listed individually.
 _MOST_GROUPS = 100
 _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 
 
 def overview(connection: Connection, price: Price | None = None) -> dict[str, Any]:
-    """Return active runs by lost time, what they wait for, and the nodes that slow them down.
+    """Return active runs by lost time, the causes, and the nodes that slow runs down.
 
     The data comes from verdicts that one worker process stores, so a run has no verdict in its
     first seconds. Without a price there are no costs.

@@ -33,7 +33,7 @@ FRESH_S = 25.0  # seconds
 # are in no such phase.
 HEARD_S = 20.0  # seconds
 
-# A sentence names at most this many ranks.
+# Maximum number of ranks that a sentence names.
 _MOST_NAMED = 8
 _WAITING = frozenset({Phase.SYNC, Phase.PLAN})
 _OUTSIDE = frozenset({Phase.CHECKPOINT, Phase.SCRIPT})

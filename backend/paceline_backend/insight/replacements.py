@@ -19,7 +19,7 @@ from paceline_backend.store.outcomes import forecasts
 
 # Maximum number of steps over which the step time before and after a replacement is averaged.
 STEPS = 100  # steps
-# Only this many of the newest forecasts are searched.
+# Number of the newest forecasts that are searched.
 _FORECASTS = 5
 
 

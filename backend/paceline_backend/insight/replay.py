@@ -26,7 +26,7 @@ from paceline_backend.policies.base import Policy
 from paceline_backend.policies.streams import plan_stream
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
-# Feedback rows are read this many steps at a time.
+# Number of steps whose feedback rows are read at a time.
 _CHUNK = 256  # steps
 # Maximum length of a differing value in the report; longer values are cut.
 _SHOWN = 120  # characters

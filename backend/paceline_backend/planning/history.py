@@ -26,7 +26,7 @@ AHEAD = 4096  # steps
 # cost's parameter κ by the factor `CURVED`.
 CHANGED = 0.1
 CURVED = 2.0
-# The next epoch's holders are decided when this fraction of the current epoch is left.
+# Fraction of the current epoch that is left when the next epoch's holders are planned.
 AHEAD_SHARE = 0.25
 # Plans use this fraction of a node's storage, because a sample that moves is on two nodes for a
 # while.
@@ -54,7 +54,7 @@ class History:
         self.nodes = _numbered(hello)
         # If data lives on nodes: the nodes' storage, and the samples that no node has.
         self._storage = _storage(hello)
-        # Moves that take effect with the next epoch; None until they are decided.
+        # Moves that take effect with the next epoch; None until they are planned.
         self._moves: Moves | None = None
         self.epoch = hello.epoch
         # The seq and the first step of the next segment.
@@ -121,7 +121,7 @@ class History:
         order = remaining = np.flatnonzero(self._remaining)
         if placed and self._order is not None:
             order = self._order
-        # With a token budget, the order decides which samples a step holds.
+        # With a token budget, the samples of a step depend on the order.
         elif hello.token_budget is not None:
             order = remaining_in_order(len(self.sizes), hello.seed, self.epoch, remaining)
         self._holder_lent = True
@@ -155,10 +155,10 @@ class History:
         return self._storage is not None and policy.homes
 
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
-        """Return the whole next epoch when its holders must be decided; None: not yet, or never.
+        """Return the whole next epoch if its holders are due to be planned, else None.
 
-        The holders must be decided with the first segment, of `steps` steps, that leaves a quarter
-        of the epoch or less.
+        The holders are planned with the first segment, of `steps` steps, that leaves a quarter of
+        the epoch or less.
         """
         hello, last = self.hello, self.hello.epochs
         left = int(np.count_nonzero(self._remaining)) - steps * hello.global_batch
@@ -300,7 +300,7 @@ class History:
             self._shuffled_for = self._moves_for
             self._moves = None
         elif self._storage is not None and not self._epoch_known:
-            # Moves for this epoch may have been decided in the gap.
+            # Moves for this epoch may have been planned in the gap.
             self._holder_known[:] = False
         self.epoch = epoch
         self._remaining[:] = True

@@ -1,8 +1,8 @@
 """Offer for the next segment, made from the history and feedback of a run.
 
-The controller and the simulator call `offer` before each segment. It decides how many steps the
-segment has, requests a plan from the policy, and wraps the plan as a `Segment`. The leader may
-adopt the segment; `offer` itself changes neither the database nor the bus.
+The controller and the simulator call `offer` before each segment. `offer` sets the segment's number
+of steps, requests a plan from the policy, and wraps the plan as a `Segment`. The leader may adopt
+the segment; `offer` itself changes neither the database nor the bus.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ FASTEST_STEPS = 64
 # Target duration in seconds, and minimum number of steps, of a segment under a relaxed
 # synchroniser.
 RELAXED_S, LEAST_RELAXED = 4.0, 16
-# Where ranks share batches, the slowest rank may wait for the end of one batch per segment. So a
-# segment has at least this many batches of the slowest rank.
+# Minimum number of the slowest rank's batches in a segment in which ranks share batches. At each
+# segment's end, the other ranks may wait for one batch of the slowest rank.
 OWN_BATCHES = 6
 # Number of steps of a segment while the duration of a step is unknown.
 FIRST_STEPS = 2

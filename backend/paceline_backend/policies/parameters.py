@@ -45,7 +45,7 @@ _PRESETS = "presets"
 BatchesOf = Annotated[
     str,
     Meta(
-        description="Preset, with its defaults, that decides which samples each rank gets.",
+        description="Preset, with its defaults, that chooses each rank's samples.",
         extra_json_schema={_PRESETS: True},
     ),
 ]

@@ -46,7 +46,8 @@ class Allocation:
     memory: Mapping[str, Any]
     # CPU threads of each rank; empty: leave them unchanged.
     threads: tuple[int, ...] = ()
-    # Better models than the predictor's, for the plan's ETT.
+    # Models for the plan's expected times (ETT) that are better than the predictor's models; None:
+    # there are none.
     models: Models | None = None
 
 
@@ -124,9 +125,9 @@ class Chooser(Protocol):
         """Return the next segment's synchroniser.
 
         Called once for every segment, before the segment's number of steps is known, because this
-        number depends on the choice. `feedback` is the same as the predictor's. `memory` is the
-        state (`Choice.memory`) that the chooser returned with the last segment under this policy
-        version; empty at first.
+        number depends on the choice. The predictor gets the same `feedback`. `memory` is the state
+        (`Choice.memory`) that the chooser returned with the last segment under this policy version;
+        empty at first.
         """
         ...
 

@@ -182,7 +182,7 @@ class Models:
 
     @property
     def cautious(self) -> Models:
-        """Return those of these models and their rivals that are best used to compose steps.
+        """Return the models, among these and their rivals, that are best used to compose steps.
 
         If batches may be padded, these are models of padded batches, because a batch of samples of
         similar size is good under any cost.
@@ -256,7 +256,7 @@ class Storage:
 
     @property
     def settled(self) -> Storage:
-        """The same storage after the holders are decided: no sample may change its node."""
+        """The same storage after the holders are planned, when no sample may change its node."""
         return replace(self, loose=np.zeros_like(self.loose))
 
     def keeps(self, remaining: Ints) -> bool:

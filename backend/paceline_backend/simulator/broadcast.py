@@ -190,7 +190,7 @@ class Broadcast:
             time.sleep(0.005)
 
     def _on_the_bus(self) -> int:
-        """Return an upper bound of this run's records on the bus; ingest takes them in order."""
+        """Return an upper bound of this run's records on the bus, ingested in sequence."""
         length = self._patiently(lambda: int(self._bus.xlen(self._stream)))
         while len(self._sent) > length:
             self._sent.popleft()
@@ -230,7 +230,7 @@ class Broadcast:
         while simulation.switches and simulation.switches[0].step <= simulation.step:
             change = simulation.switches.popleft()
             body = {"policy": change.policy, "parameters": change.parameters, "by": "scenario"}
-            # The scenario decides when it switches, whatever operators have done.
+            # The scenario's switches take effect regardless of operators' switches.
             made = self._ask("POST", "/policy", body, if_match="*")
             simulation.switch(policies.make(change.policy, change.parameters), made["version"])
 

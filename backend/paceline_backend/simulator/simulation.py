@@ -159,7 +159,7 @@ class Simulation:
     Attributes:
         switches: changes of the policy that are not due yet, sorted by step.
         failures: failures of workers that are not due yet, sorted by step. After a failure,
-            `hello`, `devices` and `history` are those of the next attempt.
+            `hello`, `devices` and `history` belong to the next attempt.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ def _check_plan(simulation: Simulation) -> None:
 
 
 def _check_plain(made: Plan, problem: Problem) -> None:
-    """Check that global batches are those of plain DDP, as the policy claims."""
+    """Check that global batches are the same as under plain DDP, as the policy claims."""
     order = remaining_in_order(len(problem.sizes), problem.seed, problem.epoch, problem.remaining)
     ends = np.cumsum(problem.batch_sizes())[:-1]
     expected = np.split(order[: len(made.batches.samples)], ends)

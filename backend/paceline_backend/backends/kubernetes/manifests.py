@@ -1,6 +1,6 @@
 """Manifests of a run's Job and Secret, and patches of machines that are cordoned.
 
-The fields are those of Kubernetes 1.20 and later.
+The fields exist in Kubernetes 1.20 and later.
 
 All functions are pure.
 """

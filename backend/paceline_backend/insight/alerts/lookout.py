@@ -55,8 +55,8 @@ class Lookout:
     def look(self, rules: Mapping[str, Rule], at: float) -> tuple[list[Condition], set[str]]:
         """Return the known values of all enabled rules, and the public ids of the active runs.
 
-        A rule whose value is unknown, such as that of a run without a verdict yet, is left out.
-        `at` is the current time of the database's clock.
+        A rule whose value is unknown is left out, for example if a run has no verdict yet. `at` is
+        the current time of the database's clock.
         """
         wanted = {name for name, rule in rules.items() if rule.enabled}
         with self._store.read() as connection:

@@ -124,7 +124,7 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
     # The tolerance `same` keeps the rank that defines `equal_s` from seeming slower than itself,
-    # whatever the CPU's rounding.
+    # regardless of the CPU's rounding.
     slower = with_samples & (own_equal_s * rest > equal_s * (1 + THRESHOLDS.same))
     longer_s = np.where(slower, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     caused = made.caused[:, :, rank].sum(axis=1)

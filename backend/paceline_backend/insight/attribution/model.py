@@ -62,7 +62,7 @@ class Rows:
 class SpeedModel:
     """Decomposition of each rank's step time into a product: ``T = own · rest``, [K, W].
 
-    Where a rank did not take part in a step, its values are those of the typical rank.
+    Where a rank did not take part in a step, it has the values of the typical rank.
     """
 
     # Time of the rank's batch on the typical rank.

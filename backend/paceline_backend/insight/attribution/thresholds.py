@@ -19,7 +19,7 @@ class AttributionThresholds:
     # --- Input (`attribute.read_rows`). They limit the time of an attribution, which
     # benchmarks/scale.py measures.
 
-    # An attribution covers this many steps unless the caller gives a range.
+    # Number of the newest steps that an attribution covers if the caller gives no range.
     range_steps: int = 100  # steps
     # Maximum number of rows that are read. Of a longer range, only the newest steps are read.
     most_rows: int = 200_000  # rows
@@ -58,14 +58,14 @@ class AttributionThresholds:
 
     # --- Split (`attribute`).
 
-    # Plans use the feedback of this many steps, so they can react this long to a past slowdown.
-    # This is the longest window of a predictor (`WindowSteps`).
+    # Maximum number of steps for which a plan can react to a past slowdown, because it uses the
+    # feedback of these steps. This is the longest window of a predictor (`WindowSteps`).
     lag_steps: int = 64  # steps
     # Reactions of a plan that are smaller than this fraction of a step's time are ignored.
     least_reaction: float = 0.02
     # A slow span does not end at a gap of at most this many steps at the usual speed.
     gap_steps: int = 3  # steps
-    # For each rank, report only this many of the newest slow spans.
+    # Maximum number of slow spans that are reported for each rank; these are the newest spans.
     most_spans: int = 50  # spans
     # Smaller differences of times are due to rounding in another order of computation.
     same: float = 1e-9  # relative

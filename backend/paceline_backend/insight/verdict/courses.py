@@ -43,8 +43,8 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
     """Divide each series where its level changes; return the pieces of each series as [begin, end).
 
     The cuts minimise squared errors plus a price for each cut (optimal partitioning; Jackson et
-    al., 2005). The price is what a cut at the best place would gain by chance. `series` and the
-    mask of `known` values are [K, W]; `noise` is σ of each series, [W].
+    al., 2005). The price is the reduction of the errors that a cut at the best place would bring by
+    chance. `series` and the mask of `known` values are [K, W]; `noise` is σ of each series, [W].
     """
     count, world = series.shape
     scaled = np.where(known, series / noise, 0.0)

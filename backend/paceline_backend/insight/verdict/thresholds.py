@@ -3,11 +3,11 @@
 All modules of this package read their thresholds from `THRESHOLDS`; numbers inside a formula, such
 as the price of a cut, stay with the formula. Shares of the wall time, counts of steps and the 5 %
 of a lasting slowness are promises of docs/verdicts.md. The other values were chosen on runs like
-those of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run it after a change. It
-fails if causes, ranks, first steps or costs are named wrongly too often, or if too many runs
-without a cause get one. A comment quotes the kind of run for which the threshold was chosen. No
-measurement has shown yet for which kinds the verdicts change if a threshold is halved. Scenarios
-with switches of the policy are in benchmarks/scenarios/switches.yaml
+the runs of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run this benchmark
+after a change. It fails if causes, ranks, first steps or costs are named wrongly too often, or if
+too many runs without a cause get one. A comment quotes the kind of run for which the threshold was
+chosen. No measurement has shown yet for which kinds the verdicts change if a threshold is halved.
+Scenarios with switches of the policy are in benchmarks/scenarios/switches.yaml
 (tests/integration/insight/test_switched_scenarios.py).
 
 Constants that only affect sentences are in `words`, because they change no finding.
@@ -27,10 +27,10 @@ class VerdictThresholds:
     # --- Input (`observed`). Most of these limit the time of a verdict, which benchmarks/scale.py
     # measures.
 
-    # A verdict covers this many steps unless the caller gives a range.
+    # Number of the newest steps that a verdict covers if the caller gives no range.
     range_steps: int = 500  # steps
-    # A verdict over this many pairs takes a second or two, because the search for levels is
-    # quadratic.
+    # Maximum size of a verdict, which takes a second or two. Of a larger range, fewer steps are
+    # used, because the search for levels is quadratic in the steps.
     most_pairs: float = 5e7  # pairs of steps × ranks
     # Maximum number of rows that are read. Of a longer range, only the newest steps are read.
     most_rows: int = 100_000  # rows
@@ -62,7 +62,7 @@ class VerdictThresholds:
     # occurrences must be found; "cron job on a node".
     jitter_steps: int = 2  # steps
     expected_share: float = 0.7
-    # A trend has at least this many steps and ascending levels; "thermal throttling that grows"
+    # Minimum numbers of steps and of ascending levels of a trend; "thermal throttling that grows"
     # against "throttling in stairs".
     trend_steps: int = 15  # steps
     trend_levels: int = 3  # levels
@@ -145,8 +145,8 @@ class VerdictThresholds:
     far: float = 0.2
     # From this share of their time on, ranks are reported as waiting for each other. Promised.
     waiting_share: float = 0.05
-    # A verdict about a node needs this many steps, because the first steps of ranks are uneven.
-    # Fixed by tests/integration/insight/test_slow_nodes.py.
+    # Minimum number of steps for a verdict about a node, because the first steps of ranks are
+    # uneven. Fixed by tests/integration/insight/test_slow_nodes.py.
     node_steps: int = 20  # steps
 
     # --- The diagnosis (`diagnosis`). Promised; fixed by tests/unit/insight/test_standing.py.
@@ -154,7 +154,8 @@ class VerdictThresholds:
     # Shares of lost time from which on a run's level is "warning" and "slowed down".
     watch_share: float = 0.06
     held_up_share: float = 0.2
-    # A diagnosis without an active cause, and the mean step time, cover this many newest steps.
+    # Number of the newest steps that a diagnosis without an active cause, and the mean step time,
+    # cover.
     shown_steps: int = 50  # steps
     # A cause that occurred this often may occur again, so it counts as active.
     recurring: int = 3  # occurrences

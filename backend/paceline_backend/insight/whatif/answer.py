@@ -14,9 +14,9 @@ from pydantic.dataclasses import dataclass
 
 from paceline_backend.policies import Changes
 
-# A forecast uses this many of the newest complete steps.
+# Number of the newest complete steps that a forecast uses.
 STEPS = 256
-# A forecast needs at least this many steps.
+# Minimum number of steps for a forecast.
 FEWEST = 16
 # Minimum saving that is worth a switch. The lower bound of the saving must exceed it.
 MARGIN = 0.05

@@ -417,7 +417,7 @@ def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> 
     ever = known.any(axis=0)
     sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
     z = NormalDist().inv_cdf(1 - THRESHOLDS.by_chance / 2 / median.size)
-    # The factor 1.25 is the standard deviation of a median ÷ that of a mean.
+    # The factor 1.25 is the ratio of the standard deviations of a median and a mean.
     chance = z * 1.25 * sigma / np.sqrt(THRESHOLDS.block_steps)
     return np.asarray(np.maximum(np.log(1 + THRESHOLDS.changed_speed), chance))
 

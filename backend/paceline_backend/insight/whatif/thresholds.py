@@ -30,7 +30,7 @@ class ForecastThresholds:
     newest_rounds: int = 256  # rounds
     # The first steps of an attempt are left out, because they include one-time work.
     cold_steps: int = 3  # steps
-    # The time of the policy in force is measured only over at least this many steady steps.
+    # Minimum number of steady steps to measure the time of the policy in force.
     steady_steps: int = 16  # steps
     # Minimum fraction of steps in which a rank does not wait for another rank; "RNA in force while
     # each rank's step is delayed by a random time".

@@ -253,7 +253,7 @@ class _Rank:
         columns = [probes[:, 0], probes[:, 1] * varies, np.ones(len(probes))]
         try:
             a, c, b = non_negative(np.column_stack(columns), forecast)[0]
-        # The least squares do not converge.
+        # The solver of the least squares does not converge.
         except RuntimeError:
             return proportional
         if a <= _EXACT:

@@ -23,7 +23,7 @@ _SEQUENCES = 64
 # The number of Adam steps, each on all sequences.
 _ROUNDS = 24
 _RATE = 0.05
-# Fraction of the time that is attributed to size. It is not 0, because `Models.a` must be above 0.
+# Fraction of a step's time per size unit. It is not 0, because `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 # Lock for torch's number of threads, which all plans of the process share.

@@ -50,7 +50,7 @@ _ROUND = 1e-10
 _CAP = 0.3
 # Smaller residuals count as this value when fits are compared.
 EXACT = 0.003
-# When costs are compared, the residuals of this many first rows of a rank are ignored.
+# Number of a rank's first rows whose residuals are ignored when costs are compared.
 _BLIND = 8
 
 # Positions in a fit's array: see `_fit_rows`.
@@ -241,7 +241,7 @@ def _reshaped(
 
 @compiled
 def _unlikely(fit: Floats, variance: float, share: float) -> float:
-    """Return the −log-likelihood of a fit's rows, plus that of its c and b under the prior."""
+    """Return the sum of two −log-likelihoods: of a fit's rows, and of c and b under the prior."""
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
     rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])

@@ -33,7 +33,7 @@ _USUAL = 0.3
 _FEW = 3
 # Lower bound of the relative noise of a step's time.
 _NOISE = 0.01
-# Fraction of the time that is attributed to size. It is not 0, because `Models.a` must be above 0.
+# Fraction of a step's time per size unit. It is not 0, because `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 

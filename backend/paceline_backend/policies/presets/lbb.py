@@ -28,7 +28,7 @@ from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 from paceline_backend.policies.values import StepTable
 
-# Usual number of steps between two changes of the counts.
+# Usual number of steps between two decisions on the counts.
 _SEEN = 2
 # Number of steps of the previous policy from which the first counts are computed.
 _BEGIN = 8

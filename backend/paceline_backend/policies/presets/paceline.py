@@ -1,7 +1,8 @@
 """`paceline`: the project's own policy, which uses each sample's cost and each worker's speed.
 
-In exact mode every global batch is that of plain DDP with the same seed; only the division among
-the workers differs. In free mode the policy also composes the batches (`solve.compose`).
+In exact mode every global batch has the same samples as under plain DDP with the same seed; only
+the division among the workers differs. In free mode the policy also composes the batches
+(`solve.compose`).
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _T = 2.365
 _FEWEST = 2 * _BLOCKS
 # Number of consecutive choices against the relaxed synchroniser after which the all-reduce is used.
 _AGREE = 2
-# If a try of the relaxed synchroniser gives no usable steps, it ends after this many segments and
-# counts as having taken this many seconds.
+# Number of segments after which a try of the relaxed synchroniser without usable steps ends, and
+# duration in seconds with which such a try counts.
 _BLIND, _BLIND_S = 16, 60.0
 # Pause after a wrong try, as a multiple of the try's duration; the pause doubles with each wrong
 # try.
@@ -60,7 +60,7 @@ class _ChoiceSteps(NamedTuple):
 
     @property
     def taken_s(self) -> float:
-        """Wall time of a step: that of the slowest rank, as all ranks synchronise in the end."""
+        """Wall time of a step on the slowest rank, because all ranks synchronise in the end."""
         return float(self.step_s.mean(axis=0).max())
 
     @property

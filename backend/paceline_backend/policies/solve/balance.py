@@ -237,7 +237,7 @@ def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 @compiled
 def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
-    """Move a sample from one rank's linked list to another's; see `linked`."""
+    """Move a sample from one rank's linked list to another rank's list; see `linked`."""
     if first[giver] == sample:
         first[giver] = following[sample]
     else:
@@ -375,7 +375,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
             time_s[last] = before[i]
             count[last] -= 1
         least_s, rank = best * (1 - 1e-12), -1
-        # Find the next rank in order of (time, rank).
+        # Find the next rank by (time, rank).
         for j in range(world):
             if count[j] < w.most[j]:
                 then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)

@@ -29,7 +29,7 @@ from paceline_backend.policies.values import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 
-# Standard deviation of the noise on the logarithms of sizes when ordinary samples are sorted.
+# Largest noise on the logarithms of sizes when ordinary samples are sorted.
 _JITTER = 0.3
 # Fraction of the samples, the smallest ones, with which the bins of the largest samples are filled.
 _FILLERS = 0.2

@@ -22,7 +22,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
     shared between callers, so read-only.
 
     Raises:
-        ValueError: PyTorch draws permutations of this many samples in another way.
+        ValueError: PyTorch draws permutations of this length in another way.
     """
     if n >= _LONGEST:
         raise ValueError(f"n: {n} samples; epoch_order handles fewer than {_LONGEST}")

@@ -38,7 +38,7 @@ class Costs:
         return self.round_s if self.pair_s is None else self.pair_s
 
     def among(self, ranks: int) -> Costs:
-        """Return the costs in a group of this many ranks."""
+        """Return the costs in a group of `ranks` ranks."""
         return self if self.group_s is None else replace(self, round_s=self.group_s(ranks))
 
 

@@ -1,9 +1,9 @@
 """Partial all-reduces on the virtual clock: RNA, eager-SGD, n-soft, SSP, backup workers.
 
-The protocol is that of real ranks, `paceline.core.rounds`. This module adds the clock: the times at
-which ranks have computed their steps, and the durations of requests and reduction rounds.
-`SimulatedPartial` has rounds of all ranks. Under `SimulatedHierarchical` each of RNA's groups has
-rounds of its own; see `paceline.train.sync.hierarchical`.
+Simulated ranks use the protocol of real ranks, `paceline.core.rounds`. This module adds the clock:
+the times at which ranks have computed their steps, and the durations of requests and reduction
+rounds. `SimulatedPartial` has rounds of all ranks. Under `SimulatedHierarchical` each of RNA's
+groups has rounds of its own; see `paceline.train.sync.hierarchical`.
 """
 
 from __future__ import annotations
