@@ -146,7 +146,7 @@ class Ray(Engine):
         return order.label
 
     def look(self, prefix: str) -> Sequence[Job]:
-        """Return Paceline's jobs. Ray lists ended jobs until its head node ends or deletes them."""
+        """Return Paceline's jobs. Ray lists an ended job until deletion or its head node's end."""
         try:
             rows = ask("GET", "/api/jobs/")
             own = [row for row in rows if _label(row).startswith(prefix)]

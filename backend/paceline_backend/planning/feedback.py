@@ -19,7 +19,8 @@ from paceline_backend.policies.base import Floats, usable
 
 # Maximum number of complete steps whose feedback a plan uses.
 WINDOW = 64
-# A rank that had samples in fewer steps of the window contributes older steps, up to this number.
+# Number of steps with samples that the window keeps for each rank. If the window's complete steps
+# have fewer, older steps are kept in addition.
 USABLE = 8
 # Number of complete steps whose median is the time of a step.
 _RECENT = 8

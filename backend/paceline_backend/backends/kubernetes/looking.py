@@ -53,7 +53,7 @@ def _job(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusals: Mapping[str, str]
 ) -> Job:
     # A Job counts as running once all of its pods have started: a single node would wait for the
-    # others, and then fail.
+    # other nodes, and then fail.
     meta = job["metadata"]
     label, ref = str(meta["labels"][LABEL]), f"{meta['namespace']}/{meta['name']}"
     present = _present(pods)

@@ -358,7 +358,7 @@ def trend_of(
     """Return the trend that explains several ascending levels better than the levels do, else None.
 
     `series` holds logarithms of factors without spans, and `known` is a mask of the values that
-    count, both [K]. `noise` is σ.
+    count, both [K]. `noise` is σ of the series.
     """
     stairs, most = 1, 1
     for before, after in pairwise(base):

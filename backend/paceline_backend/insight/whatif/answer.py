@@ -171,7 +171,7 @@ class Forecast:
         return self.option is None and len(self.forecasts) + len(self.left_out) > 1
 
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
-        """Return the forecast of the preset with these parameters (default: none), or None."""
+        """Return the forecast of the preset with these parameters, or None."""
         for preset in self.forecasts:
             if (preset.policy, preset.parameters) == (policy, parameters or {}):
                 return preset

@@ -79,8 +79,8 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
     """Fit a0 … a3 ≥ 0 to a worker's profile (Alg. 1) by least squares of relative errors, [4].
 
     The profile has at least one point (samples, s). With coefficients ≥ 0 the time never falls as
-    the batch grows. A cubic without this condition may fall beyond the profiled sizes and would
-    promise that a larger batch takes less time.
+    the batch grows. Without this condition, the cubic may decrease beyond the profiled sizes, so
+    that a larger batch would be expected to take less time.
     """
     # Imported here: the import takes long, and few runs need it.
     from sklearn.linear_model import LinearRegression

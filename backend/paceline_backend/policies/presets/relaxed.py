@@ -224,7 +224,7 @@ class Flexrr:
 
 
 # In the paper, a worker gives away small parts of the rest of its iteration. The body of a training
-# loop takes a whole batch in each step, so here ranks take over whole batches
+# loop processes a whole batch in each step, so here ranks take over whole batches
 # (`paceline.core.pool`).
 flexrr = _preset(
     "flexrr",

@@ -29,9 +29,9 @@ _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = False) -> Ints:
     """Return the rank of each sample, [n > 0], from their f(λ).
 
-    The partition is optimal for up to 10 workers, and for equal workers. With more workers, workers
-    of similar speed get their slices sorted by speed. With `laid_out`, the cut of the samples in
-    the given order is tried, too.
+    The partition is optimal for up to 10 workers, and for equal workers. With more workers, the
+    order among workers of similar speed is fixed: by speed. With `laid_out`, the cut of the samples
+    in the given order is tried, too.
     """
     order = np.argsort(-effective, kind="stable")
     descending = effective[order]

@@ -39,7 +39,7 @@ class SimulatedPairwise:
         self._steps = np.zeros(world, np.int64)
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         steps = len(work.work_s)
         wait_s, communication_s = np.zeros_like(work.work_s), np.zeros_like(work.work_s)
         if not steps:
@@ -87,7 +87,7 @@ class SimulatedPairwise:
         return SimulatedTimeline(work.work_s, wait_s, communication_s, rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`."""
+        """See `SimulatedSync.meet`."""
         since = self._since(starts)
         return self._met_at(starts + since) - since + _MEANS * costs.round_s
 

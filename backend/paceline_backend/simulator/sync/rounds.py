@@ -37,7 +37,7 @@ class SimulatedPartial:
         self._call, self._drift = call, drift
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         if not len(work.work_s):
             return SimulatedTimeline(work.work_s, work.work_s, work.work_s, [])
         work_s, samples = work.of_ranks(work.work_s), work.of_ranks(work.samples)
@@ -57,7 +57,7 @@ class SimulatedPartial:
         return SimulatedTimeline(work.work_s, wait_s, np.zeros_like(wait_s), segment.rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`."""
+        """See `SimulatedSync.meet`."""
         return float(starts.max())
 
 
@@ -243,7 +243,7 @@ class SimulatedHierarchical:
         self._groups = list(groups)
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         wait_s, rounds = np.zeros_like(work.work_s), []
         if not len(wait_s):
             return SimulatedTimeline(work.work_s, wait_s, wait_s, [])
@@ -257,7 +257,7 @@ class SimulatedHierarchical:
         return SimulatedTimeline(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`."""
+        """See `SimulatedSync.meet`."""
         return float(starts.max())
 
     def _met_at(self, ended_at: Floats, costs: Costs) -> float:

@@ -17,12 +17,12 @@ class SimulatedAllReduce:
     goes_on = False
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         wait_s = work.work_s.max(axis=1, keepdims=True) - work.work_s
         return SimulatedTimeline(work.work_s, wait_s, work.all_reduce_s, [])
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`."""
+        """See `SimulatedSync.meet`."""
         return float(starts.max())
 
 
@@ -51,7 +51,7 @@ class SimulatedAveraging:
         self._means = 0
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         steps, world = work.work_s.shape
         wait_s, communication_s = np.zeros((steps, world)), np.zeros((steps, world))
         timeline = SimulatedTimeline(work.work_s, wait_s, communication_s, [])
