@@ -465,8 +465,9 @@ def _answer_of_node(slow: SlowNode, preset: PresetForecast, not_computing: float
     """Return the policy's forecast without the slowness as a forecast for the node.
 
     Telemetry does not show how much a busy core on the node slows the all-reduce down, so the
-    all-reduce may become faster without the node. The sentence says so if `not_computing` is large:
-    the share of a step with an all-reduce in which no rank loads or computes.
+    all-reduce may become faster without the node. The sentence mentions this possibility if
+    `not_computing` is large: the share of a step with an all-reduce in which no rank loads or
+    computes.
     """
     assert slow.factor is not None
     half = max(1, round(50 * (preset.saving_high - preset.saving_low)))

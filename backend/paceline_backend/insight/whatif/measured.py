@@ -342,7 +342,7 @@ def _all_reduce(ranks: int) -> _Exchange:
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
     """Return the exchange whose duration a synchroniser records."""
     if isinstance(synchroniser, Pairwise):
-        # The record covers only the answer.
+        # The recorded duration covers only the answer.
         return _Exchange(1, 1)
     if isinstance(synchroniser, Hierarchical):
         largest = max(map(len, synchroniser.parameters.groups))
