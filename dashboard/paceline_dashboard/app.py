@@ -45,13 +45,13 @@ RULES = dict.fromkeys(
         *("/", "{path:path}", "/assets", "/_favicon.ico"),
         "/_dash-component-suites/{package_name}/{fingerprinted_path:path}",
         *("/_dash-layout", "/_dash-dependencies", "/_dash-update-component", "/_reload-hash"),
-        # `_refuse_websocket` refuses it.
+        # `_refuse_websocket` refuses this route.
         "/_dash-ws-callback",
     ),
     VIEWER,
 )
 
-# Places of the files that `KeptFiles` caches.
+# Path prefixes of the files that `KeptFiles` caches.
 _FILES = ("/assets/", "/_dash-component-suites/")
 # Maximum number of cached files, about ten times the number of files of the dashboard.
 _MOST_FILES = 1024
@@ -68,7 +68,7 @@ async def _refuse_websocket(_websocket: Any) -> tuple[int, str]:
 def mount(app: FastAPI) -> None:
     """Serve the dashboard at the root of `app`, the control plane's application.
 
-    Call it before including the API routers.
+    Call this function before including the API routers.
     """
     settings = getattr(app.state, "settings", None)
     prefix = settings.path_prefix if settings is not None else ""
@@ -89,9 +89,9 @@ def mount(app: FastAPI) -> None:
         # Elements of other pages do not exist when Dash checks the callbacks.
         suppress_callback_exceptions=True,
     )
-    # Added last, so that it caches compressed answers.
+    # Add this middleware last, so that it caches compressed answers.
     app.add_middleware(KeptFiles)
-    # Otherwise every page opens a WebSocket.
+    # Disable the capability, because every page would otherwise open a WebSocket.
     dashboard.backend.websocket_capability = False
     dashboard.layout = pages.shell()
     _route(dashboard)
@@ -136,7 +136,7 @@ def _route(dashboard: dash.Dash) -> None:
 
     dashboard.clientside_callback(
         dash.ClientsideFunction("paceline", "open"),
-        # Unused, but a callback without an output does not run.
+        # The output is not used, but Dash never runs a callback without an output.
         Output("page-opened", "data"),
         Input("page-data", "data"),
     )

@@ -37,7 +37,7 @@ def tip(name: str, text: str) -> dmc.Tooltip:
 
 
 def kpi(element: str, label: str, meaning: str) -> html.Div:
-    """Return a key figure: `element` is its value, and ``{element}-note`` a note below."""
+    """Return a key figure; `element` is the id of its value, and ``{element}-note`` of a note."""
     return html.Div(
         className="kpi panel",
         children=[
@@ -51,8 +51,8 @@ def kpi(element: str, label: str, meaning: str) -> html.Div:
 def tile(element: str, label: str, meaning: str, spark: str, beside: Any) -> html.Div:
     """Return a large figure with a small chart.
 
-    `element` is the value, and ``{element}-bold`` and ``{element}-note`` are a line below it. The
-    page's module draws into `spark`. `beside` is on the right of the label.
+    `element` is the value's element id, and ``{element}-bold`` and ``{element}-note`` are parts of
+    the line below it. The page's module draws into `spark`. `beside` is on the right of the label.
     """
     return html.Div(
         id=f"{element}-tile",
@@ -72,7 +72,7 @@ def tile(element: str, label: str, meaning: str, spark: str, beside: Any) -> htm
 
 
 def quality(element: str, label: str, meaning: str, **options: Any) -> html.Div:
-    """Return a figure for the row below the tiles; ``{element}-note`` is a word about it."""
+    """Return a figure for the row below the tiles; ``{element}-note`` is its comment."""
     return html.Div(
         [
             html.Span([label, tip(label, meaning)], className="muted"),
@@ -98,7 +98,7 @@ def chart(
 
 
 def save_menu(element: str, title: str, forms: tuple[str, ...] = ("png", "svg", "csv")) -> Any:
-    """Return a menu that saves a chart as picture or numbers; `assets/js/exports.js` does it."""
+    """Return a menu by which `assets/js/exports.js` saves a chart as picture or numbers."""
     data = {"data-chart": element}
     buttons = [
         html.Button(form.upper(), type="button", **data, **{"data-save": form}) for form in forms
@@ -162,7 +162,7 @@ def option(value: str, label: str) -> html.Option:
 
 
 def choices(element: str, label: str, chosen: str, values: dict[str, str]) -> html.Div:
-    """Return a row of buttons of which one is pressed. `values` maps values to labels."""
+    """Return a row of buttons, one of which is pressed. `values` maps values to labels."""
     buttons = [
         html.Button(
             words,

@@ -1,7 +1,7 @@
 """Frame of all pages, and the pages about all runs: list, new run, comparison, alerts and so on.
 
 A function returns the elements of a page, and the module in ``assets/js`` of the same name fills
-them with data. `run_page` has the page of a single run, and `rank_page` that of a rank.
+them with data. `run_page` has the page of a single run, and `rank_page` the page of a rank.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def _comparison() -> list[Any]:
 
 
 def forecasts_page() -> list[Any]:
-    """Return the page, which `assets/js/forecasts.js` fills."""
+    """Return the page on forecast accuracy, which `assets/js/forecasts.js` fills."""
     return [
         page_data("forecasts"),
         html.Div(
@@ -367,7 +367,7 @@ def _accuracy() -> list[Any]:
 
 
 def alerts_page() -> list[Any]:
-    """Return the page, which `assets/js/alerts.js` fills."""
+    """Return the page of alerts and rules, which `assets/js/alerts.js` fills."""
     return [
         page_data("alerts"),
         html.Div(
@@ -479,7 +479,7 @@ def _webhook_dialog() -> html.Dialog:
 
 
 def fleet_page() -> list[Any]:
-    """Return the page, which `assets/js/fleet.js` fills."""
+    """Return the page about all runs and nodes, which `assets/js/fleet.js` fills."""
     return [
         page_data("fleet"),
         html.Div(

@@ -111,8 +111,8 @@ def _why(element: str) -> html.Div:
 
 
 def switch_dialog() -> html.Dialog:
-    """Return the dialog: presets on the left, the chosen one on the right, buttons below."""
-    # The confirm button is the form's first button of type submit, because Enter presses that one.
+    """Return the dialog: presets on the left, the selected preset on the right, buttons below."""
+    # The confirm button is the form's first submit button, because Enter presses the first one.
     return html.Dialog(
         html.Form(
             [

@@ -22,7 +22,7 @@ class AdoptedBackend:
     """`Backend` of runs whose nodes a user starts with `paceline node SCRIPT`.
 
     These runs are not launched over the API: `requests.adopt` records a run when its first node
-    asks for it.
+    requests it.
     """
 
     name: ClassVar[str] = "adopted"
@@ -34,7 +34,7 @@ class AdoptedBackend:
         raise NewRunError("backend", "start such a run with `paceline node SCRIPT` on its nodes")
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the nodes of the run that answer."""
+        """Return those of the run's nodes that answer."""
         return answering(new, nodes)
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:

@@ -29,7 +29,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 class Credentials:
     """Keys and bus URL with which a run's processes use the bus and verify signed messages.
 
-    The URL names the run's own user if it has one.
+    The URL names the run's own user if the run has one.
     """
 
     keys: Keys
@@ -55,7 +55,7 @@ class NoNodeError(PacelineError):
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a backend that has none."""
+    """Empty options, for backends whose runs have no options."""
 
 
 class Backend(Protocol):
@@ -63,7 +63,7 @@ class Backend(Protocol):
 
     Attributes:
         name: value of the column `runs.backend`.
-        plans_itself: True if no controller plans the backend's runs.
+        plans_itself: True if the backend's runs are planned without a controller.
         options: struct of a run's options. Each field has a default, and REST shows its JSON
             Schema.
     """
@@ -156,10 +156,10 @@ def check_nodes(new: NewRun) -> None:
 
 
 def answering(new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the nodes of a run that answer. A run whose nodes have not arrived yet has none.
+    """Return those of a run's nodes that answer; none if no node has arrived yet.
 
     Raises:
-        NoNodeError: fewer than `nodes_min` answer.
+        NoNodeError: fewer than `nodes_min` nodes answer.
     """
     able = [
         str(node["id"])

@@ -13,8 +13,8 @@ from paceline_backend.store.new_runs import NewRun
 # Row of `store.nodes.listed`.
 Node = Mapping[str, Any]
 
-# Measured value, its verb and its unit in messages. The disk's speed does not count, because caches
-# hide it and data loaders read ahead.
+# Each measured value that counts, with its verb and its unit in messages. The disk's speed does not
+# count, because caches hide it and data loaders read ahead.
 _MEASURED = (
     ("compute_gflops", "computes", "GFLOP/s a core"),
     ("memory_gbps", "copies memory", "GB/s"),

@@ -2,7 +2,7 @@
 
 An engine decides when and where its jobs run. So the control plane submits a job, which runs
 ``paceline node --run RUN`` in each of its slots, one per node. This command is an agent for a
-single run: it asks the control plane to take part (`requests.enlist`), and the run is then launched
+single run: it requests to take part in the run (`requests.enlist`), and the run is then launched
 on it as on any other node.
 
 `control.engines` makes all decisions, by comparing runs with `Engine.look`. An engine only
@@ -57,7 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 @dataclass(frozen=True)
 class Facts:
-    """Availability and version of an engine. `problem` says why it cannot be reached."""
+    """Availability and version of an engine. `problem` is the reason if it cannot be reached."""
 
     reachable: bool
     version: str | None = None
@@ -101,7 +101,7 @@ class Job:
     Args:
         label: label of its `Order`.
         ref: the engine's own id of the job.
-        state: a job runs once all of its nodes do.
+        state: state of the job. It counts as running once all of its nodes run.
         reason: why the job waits or how it ended, in the engine's words.
         cancelled: a user has cancelled the job, so its run is stopped and has not failed.
     """
@@ -140,13 +140,14 @@ class Engine(ABC):
         """Submit a job, and return its `Job.ref`. Called if `look` lists no job with this label.
 
         Raises:
-            EngineAwayError: it is unknown if the engine has the job. A later `look` shows it.
+            EngineAwayError: it is unknown whether the engine has the job. A later `look` shows
+                whether it has.
             EngineRefusedError: the engine refuses the job.
         """
 
     @abstractmethod
     def look(self, prefix: str) -> Sequence[Job]:
-        """Return all jobs whose label starts with `prefix`, ended ones as long as they are known.
+        """Return all jobs whose label starts with `prefix`, including ended ones if still listed.
 
         Raises:
             EngineAwayError: the engine does not answer.
@@ -161,7 +162,7 @@ class Engine(ABC):
         """
 
     def cordon(self, host: str, reason: str | None) -> None:
-        """Let a machine get no more jobs, while jobs on it continue. Idempotent.
+        """Prevent new jobs on a machine, while jobs on it continue. Idempotent.
 
         Args:
             host: name of the machine, as its node passed it with ``--host``.
@@ -197,7 +198,7 @@ class Engine(ABC):
         check_path(new)
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the nodes of the run that answer. More can arrive later."""
+        """Return those of the run's nodes that answer. More nodes can arrive later."""
         return answering(new, nodes)
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:

@@ -1,4 +1,4 @@
-"""Backend `local`: runs whose processes the agents of nodes start."""
+"""Backend `local`: runs whose processes are started by the agents of nodes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Local:
 
 
 def taken(node: Mapping[str, Any]) -> str | None:
-    """Return why a node gets no new run, without a full stop, or None if it may get one."""
+    """Return why a node gets no new run, without a full stop; None if the node may get one."""
     if node["cordoned"]:
         return f"{words(node['id'], node['cordoned'])}: `paceline uncordon {node['id']}` lifts it"
     if node["spare_of"]:
@@ -87,7 +87,7 @@ def taken(node: Mapping[str, Any]) -> str | None:
 
 
 def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Choose nodes for a multi-node run, previous ones first, and leave some as its spares."""
+    """Choose nodes for a multi-node run, its previous nodes first, and leave some as its spares."""
     answering = [node for node in free if node["signed"]]
     suitable, reasons = fast_enough(answering, answering, new.join_check, new.nodes)
     if len(suitable) < new.nodes_min:

@@ -41,19 +41,19 @@ from paceline_backend.backends.engine import (
 from paceline_backend.backends.ray_api import ask, line, strange
 from paceline_backend.store.new_runs import NewRun
 
-# First version whose placement groups support `bundle_label_selector`, which is needed to avoid
-# machines.
+# Oldest supported version of Ray. Its placement groups support `bundle_label_selector`, which is
+# needed to avoid machines.
 _LEAST = (2, 49)
 _SUBMIT_S = 15.0
-# Key in a job's metadata.
+# Key of the label in a job's metadata.
 _LABEL = "paceline"
-# By default, Ray kills a driver 3 s after SIGTERM.
+# Seconds between SIGTERM and SIGKILL for a driver. Ray's default of 3 s is too short for the nodes.
 _STOP_WAIT_S = int(ray_driver.GRACE_S) + 15
-# Ray's own limit.
+# Maximum number of placement groups in a list; Ray accepts no larger limit.
 _MOST_GROUPS = 10_000
 _ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {ray_driver.NAME} drive'
 _ENDED = frozenset(("STOPPED", "SUCCEEDED", "FAILED"))
-# Errors that an answer of a server other than Ray causes.
+# Errors raised while an answer is parsed that does not come from Ray.
 _STRANGE = (KeyError, TypeError, AttributeError)
 _OWN = {"CPU": "cpus_per_node", "GPU": "gpus_per_node", "memory": "memory"}
 
@@ -65,13 +65,16 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """Options of a run on Ray."""
 
     cpus_per_node: (
-        Annotated[int, Meta(ge=1, le=100_000, description="default: one per rank")] | None
+        Annotated[int, Meta(ge=1, le=100_000, description="CPUs of a node; default: one per rank")]
+        | None
     ) = None
     gpus_per_node: Annotated[
         int, Meta(ge=0, le=10_000, description="GPUs that the ranks see; default: none")
     ] = 0
     memory: (
-        Annotated[int, Meta(ge=1, le=1 << 60, description="of a node in bytes, as Ray counts it")]
+        Annotated[
+            int, Meta(ge=1, le=1 << 60, description="memory of a node in bytes, as Ray counts it")
+        ]
         | None
     ) = None
     resources: Annotated[
@@ -96,7 +99,7 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Ray(Engine):
-    """`Engine` for Ray. Each run is a job, and each node that joins it is another job."""
+    """`Engine` for Ray. A run starts as one job, and each node that joins later is another job."""
 
     name: ClassVar[str] = "ray"
     title: ClassVar[str] = "Ray"
@@ -112,7 +115,7 @@ class Ray(Engine):
         _check_environment(options.runtime_env)
 
     def facts(self) -> Facts:
-        """Query Ray's version. Versions that lack features which jobs need count as unreachable."""
+        """Query Ray's version. Versions without features that jobs need count as unreachable."""
         try:
             version = str(ask("GET", "/api/version")["ray_version"])
             if _too_old(version):
@@ -143,7 +146,7 @@ class Ray(Engine):
         return order.label
 
     def look(self, prefix: str) -> Sequence[Job]:
-        """Return Paceline's jobs. Ray lists ended ones until its head ends or they are deleted."""
+        """Return Paceline's jobs. Ray lists an ended job until deletion or its head node's end."""
         try:
             rows = ask("GET", "/api/jobs/")
             own = [row for row in rows if _label(row).startswith(prefix)]
@@ -153,13 +156,13 @@ class Ray(Engine):
             raise strange() from None
 
     def stop(self, refs: Sequence[str]) -> None:
-        """Send SIGTERM to drivers and so to nodes, and SIGKILL after `ray_driver.GRACE_S`."""
+        """Send SIGTERM to drivers, which forward it to nodes, and kill the nodes after a while."""
         for ref in refs:
             ask("POST", f"/api/jobs/{ref}/stop", missing_is_none=True)
 
 
 def _too_old(version: str) -> bool:
-    # A version that cannot be parsed, such as that of a development build, is accepted.
+    # A version that cannot be parsed, such as the version of a development build, is accepted.
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < _LEAST
 
@@ -176,7 +179,7 @@ def _check_environment(given: Mapping[str, Any]) -> None:
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    """Return a job's label, or an empty string if the job is not Paceline's."""
+    """Return a job's label, or an empty string if the job is not a job of Paceline."""
     metadata = row.get("metadata") or {}
     return str(metadata.get(_LABEL, "")) if row.get("submission_id") else ""
 
@@ -255,7 +258,7 @@ def _request(order: Order, package: str) -> dict[str, Any]:
 
 
 def _settings(order: Order) -> dict[str, Any]:
-    """Return the settings that the driver and the keepers read."""
+    """Return the settings that are read by the driver and the keepers."""
     options = order.options
     assert isinstance(options, RayOptions)
     cpus = options.cpus_per_node or order.nproc
@@ -266,7 +269,8 @@ def _settings(order: Order) -> dict[str, Any]:
         bundle["memory"] = options.memory
     env = {"PACELINE_SERVER": order.server, "PACELINE_TOKEN": order.token}
     if "OMP_NUM_THREADS" not in options.runtime_env.get("env_vars", {}):
-        # Ray would set it to all CPUs of the worker, but the node's ranks share these.
+        # Ray would set the variable to all CPUs of the worker, but the node's ranks share these
+        # CPUs.
         env["OMP_NUM_THREADS"] = str(max(1, cpus // order.nproc))
     paceline = options.paceline or shlex.join([sys.executable, "-P", "-m", "paceline"])
     node = f'{paceline} node --run {order.run} --slot "$1" --host "$2"'
@@ -283,7 +287,7 @@ def _settings(order: Order) -> dict[str, Any]:
 
 
 def _package(order: Order) -> bytes:
-    """Zip the job's files, which only their owner may read, reproducibly for the same order."""
+    """Zip the job's files, readable by their owner only; the same order gives the same bytes."""
     files = {
         ray_driver.NAME: Path(ray_driver.__file__).read_text(),
         ray_driver.SETTINGS: json.dumps(_settings(order), sort_keys=True),

@@ -27,7 +27,7 @@ NAME = "paceline_ray.py"
 SETTINGS = "paceline_ray.json"
 # Start of the line in a driver's log that gives the reason of a failure.
 FAILED = "nodes failed: "
-# Time that a node has to leave before it is killed.
+# Seconds that a node has to leave its run before it is killed.
 GRACE_S = 30.0
 
 _PR_SET_PDEATHSIG = 1
@@ -56,7 +56,7 @@ class Node:
 
 def drive(settings: dict[str, Any]) -> int:
     """Run the driver: start the nodes, wait for their end, and return 0 if all succeeded."""
-    # Equal log lines of different nodes must all be kept.
+    # Keep equal log lines of different nodes, which Ray would otherwise merge.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     import ray
 
@@ -178,7 +178,7 @@ def keep(settings: dict[str, Any], number: int, parent: int, host: str) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Run ``drive``, or ``keep NUMBER PARENT HOST``, as the command line says."""
+    """Run the command ``drive`` or ``keep NUMBER PARENT HOST``."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = json.loads(Path(__file__).with_name(SETTINGS).read_text())
     if words[0] == "keep":

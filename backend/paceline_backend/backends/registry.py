@@ -42,7 +42,7 @@ def engines() -> dict[str, Engine]:
 
 
 def engine(name: str | None) -> Engine | None:
-    """Return the engine of this name, or None if the name is unknown or not of an engine."""
+    """Return the engine of this name, or None if no backend of this name is an engine."""
     return engines().get(name or "")
 
 
@@ -75,7 +75,7 @@ def _load(entry: EntryPoint) -> Backend | None:
         if backend.name != entry.name:
             _left_out(entry, f"its name is {backend.name!a}")
             return None
-        # Fails unless each option has a default.
+        # This call raises an error unless each option has a default.
         backend.options()
     # One broken package must not stop every run.
     except Exception:

@@ -40,7 +40,8 @@ _ENDED = frozenset(
 # Name of a single node: lists of nodes do not match.
 _HOST = re.compile(r"(?!ALL$)[a-z0-9][a-z0-9_.-]*", re.I)
 _QUEUED = frozenset(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"))
-# Messages of Slurm's commands if slurmctld does not answer now. All others refuse the job for good.
+# Messages of Slurm's commands if slurmctld does not answer now. Any other message means that Slurm
+# refuses the job for good.
 _AWAY = re.compile(
     "unable to contact|connection (refused|failure|reset)|timed out|zero bytes|try again|"
     "temporarily|munge|authentication|slurmctld",
@@ -61,12 +62,15 @@ class SlurmOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_on
     constraint: Annotated[Word, Meta(description="as sbatch --constraint")] | None = None
     exclude: Annotated[Word, Meta(description="nodes, as sbatch --exclude")] | None = None
     gpus_per_node: Annotated[Word, Meta(description="as sbatch --gpus-per-node")] | None = None
-    memory: Annotated[Word, Meta(description="of a node, as sbatch --mem")] | None = None
+    memory: Annotated[Word, Meta(description="memory of a node, as sbatch --mem")] | None = None
     cpus_per_node: (
-        Annotated[int, Meta(ge=1, le=100_000, description="default: one per rank")] | None
+        Annotated[int, Meta(ge=1, le=100_000, description="CPUs of a node; default: one per rank")]
+        | None
     ) = None
     exclusive: Annotated[bool, Meta(description="whole nodes, as sbatch --exclusive")] = False
-    output: Annotated[Word, Meta(description="the job's log; default: as sbatch's")] | None = None
+    output: (
+        Annotated[Word, Meta(description="log file of the job; default: as with sbatch")] | None
+    ) = None
     setup: Annotated[
         str,
         Meta(
@@ -96,7 +100,7 @@ _AS_SBATCH = {
 
 
 class Slurm(Engine):
-    """`Engine` for Slurm. Each run is a job, and each node that joins it is another job."""
+    """`Engine` for Slurm. A run starts as one job; each node that joins later is another job."""
 
     name: ClassVar[str] = "slurm"
     title: ClassVar[str] = "Slurm"
@@ -120,7 +124,7 @@ class Slurm(Engine):
         return answer.strip().partition(";")[0]
 
     def look(self, prefix: str) -> Sequence[Job]:
-        """Return jobs of this process's user. Slurm forgets ended ones after some minutes."""
+        """Return jobs of this process's user. Slurm lists an ended job only for some minutes."""
         columns = "--format=%i|%T|%r|%k"
         who = f"--user={os.getuid()}"
         try:

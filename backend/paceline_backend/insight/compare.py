@@ -27,9 +27,9 @@ from paceline_backend.store.history import days
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 
-# Of a longer side, only this many of the newest steps are read.
+# Maximum number of steps of a side that are read. Of a longer side, these are the newest steps.
 MOST_STEPS = 10_000
-# Intervals come from this many bootstrap samples.
+# Number of bootstrap samples from which an interval is computed.
 _SAMPLES = 1_000
 _SIDE = re.compile(r"([A-Za-z0-9_-]{1,100})(?:@(\d{1,9})|:(\d{0,18})-(\d{0,18}))?")
 _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_error", "dif")
@@ -139,7 +139,8 @@ def _trained(connection: Connection, key: int, table: Floats, samples: Floats) -
 def trained_at(side: Side) -> list[tuple[int, int]]:
     """Return pairs of step and number of samples trained before it, ascending.
 
-    There are at most `TRAINED_POINTS` pairs, including those of the first and the last known step.
+    There are at most `TRAINED_POINTS` pairs, including the pairs of the first and the last known
+    step.
     """
     trained = side.columns["trained"]
     known = np.flatnonzero(np.isfinite(trained))
@@ -201,7 +202,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter for steps after as many trained samples as both sides have in common."""
+    """Return a filter for steps at numbers of trained samples that both sides have reached."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -243,7 +244,7 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def results(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
-    """Return rows like those of `differences`, each with its `metric` or `target`.
+    """Return rows in the form of `differences`, each with its `metric` or `target`.
 
     Without a price there are no rows about cost.
     """
@@ -282,7 +283,7 @@ def _metrics(
 def _targets(
     store: Store, sides: Sequence[Side], of: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return when whole runs met targets; the time to a target starts at a run's start."""
+    """Return when whole runs met targets; the time to a target counts from the run's start."""
     whole = list(dict.fromkeys(side.run for side in sides if side.whole))
     wanted: dict[tuple[Any, ...], dict[str, Any]] = {}
     for own in (of[run]["target"] for run in whole):
@@ -302,7 +303,7 @@ def _targets(
 def _reached(
     store: Store, run: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return when values of the target's `source` met it; None if they have not."""
+    """Return when values of the target's `source` met the target; None if no value has."""
     own = run["target"]
     if own is None or any(own[name] != target[name] for name in _WANTED):
         own = runs.against(store, run["id"], {name: target[name] for name in _WANTED})

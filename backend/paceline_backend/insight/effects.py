@@ -2,8 +2,8 @@
 
 REST, the run page and the command line show the same effect. Steps in which a policy still learns
 are left out. A difference counts as known once its 95 % interval excludes zero. The worker process
-stores effects with `note`. An effect that no later step can change is read from there, even if its
-steps have been deleted.
+stores effects with `note`. An effect that no later step can change is read from the stored ones,
+even if its steps have been deleted.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from paceline_backend.store.switches import Switch
 
 # --- Thresholds of comparisons; tests/integration/insight/test_effects.py fixes them.
 
-# At most this many steps before and after a switch are compared.
+# Maximum number of steps on each side of a switch that are compared.
 MOST_STEPS = 200  # steps
-# Each side needs this many.
+# Minimum number of steps on each side of a switch, for a comparison.
 FEWEST_STEPS = 8  # steps
-# Errors of steps within a block may depend on each other.
+# Length of a block. Errors of steps within a block may depend on each other.
 _BLOCK = 4  # steps
-# This many standard errors bound 95 %, with about 20 blocks.
+# Half-width of a 95 % interval with about 20 blocks.
 _T = 2.1  # standard errors
 
 
 @dataclass(frozen=True)
 class ExpectedEffect:
-    """Forecast of a switch's effect, from just before it; `low` and `high` bound 95 %."""
+    """Forecast of a switch's effect, made just before it, with the 95 % interval `low` … `high`."""
 
     saving: float = Field(examples=[0.55])
     low: float = Field(examples=[0.52])
@@ -68,7 +68,7 @@ class SwitchEffect:
     replaced: bool = Field(description="another policy has followed")
     complete: bool = Field(description="final: no later step counts")
     unchanged: bool = Field(
-        description="policy and parameters are those before the switch: nothing is scored"
+        description="policy and parameters did not change, so no forecast is scored"
     )
 
 

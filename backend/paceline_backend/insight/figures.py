@@ -1,4 +1,4 @@
-"""Figures of each active run for monitoring, from the same reads as REST.
+"""Figures of each active run for monitoring, read by the same functions as for REST.
 
 A process creates `Figures` once, because the object caches coverage::
 
@@ -24,19 +24,19 @@ from paceline_backend.store.history import RunFilter
 # Only the newest active runs are reported: each has about a dozen time series in the monitoring.
 MOST_RUNS = 100
 _ACTIVE = RunFilter(states=UNDER_WAY)
-# Means cover this many of the last complete steps.
+# Number of the last complete steps over which means are computed.
 STEPS = 50
-# Planning times are means over this many segments.
+# Number of the newest segments over which planning times and coasting are averaged.
 _SEGMENTS = 8
-# Coverage reads the whole run, so it is cached for this long.
+# Seconds for which a coverage is cached, because its computation reads the whole run.
 _COVERAGE_S = 60.0
-# Each request computes at most this many coverages; the next requests compute the rest.
+# Maximum number of coverages that a request computes; the next requests compute the rest.
 _COVERAGES = 3
 
 
 @dataclass(frozen=True)
 class CauseCost:
-    """Cost of the causes of one kind, over a run's newest steps."""
+    """Cost of all causes of the same kind, over a run's newest steps."""
 
     kind: str
     # Share of the wall time, summed over the causes of this kind.

@@ -6,8 +6,8 @@
 Trials show whether the preset takes longer than plain DDP: a small copy of the run, based on the
 models that were fitted to its steps, trains for a few epochs of 32 steps under both. The policy's
 declaration of what it takes into account (`policies.base.Accounts`) then explains the result.
-Trials take a fraction of a second, far less than a forecast. The figures of a forecast can replace
-them.
+Trials take a fraction of a second, far less than a forecast. If there is a forecast, its figures
+can replace the trials.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import hello_of
 
-# --- Thresholds of warnings. docs/benchmarks.md has how many warnings of harm were right with these
-# values, in 100 settings × 16 presets; tests/unit/insight/test_fitness.py fixes them.
+# --- Thresholds of warnings. docs/benchmarks.md reports how many warnings of harm were right with
+# these values, in 100 settings × 16 presets; tests/unit/insight/test_fitness.py fixes them.
 
 # A policy whose time in trials exceeds this multiple of plain DDP's time gets a warning of harm.
 HARM = 1.02
@@ -40,9 +40,10 @@ HARM = 1.02
 _TRIALS = 2
 # Length of a trial: steps per epoch, and epochs. Policies learn in the first epoch.
 _STEPS, _EPOCHS = 32, 4
-# A trial has at most this many ranks and samples per step.
+# Maximum numbers of ranks and of samples per step in a trial.
 _RANKS, _SAMPLES = 32, 512
-# Whole counts are too coarse to balance ranks if rounding costs more than this factor.
+# Whole numbers of samples are too coarse to balance ranks if rounding lengthens a step by more than
+# this factor.
 _COARSE = 1.1
 # Sizes dominate a step if the longest batch costs more than this multiple of the mean batch.
 _DECIDES = 1.25
@@ -53,11 +54,11 @@ class Conditions:
     """Measured conditions of a run.
 
     Args:
-        models: fitted models of the ranks, all known; their cost says whether batches are padded
-            and whether a sample's cost grows faster than its length.
+        models: fitted models of all ranks. Their cost shows whether batches are padded and whether
+            a sample's cost grows faster than its length.
         sizes: λ of the data set's samples, [N].
         global_batch: number of samples per step.
-        other_s: time of a step besides the slowest rank's computing, in seconds.
+        other_s: time of a step in addition to the slowest rank's computing, in seconds.
         noise: relative standard deviation of a rank's time from its model.
         seed: random seed of the trials.
         devices: devices of the ranks, [W]; empty: unknown.
@@ -92,7 +93,7 @@ class Fitness:
     def cautions(
         self, preset: str, parameters: Mapping[str, Any], ratio: float | None = None
     ) -> list[Caution]:
-        """Return warnings about a preset with these parameters, those of harm first; empty if none.
+        """Return warnings about a preset with these parameters, warnings of harm first.
 
         Missing parameters have their defaults. `ratio` is the preset's time ÷ plain DDP's time from
         a forecast; without it, trials measure this ratio.
@@ -150,7 +151,7 @@ class Fitness:
         return causes or ["its batches suit these sizes and ranks less well than equal counts"]
 
     def _blind(self, policy: Policy) -> list[Caution]:
-        """Return warnings about reasons why a harmless policy cannot balance."""
+        """Return warnings about reasons why a harmless policy cannot balance the ranks."""
         accounts, of, words = policy.accounts, self._conditions, []
         single = of.global_batch < 2 * of.models.world
         if accounts.cost == "sum" and single and not of.models.cost.padded:
@@ -180,7 +181,7 @@ class Fitness:
 
     @property
     def _by_devices(self) -> str:
-        """Return the source of the devices' capacities; empty if they are unknown."""
+        """Return the name of the source of the devices' capacities; empty if they are unknown."""
         return capacities(self._conditions.devices).by
 
     @property
@@ -189,7 +190,7 @@ class Fitness:
 
     @cached_property
     def _loads(self) -> Floats:
-        """Return the effective load of each rank's batch in steps with equal counts, [steps, W]."""
+        """Return each rank's effective load in steps with equal sample counts, [steps, W]."""
         of, trial = self._conditions, self._trials[0]
         rng, equal = np.random.default_rng(of.seed), _equal(trial.batch, trial.models.world)
         drawn = rng.permuted(np.tile(trial.sizes, (2, 1)), axis=1).reshape(-1, trial.batch)
@@ -198,17 +199,17 @@ class Fitness:
 
     @cached_property
     def _spread(self) -> float:
-        """Return the standard deviation of a rank's load with equal counts ÷ the mean."""
+        """Return the relative standard deviation of a rank's load with equal sample counts."""
         return float(self._loads.std() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property
     def _longest(self) -> float:
-        """Return the mean of a step's largest load with equal counts ÷ the mean load."""
+        """Return the mean of a step's largest load ÷ the mean load, with equal sample counts."""
         return float(self._loads.max(axis=1).mean() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property
     def _coarseness(self) -> float:
-        """Return the time with the best whole counts ÷ the time if samples were divisible."""
+        """Return the time with the best whole sample counts ÷ the time with divisible samples."""
         of = self._conditions
         shares = self._speeds
         target = of.global_batch * shares / shares.sum()

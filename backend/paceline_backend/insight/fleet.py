@@ -1,4 +1,4 @@
-"""Verdicts over all runs: the costliest runs, what they wait for, and the slow nodes.
+"""Verdicts over all runs: the costliest runs, causes of their waits, and the slow nodes.
 
 `judged` returns a run's verdict in the form in which it is stored; `control.fleet` calls it for
 each active run. `overview` combines the stored verdicts of all active runs. `record` returns which
@@ -26,16 +26,16 @@ OF_NODES = ("node", "transient", "periodic", "input")
 
 By = Literal["owner", "tag", "run"]
 
-# At most this many groups are listed individually.
+# Maximum number of groups that are listed individually.
 _MOST_GROUPS = 100
 _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 
 
 def overview(connection: Connection, price: Price | None = None) -> dict[str, Any]:
-    """Return active runs by lost time, what they wait for, and the nodes that slow them down.
+    """Return active runs by lost time, the causes, and the nodes that slow runs down.
 
-    The data comes from verdicts that one worker process stores, so a run has none in its first
-    seconds. Without a price there are no costs.
+    The data comes from verdicts that one worker process stores, so a run has no verdict in its
+    first seconds. Without a price there are no costs.
     """
     running = progress.running(connection)
     keys = [run.key for run in running]
@@ -224,7 +224,7 @@ def _spent(
 
 
 def straggling(kept: Iterable[NamedNodes], first: int, days: int) -> dict[str, list[float]]:
-    """Return the hours of each day in which a verdict named a node, by node.
+    """Return, by node, the hours of each day in which a verdict named the node.
 
     Time counts once if several runs name a node at once. `first` is a day counted from 1970-01-01.
     """
@@ -254,7 +254,7 @@ def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
-    """Return groups by waiting time; beyond `_MOST_GROUPS`, a group without a key has the rest."""
+    """Return groups by waiting time; those beyond `_MOST_GROUPS` become one without a key."""
     groups: dict[str | None, dict[str, Any]] = {}
     for row in rows:
         for key, name in _named(row, by):

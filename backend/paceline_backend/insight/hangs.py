@@ -1,4 +1,4 @@
-"""Detection of hangs: ranks that wait, the ranks for which they wait, and what these are doing.
+"""Detection of hangs: which ranks wait, for which other ranks, and the phases of those ranks.
 
 `look` reads the phases that ranks reported, and `explain` judges them. Alerts, monitoring, the
 fleet overview and the run page use the result.
@@ -24,7 +24,7 @@ from paceline_backend.store.telemetry.phases import RunPhases
 TIMES = 10.0  # × a step's time
 # Shorter pauses are never a hang.
 LEAST_S = 30.0  # seconds
-# The limit is this many times longer if all ranks are in the loop's body, because they may be
+# The limit is multiplied by this factor if all ranks are in the loop's body, because they may be
 # running an evaluation there.
 BODY_TIMES = 10.0
 # Ranks repeat their phase every 10 s, so an older report is stale.
@@ -33,7 +33,7 @@ FRESH_S = 25.0  # seconds
 # are in no such phase.
 HEARD_S = 20.0  # seconds
 
-# A sentence names at most this many ranks.
+# Maximum number of ranks that a sentence names.
 _MOST_NAMED = 8
 _WAITING = frozenset({Phase.SYNC, Phase.PLAN})
 _OUTSIDE = frozenset({Phase.CHECKPOINT, Phase.SCRIPT})
@@ -66,7 +66,7 @@ class RankPhase:
 
 @dataclass(frozen=True)
 class Hang:
-    """State of a run that may hang: which ranks wait, and for which."""
+    """State of a run that may hang: which ranks wait, and for which other ranks."""
 
     hung: bool = Field(description="ranks wait and make no progress")
     since_s: float = Field(
@@ -82,8 +82,8 @@ class Hang:
     )
     phases: list[RankPhase] = Field(description="ranks that have been in the same phase for long")
     waiting: list[int] = Field(description="ranks that wait", examples=[[0, 1, 3]])
-    holding: list[int] = Field(description="ranks for which they wait", examples=[[2]])
-    silent: list[int] = Field(description="of these, ranks that no longer report", examples=[[]])
+    holding: list[int] = Field(description="ranks for which the others wait", examples=[[2]])
+    silent: list[int] = Field(description="ranks in `holding` that no longer report", examples=[[]])
     words: str = Field(
         description="summary; empty: ranks make progress",
         examples=[
@@ -120,15 +120,15 @@ def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
 def explain(standing: RunPhases, least_s: float = LEAST_S) -> Hang:
     """Explain why a run makes no progress.
 
-    From its first loop on, a rank reports each phase that takes long. If ranks wait and another
-    rank reports nothing any more, its whole process has stopped: it was suspended, or its node is
-    unreachable. A rank that has never reported anything has not reached its loop yet.
+    From the start of its first loop, a rank reports each phase that takes long. If ranks wait and
+    another rank reports nothing any more, its whole process has stopped: it was suspended, or its
+    node is unreachable. A rank that has never reported anything has not reached its loop yet.
 
     Ranks that save a checkpoint wait for each other, and so for each rank that does not save.
 
     It is unknown what ranks wait for in the loop's body, such as a collective of the script's own.
-    If all ranks stay there for very long, and earlier steps did not take that long, they count as
-    hung.
+    If all ranks stay in the body for very long, and earlier steps did not take that long, the run
+    counts as hung.
     """
     known = [
         RankPhase(phase.rank, phase.step, phase.phase, phase.since_s)

@@ -18,10 +18,10 @@ from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 from paceline_backend.store.switches import Switch
 
-# On each side of a switch, the mean covers at most this many evaluations: the last ones before the
-# switch, and the newest ones after it.
+# Maximum number of evaluations in the mean on each side of a switch: the last evaluations before
+# the switch, and the newest evaluations after it.
 MOST = 3
-# A report lists at most this many of the newest evaluations.
+# Maximum number of the newest evaluations that a report lists.
 _LISTED = 1_000
 _BEST = {">=": max, "<=": min}
 

@@ -17,14 +17,14 @@ from paceline_backend.store import Connection, attempts, audit, jobs, runs
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.outcomes import forecasts
 
-# The mean time before and after a replacement covers up to this many.
+# Maximum number of steps over which the step time before and after a replacement is averaged.
 STEPS = 100  # steps
-# Only this many of the newest forecasts are searched.
+# Number of the newest forecasts that are searched.
 _FORECASTS = 5
 
 
 def forecast_of(connection: Connection, run: int, node: str, since: int) -> NodeForecast | None:
-    """Return the newest forecast of the run if `node` were as fast as the others, or None.
+    """Return the newest forecast for the case that `node` is as fast as the others, or None.
 
     Forecasts whose last step is before `since` are ignored.
     """

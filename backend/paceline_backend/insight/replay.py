@@ -1,7 +1,7 @@
 """Replay: recomputes a run's plans from the database alone and compares them with the segments.
 
 `paceline replay` calls this to check that planning is deterministic. A replay covers the latest
-attempt only, because the Hello of earlier attempts is gone. It never changes the database.
+attempt only, because the Hello of an earlier attempt is not kept. It never changes the database.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from paceline_backend.policies.base import Policy
 from paceline_backend.policies.streams import plan_stream
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
-# Feedback rows are read this many steps at a time.
+# Number of steps whose feedback rows are read at a time.
 _CHUNK = 256  # steps
-# Values that differ are cut to this length.
+# Maximum length of a differing value in the report; longer values are cut.
 _SHOWN = 120  # characters
 
 
@@ -95,7 +95,7 @@ class _Replayer:
             switch.version: (switch.policy, switch.parameters)
             for switch in switches.history(connection, run)
         }
-        # A string says why the policy cannot be created here.
+        # The policy of each version, or the reason why it cannot be created here.
         self._policies: dict[int, Policy | str] = {}
 
     def take(self, segment: Segment) -> None:

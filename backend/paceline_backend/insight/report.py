@@ -21,9 +21,9 @@ from paceline_backend.store import Connection, Store, choices, records, rounds, 
 from paceline_backend.store.coverage import coverage, effective
 
 BASELINE = "bsp"
-# An emulated device that is slower than this has an invented speed.
+# Maximum time of an emulated device. If a device claims more, fitted speeds are used instead.
 _SLOWEST_S = 1e9  # seconds per size unit, or per step
-# This is enough for a policy to learn the ranks' speeds.
+# Number of steps in which a policy learns the ranks' speeds; they are left out.
 WARMUP_STEPS = 20
 
 Floats = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
 
 
 def round_words(figures: dict[str, Any]) -> str:
-    """Return a sentence about a policy version's rounds; see `store.rounds.in_force`."""
+    """Return a sentence about a policy version's reduction rounds; see `store.rounds.in_force`."""
     rate = "" if figures["rounds_per_s"] is None else f", {figures['rounds_per_s']:,.1f} a second"
     copying = f", copying {_time(figures['copied_s'])}" if figures["copied_s"] else ""
     words = (

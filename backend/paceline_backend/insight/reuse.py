@@ -1,4 +1,4 @@
-"""Cache of expensive answers, for requests that ask for the same shortly afterwards."""
+"""Cache of expensive answers, for equal requests shortly afterwards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-# The cache holds at most this many answers, because each may take some megabytes.
+# Maximum number of answers in the cache, because each may take some megabytes.
 _MOST = 32
-# Answers that take less are not cached.
+# Minimum CPU time of an answer that is cached.
 _LEAST_S = 0.1  # seconds of CPU time
-# An answer is cached for this multiple of the CPU time that it took.
+# An answer is cached for this multiple of the CPU time that its computation took.
 _TIMES = 5.0
 
 Answer = TypeVar("Answer")

@@ -2,8 +2,9 @@
 
 The output is the JSON object of the trace event format. Each node is a process and each rank one of
 its threads. A rank's slice of a step holds slices for `data`, `compute`, `wait` and `reduce`.
-Rounds of relaxed synchronisers have a thread of their own, with `copy`, because ranks compute
-meanwhile. The run is a process, too: its instants are policy switches and the causes of a verdict.
+Reduction rounds of relaxed synchronisers have threads of their own, with `copy`, because ranks
+compute meanwhile. The run is a process, too: its instants are policy switches and the causes of a
+verdict.
 
 Times come from the nodes' clocks. `ts` counts from the full second of the first slice.
 `otherData.began_at` is the Unix time of `ts` 0.
@@ -28,13 +29,13 @@ from paceline_backend.store import Store, attempts, records, rounds, runs, switc
 from paceline_backend.store.reads import Range
 from paceline_backend.store.switches import Switch
 
-# A trace covers this many unless the caller gives a range.
+# Number of the newest steps in a trace if the caller gives no range.
 STEPS = 100  # steps
 # Rows are read in chunks, so that memory use does not depend on the length of the range.
 _CHUNK_ROWS = 20_000
-# These are numbers of trace processes.
+# Numbers of the trace's processes.
 _RUN, _FIRST_NODE = 1, 2
-# Threads of rounds have numbers from here on.
+# First number of the threads that show reduction rounds.
 _ROUNDS = 1_000_000
 _COLUMNS = (
     *("attempt", "epoch", "samples", "load", "loss", "ett_s", "memory_bytes"),
@@ -66,7 +67,7 @@ class Traced:
 def begin(store: Store, run_id: str, span: Range) -> Traced:
     """Prepare the trace of a range of steps, so that errors are raised before the answer starts.
 
-    `span` gives the first and last step. Without both, the newest `STEPS` are used.
+    `span` gives the first and last step. If both are missing, the newest `STEPS` steps are used.
     """
     run = runs.get(store, run_id)
     with store.read() as connection:
@@ -110,7 +111,7 @@ def stream(traced: Traced) -> Iterator[bytes]:
 def _events(traced: Traced) -> Iterator[Event]:
     tracks = _Tracks(traced)
     yield from tracks.named_run()
-    # Start of the steps that have an instant.
+    # Start of each step that has an instant.
     starts: dict[int, float] = {}  # µs, by step
     wanted = {cause.since for cause in traced.verdict.causes}
     steps = traced.verdict.seen.step

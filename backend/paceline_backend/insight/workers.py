@@ -16,7 +16,7 @@ from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]
 
-# At most this many rows are read, which means fewer steps for thousands of ranks.
+# Maximum number of rows that are read, which means fewer steps for thousands of ranks.
 _MOST_ROWS = 100_000
 # The row limit does not reduce the number of steps below this.
 _FEWEST = 8  # steps
@@ -123,7 +123,7 @@ def _by_rank(
     np.maximum.at(last, at, table["step"])
     memory = np.zeros(count)
     np.maximum.at(memory, at, table["memory_bytes"])
-    # Missing are the steps up to a rank's last one whose records were lost on the way.
+    # Count the steps up to a rank's last step whose records were lost on the way.
     missing = last - table["step"].min() + 1 - steps
     means = ("samples", "load", "share", "compute_s", "ett_s", "data_s", "wait_s", "sync_s")
     return {

@@ -1,7 +1,7 @@
-"""Keeps the newest measurements of a run's ranks, from which predictors learn.
+"""Newest measurements of a run's ranks, from which predictors learn.
 
 The controller, `planning.load` and the simulator put records into a `Window`.
-`planning.offer` takes the feedback of its complete steps and passes it to the policy.
+`planning.offer` passes the feedback of the window's complete steps to the policy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from paceline.wire import Segment, StepRecord
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.base import Floats, usable
 
-# The number of complete steps of feedback that a plan uses at most.
+# Maximum number of complete steps whose feedback a plan uses.
 WINDOW = 64
-# A rank that had samples in fewer steps of the window contributes older steps, up to this number.
+# Number of steps with samples that the window keeps for each rank. If the window's complete steps
+# have fewer, older steps are kept in addition.
 USABLE = 8
-# The time of a step is the median of this many complete steps.
+# Number of complete steps whose median is the time of a step.
 _RECENT = 8
-# Steps older than this are dropped. A rank without newer ones has an unknown speed and is tried.
+# Maximum age of a step in the window. The speed of a rank without a newer step is unknown, so the
+# rank is tried.
 OLDEST = 1024  # steps
 
 # The fields of a `StepRecord` that the window keeps for each rank's step.
@@ -41,9 +43,9 @@ class Window:
     """Feedback of an attempt: its last complete steps, and older steps of ranks with few samples.
 
     A slow rank that gets few samples has few rows that show its speed. The window keeps the last
-    steps in which the rank had samples, so that a predictor does not take the rank for a fast one.
-    A step is complete with the records of all `world` ranks. `add` accepts only records of
-    `attempt`.
+    steps in which the rank had samples, so that a predictor does not mistake the rank for a fast
+    rank. A step is complete when the records of all `world` ranks have arrived. `add` accepts only
+    records of `attempt`.
     """
 
     def __init__(self, world: int, attempt: int) -> None:
@@ -53,7 +55,7 @@ class Window:
         self._rows: dict[int, Floats] = {}
         # The last `WINDOW` complete steps, ascending.
         self._complete: list[int] = []
-        # Complete steps before those that are kept for ranks with few samples, ascending.
+        # Older complete steps, which are kept for ranks with few samples, ascending.
         self._older: list[int] = []
         # The latest step for which a row arrived.
         self._seen = -1
@@ -96,7 +98,7 @@ class Window:
             self._seen = step
             self._forget()
             return True
-        # The rows of an older step that never became complete are given up.
+        # Drop the rows of an older step that never became complete.
         return step >= self._seen - 2 * WINDOW or step in self._rows
 
     def _completed(self, step: int) -> None:
@@ -127,7 +129,7 @@ class Window:
     def step_s(self, segments: Iterable[Segment] = ()) -> float | None:
         """Return the present duration of a step in seconds; None before the first complete step.
 
-        `segments` are the newest ones, in order. Where ranks shared a segment's batches, the
+        `segments` are the newest segments, ascending. Where ranks shared a segment's batches, the
         segment's time is spread evenly over its steps.
         """
         column = COLUMNS.index("step_s")
@@ -139,7 +141,7 @@ class Window:
             steps = range(segment.first_step, segment.first_step + segment.steps)
             of_segment = [step_s.pop(step) for step in steps if step in step_s]
             # The last step's record includes all batches that ranks took over from each other, so
-            # the mean is right only if all steps of the segment are there.
+            # the mean is right only if all steps of the segment have arrived.
             if len(of_segment) == segment.steps:
                 step_s.update(dict.fromkeys(steps, statistics.fmean(of_segment)))
             else:
@@ -147,7 +149,8 @@ class Window:
         recent = [step_s[step] for step in sorted(step_s)[-_RECENT:]]
         if recent:
             return statistics.median(recent)
-        # The end of one segment and the start of the next are about as long as a whole segment.
+        # Only incomplete segments are known. The end of one segment and the start of the next
+        # together take about as long as a whole segment.
         return statistics.fmean(cut) if cut else None
 
     def ranges(self) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""Tracks the state of an attempt: the rest of its epoch, and the rank that holds each sample.
+"""State of an attempt: the rest of its epoch, and the rank that holds each sample.
 
-The owner of a `History` adopts each segment that ran; `planning.load` adopts those of the database.
-`planning.offer` asks the history for the next `Problem`.
+The owner of a `History` adopts each segment that ran; `planning.load` adopts the segments in the
+database. `planning.offer` requests the next `Problem` from the history.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from paceline_backend.policies.base import Floats, Ints, Policy, Storage
 from paceline_backend.policies.solve.nodes import dealt
 from paceline_backend.policies.solve.order import remaining_in_order
 
-# Ranks report each step immediately, so records may be this far beyond the adopted steps.
+# Maximum number of steps by which records may be ahead of the adopted steps, because ranks report
+# each step immediately.
 AHEAD = 4096  # steps
-# The shuffler runs again when a rank's share of the load has changed by this fraction, or κ by
-# the factor `CURVED`.
+# The shuffler is called again when a rank's share of the load has changed by this fraction, or the
+# cost's parameter κ by the factor `CURVED`.
 CHANGED = 0.1
 CURVED = 2.0
-# The next epoch's holders are decided when this fraction of the current epoch is left.
+# Fraction of the current epoch that is left when the next epoch's holders are planned.
 AHEAD_SHARE = 0.25
 # Plans use this fraction of a node's storage, because a sample that moves is on two nodes for a
 # while.
@@ -40,19 +41,20 @@ class History:
     each sample was used again; and, where ranks share batches, which batches were shared, until
     `newest` is full again. While `lost` is true, no caller may plan: the gap may be filled later,
     and a replay would then plan from other facts. The gap may also hide changes of the policy's
-    memory, so the memory is forgotten. `before` is the last segment planned by a controller before
-    this attempt.
+    state (`memory`), so the state is forgotten. `before` is the last segment planned by a
+    controller before this attempt.
     """
 
     def __init__(self, hello: Hello, before: Segment | None = None) -> None:
         self.hello = hello
-        # None as soon as a controller has planned in this attempt.
+        # Last controller segment of an earlier attempt; None once a controller has planned in this
+        # attempt.
         self._before = before
         self.sizes = hello.sizes_array()
         self.nodes = _numbered(hello)
-        # Where data lives on nodes: their storage, and the samples that no node has.
+        # If data lives on nodes: the nodes' storage, and the samples that no node has.
         self._storage = _storage(hello)
-        # Moves that take effect with the next epoch, once they are decided.
+        # Moves that take effect with the next epoch; None until they are planned.
         self._moves: Moves | None = None
         self.epoch = hello.epoch
         # The seq and the first step of the next segment.
@@ -71,13 +73,13 @@ class History:
             self._holder = dealt(hello.shards.holders(), self.nodes, self._storage)
         # True while a problem refers to `_holder`, which is then copied before it changes.
         self._holder_lent = False
-        # False after a gap: `_remaining` may be wrong.
+        # False after a gap, because `_remaining` may then be wrong.
         self._epoch_known = True
-        # Samples for which `_holder` is right.
+        # Mask of the samples for which `_holder` is right.
         self._holder_known = np.ones(len(self.sizes), bool)
-        # State of the shuffler's last run: its result, the scheduler's order without samples used
-        # since, epoch and version (None: the result is not known here), the segment that it ran
-        # for, the cost of a batch, and the shares of the load (empty: unknown).
+        # State of the shuffler's last call: its result, the scheduler's order without samples used
+        # since, epoch and version (None: the result is not known here), the segment for which it
+        # was called, the cost of a batch, and the shares of the load (empty: unknown).
         self._placement: Ints | None = None
         self._order: Ints | None = None
         self._shuffled_for: tuple[int, int] | None = None
@@ -86,9 +88,9 @@ class History:
         self._moves_for = (-1, -1)
         self._cost = SUM
         self._shares: Floats = np.empty(0)
-        # A policy version, and the memory in its last segment.
+        # A policy version, and the policy's state in its last segment.
         self._memory: tuple[int, dict[str, Any]] = (-1, {})
-        # The value of `Segment.anew`: the memory was forgotten.
+        # Value of `Segment.anew`: true if the policy's state was forgotten.
         self.anew = False
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 
@@ -103,14 +105,14 @@ class History:
         return np.flatnonzero(~self._remaining)
 
     def must_shuffle(self, version: int) -> bool:
-        """Return True if the shuffler runs before the next segment (internals.md, "Policies")."""
+        """Return True if the shuffler is due before the next segment (internals.md, "Policies")."""
         return self._shuffled_for != (self.epoch, version)
 
     def problem(self, steps: int, version: int, *, shuffle: bool) -> Problem:
         """Return the next segment as a problem of at most `steps` steps for a policy version.
 
-        With `shuffle`, its placement is the one from which the shuffler starts, not the last
-        result.
+        With `shuffle`, the problem's placement is the placement from which the shuffler starts, not
+        the shuffler's last result.
         """
         hello, storage = self.hello, self._storage
         if storage is not None and self._moves is not None:
@@ -119,7 +121,7 @@ class History:
         order = remaining = np.flatnonzero(self._remaining)
         if placed and self._order is not None:
             order = self._order
-        # With a token budget, the order decides which samples a step holds.
+        # With a token budget, the samples of a step depend on the order.
         elif hello.token_budget is not None:
             order = remaining_in_order(len(self.sizes), hello.seed, self.epoch, remaining)
         self._holder_lent = True
@@ -149,14 +151,14 @@ class History:
         )
 
     def shares_data(self, policy: Policy) -> bool:
-        """Return True if data lives on several nodes and the policy trains it where it is."""
+        """Return True if data lives on several nodes and the policy trains samples in place."""
         return self._storage is not None and policy.homes
 
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
-        """Return the whole next epoch when its holders must be decided; None: not yet, or never.
+        """Return the whole next epoch if its holders are due to be planned, else None.
 
-        That is with the first segment, of `steps` steps, that leaves a quarter of the epoch or
-        less.
+        The holders are planned with the first segment, of `steps` steps, that leaves a quarter of
+        the epoch or less.
         """
         hello, last = self.hello, self.hello.epochs
         left = int(np.count_nonzero(self._remaining)) - steps * hello.global_batch
@@ -180,24 +182,24 @@ class History:
         )
 
     def memory(self, version: int) -> dict[str, Any]:
-        """Return what a policy version remembers from its last plan; empty if it never planned."""
+        """Return a policy version's state after its last plan; empty if it never planned."""
         return self._memory[1] if self._memory[0] == version else {}
 
     def recall(self, feedback: list[tuple[int, int]]) -> None:
-        """Restore the policy's memory from the previous attempt if the feedback reaches back to it.
+        """Restore the policy's state from the previous attempt if the feedback reaches back to it.
 
-        Call this before each plan, with the steps of its feedback. A replay, which knows these
-        steps, then restores the same memory.
+        The caller must call this before each plan, with the steps of the plan's feedback. A replay,
+        which knows these steps, then restores the same state.
         """
         if self._before is not None:
             reaches = bool(feedback) and feedback[0][0] < self.hello.step
             self._memory = (self._before.version, self._before.memory) if reaches else (-1, {})
 
     def forget_memory(self) -> None:
-        """Clear the policy's memory, so that the policy plans next as if for the first time.
+        """Clear the policy's state, so that the policy plans next as if for the first time.
 
-        A replay, or a controller that takes over, may still know the memory. Therefore the segment
-        records that the memory was forgotten (`Segment.anew`).
+        A replay, or a controller that takes over, may still know the state. Therefore the segment
+        records that the state was forgotten (`Segment.anew`).
         """
         self._memory, self._before = (-1, {}), None
         self.anew = True
@@ -222,8 +224,9 @@ class History:
     def adopt(self, segment: Segment) -> None:
         """Add the next segment that ran.
 
-        If the shuffler ran for it and `shuffled` was not called, another controller planned it.
-        Segments do not contain the shuffler's result, so the shuffler must run again.
+        If the shuffler was called for the segment but `shuffled` was not, another controller
+        planned the segment. Segments do not contain the shuffler's result, so the shuffler must be
+        called again.
         """
         if segment.seq != self.seq:
             self._missed()
@@ -267,11 +270,11 @@ class History:
         if segment.moves is not None:
             self._moves, self._moves_for = segment.moves, (segment.epoch + 1, segment.version)
         if self._storage is not None:
-            # Problems that were made earlier keep their array.
+            # Problems that were made earlier keep the previous array.
             loose = self._storage.loose.copy()
             loose[samples] = False
             self._storage = replace(self._storage, loose=loose)
-        # Problems that were made earlier, and their plans, keep their array.
+        # Problems that were made earlier, and their plans, keep the previous array.
         if self._holder_lent:
             self._holder = self._holder.copy()
             self._holder_lent = False
@@ -297,7 +300,7 @@ class History:
             self._shuffled_for = self._moves_for
             self._moves = None
         elif self._storage is not None and not self._epoch_known:
-            # Moves for this epoch may have been decided in the gap.
+            # Moves for this epoch may have been planned in the gap.
             self._holder_known[:] = False
         self.epoch = epoch
         self._remaining[:] = True

@@ -1,4 +1,4 @@
-"""Loads from the database the history and feedback that planning needs."""
+"""Load the history and feedback that planning needs from the database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline_backend.store import Connection, records, runs, segments
 def load(connection: Connection, run: int) -> tuple[History, Window] | None:
     """Load history and feedback of the latest attempt of a run, by its key; None before its Hello.
 
-    If the attempt starts at a later step than 0, feedback and the policy's memory reach back before
+    If the attempt starts at a later step than 0, feedback and the policy's state reach back before
     that step, so the ranks' speeds are known.
     """
     hello = runs.hello(connection, run)
@@ -28,7 +28,8 @@ def load(connection: Connection, run: int) -> tuple[History, Window] | None:
         run,
         hello,
         COLUMNS,
-        # Read twice the window: the newest steps may be incomplete, and others may lack a record.
+        # Read twice the window, because the newest steps may be incomplete, and other steps may
+        # lack a record.
         newest=(history.step - 2 * WINDOW, history.step + AHEAD),
         older=history.feedback,
     )

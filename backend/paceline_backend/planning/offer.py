@@ -1,8 +1,8 @@
-"""Makes an offer for the next segment from the history and feedback of a run.
+"""Offer for the next segment, made from the history and feedback of a run.
 
-The controller and the simulator call `offer` before each segment. It decides how many steps the
-segment has, asks the policy for a plan, and wraps the plan as a `Segment`. The leader may adopt the
-segment; `offer` itself changes neither the database nor the bus.
+The controller and the simulator call `offer` before each segment. `offer` sets the segment's number
+of steps, requests a plan from the policy, and wraps the plan as a `Segment`. The leader may adopt
+the segment; `offer` itself changes neither the database nor the bus.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from paceline_backend.policies import Choice, Feedback, Plan, Policy
 from paceline_backend.policies.base import Floats, usable
 from paceline_backend.policies.streams import plan_stream
 
-# internals.md has these as a table: "How many steps a segment has".
-# The duration that a segment should have.
+# docs/internals.md has a table of these values: "How many steps a segment has". Target duration of
+# a segment.
 SEGMENT_S = 1.0  # seconds
-# The most steps of a segment, because a policy switch waits for the segment's end.
+# Maximum number of steps of a usual segment, because a policy switch waits for the segment's end.
 MOST_STEPS = 4
-# Segments of `MOST_STEPS` that are shorter than this get more steps.
+# Segments of `MOST_STEPS` steps that would be shorter than this get more steps.
 LEAST_S = 0.25  # seconds
-# A segment lasts at least this many times as long as planning takes.
+# Minimum duration of a segment ÷ duration of planning.
 PLANNING = 3.0
-# The most steps of any segment.
+# Maximum number of steps of any segment.
 FASTEST_STEPS = 64
-# The duration in seconds and the least steps of a segment under a relaxed synchroniser.
+# Target duration in seconds, and minimum number of steps, of a segment under a relaxed
+# synchroniser.
 RELAXED_S, LEAST_RELAXED = 4.0, 16
-# Where ranks share batches, the slowest rank may wait for the end of one batch per segment. So a
-# segment has at least this many batches of the slowest rank.
+# Minimum number of the slowest rank's batches in a segment in which ranks share batches. At each
+# segment's end, the other ranks may wait for one batch of the slowest rank.
 OWN_BATCHES = 6
-# Steps of a segment while the duration of a step is unknown.
+# Number of steps of a segment while the duration of a step is unknown.
 FIRST_STEPS = 2
 # With fewer complete steps than this, each plan is based on much more feedback than the last one.
 YOUNG = 12
-# Above this log of measured time ÷ ETT, a rank may have changed its speed.
+# Logarithm of measured time ÷ expected time (ETT) above which a rank may have changed its speed.
 SURPRISE = math.log(1.25)
-# A changed speed surprises at most this many segments; after more, the model is bad.
+# Maximum number of surprising segments that a changed speed explains; after more, the model is bad.
 NOTICED = 3
 
 
@@ -67,8 +68,8 @@ def offer(
     Raises:
         ValueError: the policy does not keep the run's token budget.
     """
-    # Check this before the problem is made: making it takes time for each sample, and an unsuited
-    # policy fails at each report of the ranks.
+    # Check this before the problem is made, because making a problem takes time for each sample,
+    # and an unsuited policy fails at each report of the ranks.
     if reason := policies.unsuited(policy, history.hello.token_budget):
         raise ValueError(reason)
     started = time.perf_counter()
@@ -160,11 +161,11 @@ def segment_steps(
 
     Args:
         step_s: duration of a step in seconds; None: not known yet.
-        hasty: the newest step was not as expected, or few steps are known. The segment is then as
-            short as planning can keep up with.
+        hasty: the newest step took another time than expected, or few steps are known. The segment
+            is then as short as the time to plan permits.
         plan_s: duration of planning in seconds.
         relaxed: all ranks synchronise only at a segment's end, and drift apart more in a longer
-            one.
+            segment.
         slowest: result of `slowest_steps` where ranks share batches.
     """
     if step_s is None:
@@ -179,10 +180,10 @@ def segment_steps(
 
 
 def slowest_steps(feedback: Feedback, world: int) -> float:
-    """Return how many steps ranks train together while the slowest rank trains one batch.
+    """Return the number of steps that all ranks train while the slowest rank trains one batch.
 
-    This is for ranks that share batches, and needs feedback of single batches. 0: speeds are
-    unknown.
+    The function is for ranks that share batches, and needs feedback of single batches. The result
+    is 0 if speeds are unknown.
     """
     if not len(feedback):
         return 0.0
@@ -196,8 +197,8 @@ def slowest_steps(feedback: Feedback, world: int) -> float:
 def _surprised(history: History, feedback: Feedback) -> bool:
     """Return True if a rank seems to have changed its speed just now.
 
-    If most segments surprise, the predictor cannot learn the cause, and short segments only lose
-    time.
+    If most segments take another time than expected, the predictor cannot learn the cause, and
+    short segments would only lose time.
     """
     if not len(feedback):
         return False
@@ -212,7 +213,7 @@ def _surprised(history: History, feedback: Feedback) -> bool:
 
 
 def _off(segment: Segment, step: int, compute_s: Floats) -> bool:
-    """Return True if a rank's compute time, of `compute_s` [W], was not as planned."""
+    """Return True if a rank's compute time in `compute_s`, [W], was not as planned."""
     if not segment.ett_s:
         return False
     expected = np.array(segment.ett_s[step - segment.first_step])

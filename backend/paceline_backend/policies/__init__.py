@@ -1,4 +1,4 @@
-"""Policies decide which rank trains which samples in the next segment.
+"""Policies, which choose the samples that each rank trains in the next segment.
 
 A `Policy` is made of parts (`base`): a `Predictor` learns the ranks' speeds, an `Allocator` or a
 `Scheduler` divides the samples, a `Shuffler` places them, a `Chooser` picks the gradient

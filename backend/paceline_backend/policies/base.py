@@ -1,4 +1,4 @@
-"""Re-exports the parts of a policy, and the values that pass between them: the public import path.
+"""Public import path of the parts of a policy, and of the values that pass between the parts.
 
     predictor     feedback                        → performance models
     allocator     models, feedback, its memory    → how many samples each worker gets (optional)
@@ -11,10 +11,10 @@ For each segment `plan` calls them in this order: ``Predictor.fit``; at an epoch
 or a controller's takeover ``Shuffler.shuffle`` and ``Scheduler.compose``; ``Chooser.choose``;
 ``Allocator.allocate``; ``Scheduler.schedule``.
 
-All parts are pure: no I/O, no clock, no global random state, and no memory except the memory that
-they return. The same arguments give the same result, on any thread. Parts return new values and
-change no argument. All arrays are NumPy: W workers (ranks), N samples of the data set, F feedback
-rows, S steps of the segment.
+All parts are pure: no I/O, no clock, no global random state, and no state except the `memory` that
+they return and get back with the next call. The same arguments give the same result, on any thread.
+Parts return new values and change no argument. All arrays are NumPy: W workers (ranks), N samples
+of the data set, F feedback rows, S steps of the segment.
 
 The parts are defined in `parts`, the values in `values`, `plan` in `planner`, and the base class of
 a preset's parameters in `parameters`.

@@ -1,11 +1,11 @@
-"""Compiles kernels with Numba, and caches the machine code; only `jit.Kernel` imports this module.
+"""Compilation of kernels with Numba, and its cache; only `jit.Kernel` imports this module.
 
 Numba keeps the machine code in ``__pycache__`` beside the source, or else in the user's cache
 folder. Container images hold code that was compiled when they were built
 (docker/control-plane.Dockerfile); both folders are then read-only, and Numba refuses to cache. It
-also raises an error if the disk is full or a file belongs to another user. Here such a failure only
-costs the time to compile: a cache that cannot be read is empty, and one that cannot be written
-stays as it is.
+also raises an error if the disk is full or a file belongs to another user. In this module such a
+failure only costs the time to compile: a cache that cannot be read counts as empty, and a cache
+that cannot be written is not changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         # On a truncated file, pickle may raise any exception.
         except Exception as error:
             logger.warning("cannot read compiled code of %s: %r", self._name, error)
-            # Without the flush, no later code could be added.
+            # Without flushing the index, no code could be added later.
             with suppress(OSError):
                 self.flush()
             return None

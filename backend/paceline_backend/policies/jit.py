@@ -1,4 +1,4 @@
-"""Provides the kernels of `predict` and `solve`, which Numba compiles at their first call.
+"""Kernels of `predict` and `solve`, which Numba compiles at their first call.
 
 Importing Numba takes a second of CPU and 60 MB, and most processes that import policies never plan.
 So `compiled` returns a `Kernel`, which imports Numba only when it is first called.

@@ -1,4 +1,4 @@
-"""Defines a preset's parameters: a class of fields, its JSON Schema, and its checked values.
+"""Parameters of presets: a class of fields, its JSON Schema, and its checked values.
 
 The registry calls `convert` before it makes a policy, and `with_presets` to limit the values of
 `BatchesOf` fields. REST shows `properties`.
@@ -29,7 +29,7 @@ _BOUNDS = {
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of a preset's parameters. The class itself has none.
+    """Base class of a preset's parameters, without any fields of its own.
 
     A field is a number, a boolean, a string, a `Literal` or a `PerRank`. It has a default, and a
     description and its bounds in `msgspec.Meta`.
@@ -45,7 +45,7 @@ _PRESETS = "presets"
 BatchesOf = Annotated[
     str,
     Meta(
-        description="Preset, with its defaults, that decides which samples each rank gets.",
+        description="Preset, with its defaults, that chooses each rank's samples.",
         extra_json_schema={_PRESETS: True},
     ),
 ]
@@ -94,7 +94,7 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
     `world` is the number of ranks, which is the required length of a `PerRank`; None: unknown yet.
 
     Raises:
-        PolicyParameterError: a parameter is unknown or its value not legal.
+        PolicyParameterError: a parameter is unknown, or its value is not legal.
     """
     schemas, types = properties(kind), _types(kind)
     for name, value in given.items():
@@ -110,7 +110,7 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
             )
     try:
         values = msgspec.convert(dict(given), kind)
-    # The class itself checks combinations of values.
+    # The parameters' class itself checks combinations of values, and raises an error.
     except msgspec.ValidationError as error:
         raise PolicyParameterError(f"parameters: not legal for {preset}: {error}") from error
     if world is not None:

@@ -1,4 +1,4 @@
-"""Defines the protocols of a policy's parts, the policy itself, and its registration as a preset.
+"""Protocols of a policy's parts, the policy itself, and its registration as a preset.
 
 Third parties implement the protocols; `base` describes the order in which `plan` calls them.
 """
@@ -13,11 +13,10 @@ from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies.parameters import P, Parameters
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
-# How a policy changes the training.
-# "nothing": only the order of floating-point sums differs, and updates with dropout, bf16 or
-# augmentation, which depend on the samples of a rank's batch.
-# "batches": global batches also contain other samples than under plain DDP.
-# "training": gradients are also synchronised at other times.
+# Kind of change that a policy makes to the training. "nothing": there is no change except for the
+# order of floating-point sums, and for effects of dropout, bf16 or augmentation, which depend on
+# the samples of a rank's batch. "batches": in addition, global batches contain other samples than
+# under plain DDP. "training": in addition, gradients are synchronised at other times.
 Changes = Literal["nothing", "batches", "training"]
 
 # Keys in a plan's memory that belong to the chooser and to regular pauses; all other keys belong
@@ -40,25 +39,27 @@ class Predictor(Protocol):
 class Allocation:
     """The number of samples that each worker gets of a whole global batch."""
 
-    # The counts add up to the global batch.
+    # Number of samples of each worker; the sum is the global batch.
     counts: Ints  # [W]
-    # Memory for the next call: strings, numbers, lists and mappings of them.
+    # State that the next call gets as ``problem.memory``: strings, numbers, lists and mappings of
+    # them.
     memory: Mapping[str, Any]
     # CPU threads of each rank; empty: leave them unchanged.
     threads: tuple[int, ...] = ()
-    # Better models than the predictor's, for the plan's ETT.
+    # Models for the plan's expected times (ETT) that are better than the predictor's models; None:
+    # there are none.
     models: Models | None = None
 
 
 class Allocator(Protocol):
-    """A part that chooses how many samples each worker gets; the scheduler chooses which."""
+    """A part that chooses how many samples each worker gets; the scheduler picks the samples."""
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """Return the counts from the problem's first step on.
 
         Called for every segment, after the predictor and before `Scheduler.schedule`, which finds
-        the counts in ``problem.counts``. ``problem.memory`` is the memory that the allocator
-        returned with the last segment under this policy version; empty at first.
+        the counts in ``problem.counts``. ``problem.memory`` is the state (`Allocation.memory`) that
+        the allocator returned with the last segment under this policy version; empty at first.
         """
         ...
 
@@ -70,8 +71,9 @@ class Scheduler(Protocol):
         """Return ``problem.remaining`` in the order in which steps should use the samples, [R].
 
         Called after `Shuffler.shuffle` at an epoch's start, at a switch and at a controller's
-        takeover. In between, ``problem.order`` is the returned order without the used samples. Do
-        work on a whole epoch here. A scheduler without an order returns ``problem.remaining``.
+        takeover. Between two calls, ``problem.order`` is the returned order without the used
+        samples. Work on a whole epoch belongs here. A scheduler without an order returns
+        ``problem.remaining``.
         """
         ...
 
@@ -79,14 +81,14 @@ class Scheduler(Protocol):
         """Return the samples of the next ``problem.batch_sizes()`` steps.
 
         Called last, for every segment. Step k holds exactly ``problem.batch_sizes()[k]`` samples,
-        all from ``problem.remaining``, none twice in the segment. A rank may get no samples. If
-        ``problem.counts`` is set, ranks get samples in this proportion.
+        all from ``problem.remaining``, and no sample twice in the segment. A rank may get no
+        samples. If ``problem.counts`` is set, ranks get samples in this proportion.
         """
         ...
 
 
 class Shuffler(Protocol):
-    """A part that chooses which worker holds which samples."""
+    """A part that chooses the worker that holds each sample."""
 
     def shuffle(self, problem: Problem, models: Models) -> Ints:
         """Return a new placement, [N] ranks.
@@ -107,12 +109,12 @@ class KeepPlacement:
 
 @dataclass(frozen=True)
 class Choice:
-    """The synchroniser of a segment, as a chooser picks it."""
+    """The synchroniser that a chooser picks for a segment."""
 
     synchroniser: Synchronisation
     # One sentence for the operator; empty: there was no choice.
     why: str = ""
-    # Memory for the next call.
+    # State that the next call gets as `memory`.
     memory: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -123,9 +125,9 @@ class Chooser(Protocol):
         """Return the next segment's synchroniser.
 
         Called once for every segment, before the segment's number of steps is known, because this
-        number depends on the choice. `feedback` is the same as the predictor's. `memory` is the
-        memory that the chooser returned with the last segment under this policy version; empty at
-        first.
+        number depends on the choice. The predictor gets the same `feedback`. `memory` is the state
+        (`Choice.memory`) that the chooser returned with the last segment under this policy version;
+        empty at first.
         """
         ...
 
@@ -135,7 +137,7 @@ class NodeChooser(Chooser, Protocol):
     """A chooser that also considers which ranks share a node."""
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return the chooser for several nodes, given the number of each rank's node, [W]."""
+        """Return the chooser for several nodes; `nodes` has the index of each rank's node, [W]."""
         ...
 
 
@@ -161,19 +163,20 @@ class Accounts:
     policy's changes of the training.
     """
 
-    # The cost that the policy computes from the sizes of a batch. None: it ignores sizes. "sum":
-    # their sum. "padded": samples times the longest. "fitted": a cost fitted to the run's batches.
+    # The cost that the policy computes from the sizes of a batch. None: the policy ignores sizes.
+    # "sum": sum of the sizes. "padded": number of samples times the longest size. "fitted": a cost
+    # fitted to the run's batches.
     cost: Literal["sum", "padded", "fitted"] | None = None
-    # The policy uses the ranks' measured speeds.
+    # True if the policy uses the ranks' measured speeds.
     speeds: bool = False
-    # Speeds that an operator gave instead of measured ones.
+    # Speeds that an operator gave, used instead of measured speeds.
     capacity: tuple[float, ...] = ()  # [W]
-    # The policy uses the nominal speeds of the ranks' devices instead of measured ones.
+    # True if the policy uses the nominal speeds of the ranks' devices instead of measured speeds.
     goes_by_devices: bool = False
-    # The policy decides how many samples a rank gets before it decides which ones.
+    # True if the policy chooses the number of a rank's samples before it picks the samples.
     counts: bool = False
-    # Counts rest on the times of this many steps, whatever samples ranks had in them. 0: they do
-    # not.
+    # Number of steps from whose times the counts are computed, without regard to the samples of
+    # these steps. 0: counts are not computed from the times of single steps.
     steps: int = 0
 
 
@@ -187,19 +190,19 @@ class Policy:
     shuffler: Shuffler
     allocator: Allocator | None = None
     synchroniser: Synchronisation | Chooser = ALLREDUCE
-    # False: ranks get equal counts, also while the leader coasts.
+    # False: ranks get equal counts, also while the leader plans without a controller.
     balances: bool = True
-    # `compose` is called again when the ranks' speeds have changed.
+    # True if `compose` is called again when the ranks' speeds have changed.
     recomposes: bool = False
-    # Each global batch holds the same samples as under plain DDP.
+    # True if each global batch holds the same samples as under plain DDP.
     plain_batches: bool = False
-    # Plans forecast regular pauses of ranks: see `Models.at`.
+    # True if plans forecast regular pauses of ranks: see `Models.at`.
     foretells: bool = False
-    # The scheduler trains samples on the nodes that have them: see `Storage`.
+    # True if the scheduler assigns samples to ranks of the nodes that have them: see `Storage`.
     homes: bool = False
-    # The policy can plan streams, where speeds alone decide how much each rank trains.
+    # True if the policy can plan streams, whose plans only contain the speeds of the ranks.
     streams: bool = False
-    # The policy sets CPU threads, whose effect telemetry does not show.
+    # True if the policy sets CPU threads, whose effect telemetry does not show.
     threads: bool = False
     accounts: Accounts = Accounts()
 
@@ -227,7 +230,8 @@ class Policy:
     ) -> Choice:
         """Return the next segment's synchroniser, and the reason for it.
 
-        `memory` and `nodes` are those of the `Problem`, and `uneven_steps` that of the `Hello`.
+        `memory` and `nodes` are fields of the `Problem`, and `uneven_steps` is a field of the
+        `Hello`.
 
         Raises:
             ValueError: `world` ranks cannot train with the synchroniser that the policy chose.
@@ -251,11 +255,11 @@ class Policy:
 class Preset(Generic[P]):
     """A registered policy: name, summary, parameters, and a function that makes the policy.
 
-    `make` gets a checked instance of the class `parameters`. With `combines`, the policy decides
-    batches, and relaxed presets can take their batches from this preset: its name is a legal value
-    of their parameter ``batches``. `source` is the paper or project that the policy comes from.
-    `variants` are parameters that are often better than the defaults; forecasts try the defaults
-    and each variant.
+    `make` gets a checked instance of the class `parameters`. With `combines`, the policy divides
+    the samples among the ranks, and relaxed presets can use its batches: the preset's name is a
+    legal value of their parameter ``batches``. `source` is the paper or project that the policy
+    comes from. `variants` are parameters that are often better than the defaults; forecasts try the
+    defaults and each variant.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Forecasts regular pauses: single steps, at a fixed distance, in which a rank is slow.
+"""Forecast of regular pauses: single steps, at a fixed distance, in which a rank is slow.
 
 `planner` calls `noticed` and `factors` for policies with `Policy.foretells`. A rank's last pauses
-may be older than the oldest feedback, so the plan's memory holds them, as it holds the allocator's
-memory. After three pauses the next pause is forecast. If it does not come, the rank's pauses are
-forgotten.
+may be older than the oldest feedback, so they are stored in the plan's state (`Plan.memory`), like
+the allocator's state. After three pauses the next pause is forecast. If it does not occur, the
+rank's pauses are forgotten.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 
 from paceline_backend.policies.values import Feedback, Floats, Models, usable
 
-# A step with a pause takes at least this many times as long as expected.
+# Minimum ratio of the measured to the expected time of a step with a pause.
 _SLOW = 2.0
-# The number of pauses that show a period.
+# Minimum number of pauses that show a period.
 _ENOUGH = 3
-# Two distances of one period may differ by this many steps.
+# Maximum difference between two distances of the same period, in steps.
 _OFF = 1
-# Pauses with fewer steps between them are often at equal distances by chance.
+# Minimum distance of regular pauses in steps. Pauses at shorter distances are often regular by
+# chance.
 _APART = 8
 
 # A rank's last pauses: [step, measured ÷ expected time; 0: unknown].
@@ -30,14 +31,14 @@ Pauses = list[list[float]]
 
 
 def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> dict[str, Any]:
-    """Return the memory after the newest feedback, to which the models were fitted.
+    """Return the updated state after the newest feedback, to which the models were fitted.
 
     A slow step is a pause if the rank's steps before and after it were not slow. The newest step is
-    not judged yet. If a rank has no samples where a pause was due, this counts as a pause, but not
-    twice in a row.
+    not judged yet. If a rank has no samples in a step where a pause was due, this counts as a
+    pause, but not twice in succession.
 
-    The memory is empty at first. ``judged`` is the last step that was checked. ``ranks`` has the
-    `Pauses` of each rank that has paused, by the rank's number as text.
+    The state is empty at first. Its key ``judged`` is the last step that was checked. ``ranks`` has
+    the `Pauses` of each rank that has paused, by the rank's number as text.
     """
     rows = feedback.by_step(models.world)
     if not models.known or len(rows.step) < 3:
@@ -81,7 +82,7 @@ def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) 
 
 
 def _due(pauses: Sequence[Sequence[float]]) -> list[int]:
-    """Return the steps in which a rank's next pause may come; empty: no regular pauses."""
+    """Return the steps in which a rank's next pause may occur; empty: no regular pauses."""
     at = [int(step) for step, _ in pauses]
     distances = [later - earlier for earlier, later in pairwise(at)]
     if len(at) < _ENOUGH or min(distances) < _APART or max(distances) - min(distances) > _OFF:

@@ -1,4 +1,4 @@
-"""Plans the next segment: `plan` calls the parts of a policy in their order.
+"""Plan of the next segment: `plan` calls the parts of a policy one after the other.
 
 Controller and simulator call `plan` through `planning.offer`. `plan` is pure:
 `insight.replay` calls it with the same arguments and gets the same plan.
@@ -30,27 +30,27 @@ from paceline_backend.policies.parts import (
 from paceline_backend.policies.solve.constraints import gridded, within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
-# The counts of a token budget are computed for at least this many samples per worker on average.
+# Minimum mean number of samples per worker for which counts under a token budget are computed.
 _FINE = 8
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The decision on the next segment, with the models' forecast."""
+    """The plan of the next segment, with the models' forecast."""
 
     batches: Batches
     # Expected compute times; empty while the models are unknown.
     ett_s: list[list[float]]  # [step][rank]
-    # Shares of the load for coasting; empty: equal counts.
+    # Shares of the load while the leader plans without a controller; empty: equal counts.
     shares: list[float]  # [W]
     # The placement after `shuffle`, if `plan` called it.
     placement: Ints  # [N]
-    # The order after `compose`, if `plan` called it; includes this segment's samples.
+    # The order after `compose`, if `plan` called it; the order includes this segment's samples.
     order: Ints  # [R]
     # The number of samples that another worker holds or trains than before.
     moved: int
     epoch_end: bool
-    # The memory of allocator, chooser and pauses, for the next plan.
+    # The state of allocator, chooser and pauses, which the next plan gets as `Problem.memory`.
     memory: Mapping[str, Any]
     # CPU threads of each rank; empty: leave them unchanged.
     threads: list[int]
@@ -61,7 +61,7 @@ class Plan:
     why: str = ""
     # The number of samples in `moved` that go to another node.
     across: int = 0
-    # Samples that get another holder with the next epoch, if the caller asked for them.
+    # Samples that get another holder with the next epoch, if the caller passed `ahead`.
     moves: Moves | None = None
     # Ranks' speeds for a stream; None: unknown, or not a stream.
     paces: Paces | None = None
@@ -73,7 +73,7 @@ class Plan:
 
 
 def unsuited(policy: Policy, token_budget: float | None) -> str | None:
-    """Return why a policy cannot plan a run with this token budget; None: it can.
+    """Return the reason why a policy cannot plan a run with this token budget, or None.
 
     With a budget, a policy may only choose which rank computes which samples of the epoch's order.
     """
@@ -98,9 +98,9 @@ def plan(
     """Plan the next segment. Controller, replay, simulator and tests all call this function.
 
     Args:
-        policy: to plan with.
-        problem: to solve.
-        feedback: for predictor, allocator and chooser.
+        policy: the policy whose parts are called.
+        problem: all inputs of the plan except feedback.
+        feedback: measurements for predictor, allocator and chooser.
         shuffle: call `shuffle` and `compose` first. True at an epoch's start, at a switch and at a
             controller's takeover.
         choice: result of `Policy.choose` for this feedback and memory; None: call `Policy.choose`.
@@ -121,7 +121,7 @@ def plan(
         problem = _shuffled(policy, problem, models)
         moved = int(np.count_nonzero(problem.placement != before))
         across = problem.across(before, problem.placement)
-    # With unknown speeds, samples would move as for equal speeds and later have to move back.
+    # With unknown speeds, samples would move as if speeds were equal, and later have to move back.
     if ahead is not None and models.known:
         away, ranks, of_moves = _away(policy, problem, ahead, models)
         moves = Moves.of(away, ranks)
@@ -159,7 +159,7 @@ def plan(
         order=problem.order,
         moved=moved,
         epoch_end=problem.reaches_epoch_end,
-        # Plain values, as the bus returns them.
+        # Convert the state to plain values, as the bus returns them.
         memory=msgspec.to_builtins(memory),
         threads=threads,
         cost=models.cautious.cost,
@@ -228,9 +228,10 @@ def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[floa
 def shares_of(
     policy: Policy, models: Models, feedback: Feedback, counts: Ints | None = None
 ) -> list[float]:
-    """Return each rank's share of the load while the leader coasts, [W]; empty: equal counts.
+    """Return each rank's share of the load for plans by the leader, [W]; empty: equal counts.
 
-    The models are fitted to `feedback`. `counts` are the allocator's; None: speeds alone decide.
+    The models are fitted to `feedback`. `counts` are the allocator's counts; None: the shares only
+    depend on speeds.
     """
     if not policy.balances:
         return []

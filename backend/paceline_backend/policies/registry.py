@@ -1,7 +1,8 @@
 """Registry of policies: the `Preset`s in the entry-point group ``paceline.policies``.
 
-The group has Paceline's own presets and those of other installed packages. A preset that does not
-load is left out, with an error in the log. `policies` re-exports `get`, `make`, `names` and `same`.
+The group has Paceline's own presets and the presets of other installed packages. A preset that
+cannot be loaded is left out, with an error in the log. `policies` re-exports `get`, `make`, `names`
+and `same`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def make(
 
     Raises:
         UnknownPolicyError: no policy has this name.
-        PolicyParameterError: a parameter is unknown or its value not legal.
+        PolicyParameterError: a parameter is unknown, or its value is not legal.
         ValueError: the policy has a synchroniser that ranks do not know, or parameters that the
             synchroniser does not take.
     """

@@ -1,4 +1,4 @@
-"""Plans streams, whose samples the controller does not know.
+"""Plans for streams, whose samples the controller does not know.
 
 A plan holds only the ranks' measured speeds. From these the leader divides the samples that ranks
 have read. `planning.offer` calls `plan_stream` in place of `planner.plan`.
@@ -18,7 +18,7 @@ from paceline_backend.policies.values import Batches, Feedback
 
 
 def problem_of(policy: Policy) -> str | None:
-    """Return why a policy cannot plan a stream; None: it can."""
+    """Return the reason why a policy cannot plan a stream, or None."""
     if policy.streams and not policy.relaxed:
         return None
     return (

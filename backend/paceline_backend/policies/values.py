@@ -1,9 +1,9 @@
-"""Defines the values that pass between a policy's parts: feedback, models, problem, batches.
+"""Values that pass between a policy's parts: feedback, models, problem, batches.
 
-`planning` builds `Feedback` and `Problem` from what a run has done; predictors return `Models`,
-schedulers `Batches`. `StepTable` is feedback as a table of steps and workers, for allocators.
-Arrays use the letters of `base`: W workers, N samples, F feedback rows, S steps; R is the number of
-remaining samples.
+`planning` builds `Feedback` and `Problem` from a run's history; predictors return `Models`, and
+schedulers return `Batches`. `StepTable` is feedback as a table of steps and workers, for
+allocators. Arrays use the letters of `base`: W workers, N samples, F feedback rows, S steps; R is
+the number of remaining samples.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Feedback:
     """Records of steps that all W ranks reported: F rows, sorted by (step, rank).
 
     `load` is in the user's size unit. `sync_s` is waiting and communication, and `step_s` wall
-    time, NaN where unknown; both are for choosers, and zeros if not given.
+    time, NaN where unknown; both are for choosers, and are zeros if not given.
     """
 
     step: Ints  # [F]
     rank: Ints  # [F]
-    # n, Λ, T, Σλ² and max λ.
+    # Number of samples n, load Λ, time T, and Σλ² and max λ over the samples' sizes λ.
     samples: Ints  # [F]
     load: Floats  # [F]
     compute_s: Floats  # [F]
@@ -67,8 +67,8 @@ class Feedback:
         """Return each rank's newest batches side by side, oldest first, as [count, W].
 
         Where ranks share batches, the batches of one row may be of different steps. If a rank has
-        had fewer batches, some appear several times; if it has had none, its values are zeros. Rows
-        that do not show a rank's speed do not count: see `usable`.
+        had fewer batches, some batches appear several times; if it has had no batch, its values are
+        zeros. Rows that do not show a rank's speed do not count: see `usable`.
         """
         rows = self.by_step(world)
         steps, worked = len(rows.samples), usable(rows.samples, rows.load, rows.compute_s)
@@ -92,7 +92,7 @@ class Feedback:
         return len(self.step)
 
 
-# The least time in s, and the least load: the squares of much smaller numbers are 0.
+# Minimum time in seconds, and minimum load. The squares of much smaller numbers would be 0.
 LEAST = 1e-100
 
 
@@ -136,9 +136,9 @@ class StepTable:
 class Models:
     """Performance models: rank j takes ``a[j]·Λ' + c[j]·n + b[j]`` s for n samples.
 
-    Λ' is the effective load, which `cost` computes from the sizes. Λ' is Λ, unless samples are
-    padded or the cost of a sample grows faster than its length. `known` is False until every rank
-    has given feedback. Until then all ranks count as equal.
+    Λ' is the effective load, which `cost` computes from the sizes. Λ' is the load Λ, unless samples
+    are padded or the cost of a sample grows faster than its length. `known` is False until every
+    rank has given feedback. Until then all ranks count as equal.
     """
 
     a: Floats  # [W] s per size unit, > 0
@@ -157,7 +157,7 @@ class Models:
         return len(self.a)
 
     def weighed(self) -> list[tuple[float, Models]]:
-        """Return these models and their rivals, each with its probability and without rivals."""
+        """Return these models and their rivals with their probabilities, all without rivals."""
         rest = 1.0 - sum(chance for chance, _ in self.rivals)
         return [(rest, replace(self, rivals=())), *self.rivals]
 
@@ -173,7 +173,7 @@ class Models:
         return replace(self, a=self.a * factor, c=self.c * factor, b=self.b * factor, factors=None)
 
     def padded_to(self, grid: float) -> Models:
-        """Return the models for batches padded to a multiple of `grid`; 0: to their longest."""
+        """Return models for batches padded to a multiple of `grid`; 0: to the longest sample."""
         if not grid:
             return self
         rivals = tuple((chance, rival.padded_to(grid)) for chance, rival in self.rivals)
@@ -182,10 +182,10 @@ class Models:
 
     @property
     def cautious(self) -> Models:
-        """The model, of these models and their rivals, for which steps are best composed.
+        """Return the models, among these and their rivals, that are best used to compose steps.
 
-        If batches may be padded, these are models of padded batches: samples of similar size suit
-        each other under any cost.
+        If batches may be padded, these are models of padded batches, because a batch of samples of
+        similar size is good under any cost.
         """
         padded = [entry for entry in self.weighed() if entry[1].cost.padded]
         return max(padded, key=lambda entry: entry[0])[1] if padded else replace(self, rivals=())
@@ -197,7 +197,7 @@ class Models:
 
     @staticmethod
     def unknown(world: int) -> Models:
-        """Return equal models, 1 s per size unit: only proportions are right."""
+        """Return equal models, 1 s per size unit, of which only proportions are right."""
         return Models(np.ones(world), np.zeros(world), np.zeros(world), known=False)
 
 
@@ -245,18 +245,18 @@ class Storage:
     All other samples are trained on the node that has them.
     """
 
-    # The bytes of samples that the plan may place on each node.
+    # Number of bytes of samples that the plan may place on each node.
     room: Ints  # [nodes]
-    # The bytes of each sample.
+    # Number of bytes of each sample.
     lengths: Ints  # [N]
-    # Mask of the samples that no node has so far: they may go anywhere.
+    # Mask of the samples that no node has so far, which any node may get.
     loose: npt.NDArray[np.bool_]  # [N]
-    # The placement is the next epoch's: each sample may move.
+    # True if the problem is about the next epoch, in which each sample may move.
     ahead: bool = False
 
     @property
     def settled(self) -> Storage:
-        """The same storage after the holders are decided: no sample may change its node."""
+        """The same storage after the holders are planned, when no sample may change its node."""
         return replace(self, loose=np.zeros_like(self.loose))
 
     def keeps(self, remaining: Ints) -> bool:
@@ -266,7 +266,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Problem:
-    """All inputs of a plan, besides feedback."""
+    """All inputs of a plan, except for feedback."""
 
     # λ of all samples.
     sizes: Floats  # [N]
@@ -279,36 +279,37 @@ class Problem:
     epoch: int
     # Global step number of the segment's first step.
     first_step: int
-    # The most steps to plan; fewer at the epoch's end.
+    # Maximum number of steps to plan; at the epoch's end, there can be fewer.
     steps: int
     global_batch: int
     world: int
     seed: int
     drop_last: bool = False
-    # The allocator's samples of each worker in a whole global batch; None: there is no allocator.
+    # Number of samples of each worker in a whole global batch, from the allocator; None: there is
+    # no allocator.
     counts: Ints | None = None  # [W]
-    # The most samples that fit into each worker's memory; None: unknown.
+    # Maximum number of samples that fit into each worker's memory; None: unknown.
     limits: Ints | None = None  # [W]
-    # Pairs (samples, s) of each worker, measured before training.
+    # Pairs (samples, seconds) of each worker, measured before training.
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]
     # `Plan.memory` of the last segment.
     memory: Mapping[str, Any] = field(default_factory=dict)
-    # The number of each rank's node; None: one node, or unknown.
+    # Index of each rank's node; None: one node, or unknown.
     nodes: Ints | None = None  # [W]
-    # The script allows ranks to run different numbers of steps.
+    # True if the script allows ranks to run different numbers of steps.
     uneven_steps: bool = True
-    # Empty: unknown.
+    # Devices of the ranks; empty: unknown.
     devices: Sequence[RankDevice] = ()  # [W]
     # `plan` puts the scheduler's numbers of samples on the grid `grid`, and padded lengths on the
     # grid `length_grid`; 0: none.
     grid: int = 1
     length_grid: float = 0.0
-    # Always with `nodes`; None: each rank reads every sample.
+    # Storage of the nodes, with which `nodes` is known, too; None: each rank can read every sample.
     storage: Storage | None = None
-    # The size of a step, in the unit of the sizes: steps take the samples of `order` in turn. Then
-    # `global_batch` is a mean. None: each step has `global_batch` samples.
+    # Total size of a step's samples, in the unit of the sizes: steps use the samples of `order` one
+    # after the other. `global_batch` is then a mean. None: each step has `global_batch` samples.
     token_budget: float | None = None
-    # The most that each worker's local batch may hold, in the unit of the sizes.
+    # Maximum total size of each worker's local batch, in the unit of the sizes.
     token_limits: Floats | None = None  # [W]
 
     def across(self, before: Ints, after: Ints) -> int:
@@ -320,8 +321,8 @@ class Problem:
     def batch_sizes(self) -> list[int]:
         """Return the number of samples of each planned step.
 
-        This is the global batch, or less in an epoch's last step. With a token budget, it is the
-        number of samples of `order` that the budget holds.
+        The number is the global batch, or less in an epoch's last step. With a token budget, it is
+        the number of samples of `order` that fit into the budget.
         """
         if self.token_budget is not None:
             counts = Budget(self.token_budget, self.sizes).counts(self.order, self.steps)

@@ -1,4 +1,4 @@
-"""Simulates a cluster: up to 100,000 workers on a virtual clock, planned by the real policies.
+"""Simulation of a cluster: up to 100,000 workers on a virtual clock, planned by the real policies.
 
     Scenario         a cluster, its data and its events, read from YAML (`ScenarioError`)
     Simulation       one run of a scenario; `advance` plans and trains the next segment
@@ -7,7 +7,8 @@
     sync             models of the synchronisers
     broadcast        a simulation as a run of a control plane
 
-``paceline simulate``, the simulated backend, the what-if forecasts and the benchmarks use these:
+``paceline simulate``, the simulated backend, the what-if forecasts and the benchmarks use this
+package:
 
     simulation = Simulation.of(Scenario.load(Path("scenario.yaml")))
     while not simulation.finished:

@@ -1,4 +1,4 @@
-"""Runs a simulation as a run of a control plane, with telemetry like a real run's.
+"""Simulation as a run of a control plane, with telemetry like that of a real run.
 
 ``paceline simulate --server`` registers a run and iterates the `segments` of a `Broadcast`. The
 control plane never plans for such a run: the simulation plans its own segments, and applies an
@@ -43,15 +43,15 @@ from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 
 log = logging.getLogger(__name__)
 
-# With more workers, the list of devices is too long for a run's page.
+# Maximum number of workers whose devices are listed; a longer list does not suit a run's page.
 EMULATED_SHOWN = 1_024
-# The most records in a message, unless a single step has more.
+# Maximum number of records in a message, unless a single step has more.
 _RECORDS = 10_000
-# A waiting message counts as at least this many records, because it takes memory, too.
+# Minimum number of records as which a waiting message counts, because each message takes memory.
 _AS_RECORDS = 250
-# The time between heartbeats.
+# Interval between two heartbeats.
 _SIGN_S = 3.0  # seconds
-# The time between requests to the server for switches.
+# Interval between two requests to the server for switches.
 _POLL_S = 0.25  # seconds
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Broadcast:
     The run's clock is the virtual clock. The clock begins at `started_at`, a Unix time, and may be
     ahead of the wall clock. An operator's switch or stop takes effect at the next segment. The
     simulation waits while more than `waiting` of its records are on the bus and not stored yet, and
-    while the bus or the server is away.
+    while the bus or the server is unavailable.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Broadcast:
         stream: str = TELEMETRY,
     ) -> None:
         self.state = State.STARTING
-        # The number of records on the bus above which the simulation waits.
+        # Number of records on the bus above which the simulation waits.
         self.waiting = 100_000
         self._simulation = simulation
         self._run = run
@@ -106,9 +106,10 @@ class Broadcast:
         self._server = server
         self._stream = stream
         self._started_at = started_at
-        # The id of the last message read from control(run).
+        # Id of the last message read from the stream control(run).
         self._position = "0-0"
-        # The newest attempt whose Hello was sent, its first step, and its rounds so far.
+        # The newest attempt whose Hello was sent, its first step, and its number of reduction
+        # rounds so far.
         self._attempt = -1
         self._first_step = 0
         self._rounds = 0
@@ -137,7 +138,7 @@ class Broadcast:
             self.end(State.FINISHED)
 
     def _over(self) -> bool:
-        """Return True if the run has ended. A method, as any call in between may end it."""
+        """Return True if the run has ended. It is a method, because any call may end the run."""
         return self.state.final
 
     def end(self, state: State, message: str | None = None) -> None:
@@ -189,7 +190,7 @@ class Broadcast:
             time.sleep(0.005)
 
     def _on_the_bus(self) -> int:
-        """Return an upper bound of this run's records on the bus; ingest takes them in order."""
+        """Return an upper bound of this run's records on the bus, ingested in sequence."""
         length = self._patiently(lambda: int(self._bus.xlen(self._stream)))
         while len(self._sent) > length:
             self._sent.popleft()
@@ -217,7 +218,8 @@ class Broadcast:
         self._polled = now
         run = self._ask("GET", "")
         state = State(run["state"])
-        # FAILED may be the server's guess after silence, so the simulation continues.
+        # The server also sets FAILED if it has received nothing for long, so the simulation
+        # continues.
         if state.final and state is not State.FAILED:
             self.state = state
             return
@@ -228,7 +230,7 @@ class Broadcast:
         while simulation.switches and simulation.switches[0].step <= simulation.step:
             change = simulation.switches.popleft()
             body = {"policy": change.policy, "parameters": change.parameters, "by": "scenario"}
-            # The scenario decides when it switches, whatever operators have done.
+            # The scenario's switches take effect regardless of operators' switches.
             made = self._ask("POST", "/policy", body, if_match="*")
             simulation.switch(policies.make(change.policy, change.parameters), made["version"])
 
@@ -267,7 +269,7 @@ def records(
 ) -> dict[str, list[Any]]:
     """Return all ranks' records of the steps in `part`, as columns: the fields of `StepRecord`.
 
-    `first_step` is that of the attempt, and `started_at` the Unix time of virtual time 0.
+    `first_step` is the first step of the attempt, and `started_at` the Unix time of virtual time 0.
     """
     compute_s = trained.compute_s[part]
     count, world = compute_s.shape
@@ -313,7 +315,7 @@ def _or_none(values: Floats) -> list[float | None]:
 
 
 def rounds(trained: TrainedSegment, seq: int, started_at: float) -> list[RoundRecord]:
-    """Return the records that ranks would send of a segment's rounds.
+    """Return the records that ranks would send of a segment's reduction rounds.
 
     `seq` is the number of the first round in its attempt. (Real ranks count their own rounds.)
     `started_at` is the Unix time of virtual time 0.

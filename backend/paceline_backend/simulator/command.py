@@ -1,4 +1,4 @@
-"""Implements `paceline simulate`, in this process or as a run of a server."""
+"""Command `paceline simulate`, in this process or as a run of a server."""
 
 from __future__ import annotations
 

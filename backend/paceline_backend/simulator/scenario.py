@@ -1,9 +1,10 @@
-"""Describes a simulation: a `Scenario` is read from YAML or plain values, and checked.
+"""Description of a simulation: a `Scenario` is read from YAML or plain values, and checked.
 
 ``paceline simulate`` loads a file; the control plane gets the plain values with a run. All
-functions that read or check a scenario raise `ScenarioError` if it cannot be simulated. After that,
-only the file of sizes can still fail. `Communication` computes the duration of exchanges among
-ranks. `hello_of` makes the Hello of a simulated run, which has no leader to send it.
+functions that read or check a scenario raise `ScenarioError` if it cannot be simulated. After these
+checks, only reading the file of sizes can still fail. `Communication` computes the duration of
+exchanges among ranks. `hello_of` makes the Hello of a simulated run, which has no leader to send
+it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Speeds of workers: worker j takes f_j · (unit_s · Λ' + sample_s · n) + step_s seconds.
 
-    A number holds for every worker, a list has one number per worker. `factors` are the f_j; empty:
-    1. `data_s` is the time to load a batch. The other fields are those of `Emulation`.
+    n is the number of samples of a batch, and Λ' its effective load (see `Models`). A single number
+    applies to every worker; a list has one number per worker. `factors` are the f_j; empty: 1.
+    `data_s` is the time to load a batch. For the other fields see `Emulation`.
     """
 
     unit_s: float | list[float]  # s per size unit
@@ -72,13 +74,13 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     2009).
     """
 
-    # The latency of one message.
+    # Latency of one message, in seconds.
     latency_s: float = 0.0
-    # The size of the gradients.
+    # Size of the gradients, in bytes.
     bytes: float = 0.0
-    # The bandwidth of the slowest link.
+    # Bandwidth of the slowest link.
     bandwidth: float | None = None  # bytes per second
-    # A time that is added for any number of workers.
+    # Time in seconds that is added for any number of workers.
     fixed_s: float = 0.0
     # Time of a relaxed synchroniser's exchange; None: the time of an all-reduce.
     round_s: float | None = None
@@ -111,7 +113,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def costs(self, world: int) -> Costs:
         """Return the costs of exchanges of relaxed synchronisers among `world` workers.
 
-        Two messages start an exchange: one to the ranks' store and one back.
+        Two messages start an exchange: a message to the ranks' store, and its answer.
         """
         call_s, size = 2 * self.latency_s, round(self.bytes)
         if self.round_s is not None:
@@ -126,10 +128,10 @@ class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rank: int
     step: int
-    # The time from the failure to the next attempt's first step.
+    # Time from the failure to the next attempt's first step.
     restart_s: float = 5.0
-    # The number of workers that continue: the failed worker and the last ones are left out. None:
-    # all continue.
+    # Number of workers that continue. The failed worker is left out first, then the last workers.
+    # None: all workers continue.
     world: int | None = None
 
     def alive(self, world: int) -> list[int]:
@@ -155,7 +157,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     global_batch: int
     sizes: Sizes
     devices: Devices
-    # The steps to train; None: all steps of the epochs.
+    # Number of steps to train; None: all steps of the epochs.
     steps: int | None = None
     epochs: int | None = None
     seed: int = 0
@@ -166,9 +168,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     switches: list[Change] = []
     failures: list[WorkerFailure] = []
     communication: Communication = Communication()
-    # Samples that fit into a worker's memory.
+    # Number of samples that fit into a worker's memory.
     limits: int | list[int] | None = None
-    # Workers time trial batches of 2, 4, 8, … samples before training.
+    # True if workers measure the times of trial batches of 2, 4, 8, … samples before training.
     profile: bool = False
 
     @staticmethod
@@ -334,7 +336,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def memory_limits(self) -> list[int]:
-        """Return samples that fit into each worker's memory, [W]; empty: no limits."""
+        """Return each worker's memory limit as a number of samples, [W]; empty: no limits."""
         return [] if self.limits is None else self._each("limits", self.limits)
 
     def hello(self) -> Hello:
@@ -383,7 +385,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _factors(self) -> list[float]:
         given = sum(part.workers if isinstance(part, Group) else 1 for part in self.devices.factors)
-        # Check this first: the list could be far too long.
+        # Check this first, because the list could be far too long.
         if given not in (0, self.workers):
             raise ScenarioError(
                 f"devices.factors: {given} values for {self.workers} workers; give one per worker"
@@ -415,8 +417,9 @@ _Loader.add_implicit_resolver(
 def hello_of(sizes: Floats, world: int, global_batch: int, **fields: Any) -> Hello:
     """Return the Hello that a leader would send at virtual time 0.
 
-    `sizes` are those of the data set, [N]. `fields` are other fields of `Hello`. Without them the
-    seed is 0, the number of epochs is unknown, and the loss is a mean over samples.
+    `sizes` are the sizes of the data set's samples, [N]. `fields` are other fields of `Hello`.
+    Without them the seed is 0, the number of epochs is unknown, and the loss is a mean over
+    samples.
     """
     plain: dict[str, Any] = {"seed": 0, "epochs": None, "loss_mean": "samples", "drop_last": False}
     return Hello(

@@ -1,9 +1,9 @@
-"""Runs a virtual cluster, segment by segment.
+"""Simulation of a virtual cluster, segment by segment.
 
 `Simulation.advance` plans a segment through `planning.offer`, as a controller does, computes the
 ranks' times with the synchroniser's model in `sync`, and adopts the segment. `DealtBatches` holds a
 segment's batches and their compute times, also where ranks take over batches of each other. There
-is no bus and no database: `broadcast` adds these.
+is no bus and no database; `broadcast` adds both.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from paceline_backend.simulator.sync import (
 )
 
 T = TypeVar("T")
-# The number of newest steps that a plan does not use.
+# Number of newest steps that a plan does not use.
 _LAG = 1
 
 
 class Network(Protocol):
-    """The durations of exchanges among ranks: `scenario.Communication`, or as measured."""
+    """Durations of exchanges among ranks: `scenario.Communication`, or measured durations."""
 
     def all_reduce_s(self, step: int, batches: Features) -> Floats:
         """Return the time of a step's all-reduce on each rank, [W]."""
@@ -71,16 +71,16 @@ class TrainedSegment:
     wait_s: Floats
     # 0 where a rank computes during communication.
     communication_s: Floats
-    # The virtual time at which each step begins.
+    # Virtual time at which each step begins.
     started_at: Floats
-    # The virtual time of the segment's start, also if no step was trained.
+    # Virtual time of the segment's start, also if no step was trained.
     begins_at: float = 0.0
     attempt: int = 0
-    # The real time that planning took; `segment.plan_s` is 0.
+    # Real time that planning took; `segment.plan_s` is 0.
     plan_s: float = 0.0
-    # The `ended_at` of rounds is virtual time.
+    # Reduction rounds of the segment; their `ended_at` is virtual time.
     rounds: list[SimulatedRound] = field(default_factory=list)
-    # Ranks do not synchronise at the segment's end, unless the epoch ends.
+    # True if ranks do not synchronise at the segment's end, unless the epoch ends.
     goes_on: bool = False
 
     @property
@@ -128,9 +128,10 @@ class TrainedSegment:
 
     @property
     def ett_s(self) -> Floats | None:
-        """The plan's forecast of `compute_s`; None: the models were unknown.
+        """The plan's forecast of `compute_s`; None if the models were unknown.
 
-        NaN where the batch differs from the plan, because ranks took over batches of each other.
+        The value is NaN where the batch differs from the plan, because ranks took over batches of
+        each other.
         """
         if not self.segment.ett_s:
             return None
@@ -152,12 +153,13 @@ class Simulation:
         devices: the ranks' speeds.
         policy: the first policy.
         network: durations of exchanges; None: no time.
-        steps: the step to end before; None: end with the last epoch.
+        steps: number of the step before which the simulation ends; None: it ends with the last
+            epoch.
 
     Attributes:
-        switches: changes of the policy that are not due yet, in the order of their steps.
-        failures: failures of workers that are not due yet, in the order of their steps. After a
-            failure, `hello`, `devices` and `history` are those of the next attempt.
+        switches: changes of the policy that are not due yet, sorted by step.
+        failures: failures of workers that are not due yet, sorted by step. After a failure,
+            `hello`, `devices` and `history` belong to the next attempt.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class Simulation:
         return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begin an attempt. Of earlier attempts only the used samples are known (in `hello`)."""
+        """Begin an attempt, which only knows the used samples of earlier attempts (in `hello`)."""
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
@@ -213,7 +215,7 @@ class Simulation:
 
     @property
     def now(self) -> float:
-        """Virtual time of the rank that is ahead of all others."""
+        """Virtual time of the rank that is ahead of all other ranks."""
         return float(self._clocks.max())
 
     @property
@@ -239,7 +241,7 @@ class Simulation:
         began = time.perf_counter()
         made = offer(self.history, self.window, self.policy, self.version)
         plan_s = time.perf_counter() - began
-        # `plan_s` is real time. Without it, equal scenarios give equal segments.
+        # Remove `plan_s`, which is real time, so that equal scenarios give equal segments.
         segment = msgspec.structs.replace(made.segment, plan_s=0.0)
         end = segment.first_step + segment.steps
         if self._steps is not None:
@@ -295,7 +297,7 @@ class Simulation:
         started_at = np.concatenate([begun[None], ends[:-1]])[:steps]
         if steps:
             self._clocks = ends[-1]
-        # All ranks end together: remove rounding errors of the sums.
+        # All ranks end at the same time, so remove rounding errors of the sums.
         if not self._model.goes_on:
             self._clocks = np.full(len(begun), self._clocks.max())
         return TrainedSegment(
@@ -396,15 +398,15 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
 
 
 class DealtBatches:
-    """The batches of a segment: at first as planned, then as ranks shared them.
+    """The batches of a segment: first as planned, later as shared among ranks.
 
     Args:
-        devices: of the ranks.
+        devices: devices of the ranks.
         segment: defines the first step and the ranks' CPU threads.
-        sizes: of the segment's samples, in the order of steps and ranks.
-        counts: samples of each batch, [S, W].
+        sizes: sizes of the segment's samples, sorted by step, then by rank.
+        counts: number of samples of each batch, [S, W].
         load_s: each rank's time to load a batch, [W].
-        limits: samples that fit into each rank's memory; empty: any number.
+        limits: number of samples that fit into each rank's memory; empty: any number.
     """
 
     def __init__(

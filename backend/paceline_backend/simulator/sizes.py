@@ -1,4 +1,4 @@
-"""Provides the sizes of a simulated data set: drawn from a distribution, or read from a file."""
+"""Sizes of a simulated data set: drawn from a distribution, or read from a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# The salt separates the draws of sizes from those of devices, which use the same seed.
+# Salt that makes draws of sizes differ from draws of devices, which use the same seed.
 _SALT = 0x51
 
 
@@ -23,12 +23,12 @@ class SizesError(ValueError):
 
 
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Draws of a distribution with this mean and DIF, or a file with a size per sample.
+    """Draws of a distribution with a mean and a DIF, or a file with a size per sample.
 
-    `dif` is the standard deviation. Draws are cut off at `min` (default: a hundredth of the mean)
-    and `max`. This changes mean and DIF of a normal distribution whose DIF is near its mean. Gamma
-    and lognormal distributions are hardly changed. `file` is a .txt, .csv or .npy file; `column`
-    belongs to a .csv file.
+    `dif` is the standard deviation. Draws are clipped to `min` (default: a hundredth of the mean)
+    and `max`. Clipping changes mean and DIF of a normal distribution whose DIF is near its mean.
+    Gamma and lognormal distributions are hardly changed. `file` is a .txt, .csv or .npy file;
+    `column` belongs to a .csv file.
     """
 
     distribution: Literal["constant", "uniform", "normal", "lognormal", "gamma"] | None = None

@@ -1,8 +1,8 @@
-"""Summarises a simulation: figures per policy, beside the true fluid limit.
+"""Summary of a simulation: figures per policy, and the true fluid limit.
 
 ``paceline simulate`` uses `run` for one simulation and `compare` for several policies. The figures
 leave out each policy's first `warmup` steps. `run`, `counted` and `compare` raise `ScenarioError`
-if this leaves no steps.
+if no steps remain.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Summary:
     # Step times ÷ (fluid limits + communication).
     time_over_fluid: float | None
     load_per_s: float  # size units
-    # Real time that planning a segment took.
+    # Mean real time to plan a segment.
     plan_s: float
     moved: int
-    # Exchanges of a relaxed synchroniser; 0 under the all-reduce.
+    # Number of exchanges of a relaxed synchroniser; 0 under the all-reduce.
     rounds: int
     contributors: float | None  # per round
-    # Samples whose gradients came too late.
+    # Number of samples whose gradients were dropped as too old.
     dropped: int
     # Speed-up over plain data parallelism, per size unit.
     speedup: float | None = None
@@ -55,10 +55,11 @@ class Summary:
 
 
 def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) -> float:
-    """Return the least time of a step with a perfectly divisible load: Σ_j (T − b_j)⁺ / a_j = Λ'.
+    """Return the minimum time T of a step if loads were divisible: Σ_j (T − b_j)⁺ / a_j = Λ'.
 
-    If all b_j are equal, this is Σλ / Σ(1/a_j) + b. Costs per sample are spread over the load.
-    Slowdowns count. Padding, delays and noise do not count. Of the ranks' batches, only the totals
+    Λ' is the effective load of the step. Rank j takes a_j seconds per size unit and b_j seconds per
+    step. If all b_j are equal, T is Σλ / Σ(1/a_j) + b. Costs per sample are spread over the load.
+    Slowdowns are included; padding, delays and noise are not. Only the totals of the ranks' batches
     matter. `threads` are the ranks' CPU threads, a number or [W].
     """
     unpadded = msgspec.structs.replace(devices.cost, padded=False)
@@ -70,7 +71,8 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
     a_s = a_s * factors * (devices.serial + (1 - devices.serial) / np.maximum(threads, 1))
     speed = 1.0 / np.maximum(a_s, 1e-300)
     b_s = np.array(devices.b_s) * factors + np.array(devices.data_s or 0.0)
-    # times[k] uses the k + 1 ranks with the least b_j. The minimum leaves out ranks that only wait.
+    # ``times[k]`` uses the k + 1 ranks with the smallest b_j. The minimum leaves out ranks that
+    # only wait.
     order = np.argsort(b_s, kind="stable")
     times = (load + np.cumsum((b_s * speed)[order])) / np.cumsum(speed[order])
     return float(times.min())
@@ -78,14 +80,14 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
 
 @dataclass
 class SegmentSums:
-    """The sums over a simulation's segments, without `warmup` steps after each policy's start."""
+    """Sums over a simulation's segments, without `warmup` steps after each policy's start."""
 
     warmup: int = 0
     _parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     _plans: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    # Contributors and dropped samples of each round.
+    # Contributors and dropped samples of each reduction round, by policy.
     _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    # Attempt, policy version, and the first step with them.
+    # Attempt, policy version, and the first step of this pair.
     _start: tuple[int, int, int] = (-1, -1, 0)
 
     def add(self, trained: TrainedSegment, devices: Emulation) -> None:
@@ -103,7 +105,8 @@ class SegmentSums:
             for round_ in trained.rounds
             if round_.step >= first
         ]
-        # Where ranks share batches, a row shows little: compare the ranks' totals in the segment.
+        # Where ranks share batches, compare the ranks' totals in the segment, because single rows
+        # show little.
         shared = segment.pooled
         totals = trained.compute_s.sum(axis=0), trained.features.load.sum(axis=0)
         load = trained.evened_load
@@ -189,10 +192,10 @@ def counted(tally: SegmentSums) -> dict[str, Summary]:
 
 
 def under(scenario: Scenario, policy: str) -> Scenario:
-    """Return the scenario under one policy from start to end.
+    """Return the scenario with a single policy from start to end.
 
-    The scenario's own first policy keeps its parameters, any other policy gets its defaults. Raise
-    `ScenarioError` if the policy does not exist or refuses its parameters.
+    If `policy` is the scenario's own first policy, it keeps its parameters; any other policy gets
+    its defaults. Raise `ScenarioError` if the policy does not exist or refuses its parameters.
     """
     parameters = scenario.parameters if policy == scenario.policy else {}
     try:
@@ -215,7 +218,7 @@ def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, 
 
 
 def with_speedups(summaries: dict[str, Summary]) -> dict[str, Summary]:
-    """Return the summaries with their speed-up over `bsp`, if it is one of them."""
+    """Return the summaries with their speed-up over `bsp`, if `bsp` is among the policies."""
     base = summaries.get(BASELINE)
     if base is None or not base.load_per_s:
         return summaries

@@ -121,8 +121,8 @@ def until(
 ) -> T:
     """Call the condition until its value is true, and return that value.
 
-    `what` describes it in the error message. `timeout_s` is generous, because a passing test never
-    waits that long.
+    `what` describes the condition in the error message. `timeout_s` is generous, because a passing
+    test never waits that long.
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

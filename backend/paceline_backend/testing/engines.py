@@ -54,7 +54,7 @@ class Harness(Protocol):
         """Cancel a job with the engine's own tools, as a user would."""
 
     def duplicate(self, job: str) -> None:
-        """Submit a job with the label of another, as a disconnected worker does."""
+        """Submit a job with the label of another job, as a disconnected worker process does."""
 
     def kill_nodes(self, job: str) -> None:
         """Kill all processes of a job by SIGKILL, as if its nodes had lost power."""
@@ -66,7 +66,7 @@ class Harness(Protocol):
         """Make the engine reachable again."""
 
     def secrets_seen(self, job: str) -> str:
-        """Return all that other users see of a job: the engine's output and command lines."""
+        """Return all text that other users see of a job: the engine's output and command lines."""
 
 
 def start(harness: Harness, least: int, most: int, epochs: int = 1000) -> str:
@@ -127,7 +127,7 @@ def kill_server(cluster: TestedServer) -> None:
 
 
 def forget_job(cluster: TestedServer, run: str) -> None:
-    """Delete the record of a job, as if its worker was killed right after submitting it."""
+    """Delete the record of a job, as if the worker process had been killed after submitting it."""
     database = cluster.folder / "server" / "paceline.db"
     with sqlite3.connect(database) as connection:
         asked = json.dumps({"launch": 0, "jobs": {"0": None}})
@@ -137,7 +137,7 @@ def forget_job(cluster: TestedServer, run: str) -> None:
 
 
 class EngineContract:
-    """Cases of the contract. Each reports engine and version to pytest (``--junitxml``)."""
+    """Cases of the contract. Each case reports engine and version to pytest (``--junitxml``)."""
 
     @pytest.fixture(autouse=True)
     def _note_engine(self, harness: Harness, request: pytest.FixtureRequest) -> None:
@@ -214,7 +214,7 @@ class EngineContract:
 
     @pytest.mark.long
     def test_nobody_submits_a_run_twice(self, harness: Harness) -> None:
-        """Check that a job is submitted once, even if the worker is killed before it records it."""
+        """Check that a job is submitted once, even if the worker is killed before recording it."""
         harness.occupy()
         run = start(harness, 1, 1)
         job = queued(harness, run)

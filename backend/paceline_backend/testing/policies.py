@@ -5,7 +5,7 @@
     def test_contract() -> None:
         check_policy(preset)
 
-It needs no package besides Paceline. docs/writing-a-policy.md explains the contract.
+This module needs no package except Paceline. docs/writing-a-policy.md explains the contract.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class _Case:
 def check_policy(preset: Preset[Any], *, cases: int = 40, seed: int = 0) -> None:
     """Train small virtual clusters under a policy, and check each plan against the contract.
 
-    The clusters are drawn at random. They cover few samples and odd batches, sizes of zero, a
-    single rank, more ranks than samples, uneven and noisy devices, memory limits and profiles, all
-    legal values of parameters, and a switch from another policy.
+    The clusters are drawn at random. The cases include few samples and odd batches, sizes of zero,
+    a single rank, more ranks than samples, uneven and noisy devices, memory limits and profiles,
+    all legal values of parameters, and a switch from another policy.
 
     Args:
         preset: the policy.
@@ -125,7 +125,7 @@ def _draw(preset: Preset[Any], rng: np.random.Generator) -> _Case:
 
 
 def _budgeted(hello: Hello, rng: np.random.Generator) -> Hello:
-    """Return the same training with a token budget, perhaps with limits that only just suffice."""
+    """Return the same training with a token budget, and sometimes limits that barely suffice."""
     longest = max(1.0, float(hello.sizes_array().max()))
     limits = longest * rng.choice([0.0, 1.0, 1.5, 4.0], hello.world)
     limits[rng.integers(hello.world)] += longest
@@ -141,7 +141,7 @@ def _budgeted(hello: Hello, rng: np.random.Generator) -> Hello:
 
 
 def _limits(world: int, global_batch: int, rng: np.random.Generator) -> list[int]:
-    """Draw limits that together hold a global batch, some of them only just."""
+    """Draw limits that together hold a global batch; some draws barely suffice."""
     limits = rng.integers(0, global_batch + 1, world)
     limits[rng.integers(world)] += max(0, global_batch - limits.sum())
     return [int(limit) for limit in limits]
@@ -199,7 +199,7 @@ def _check_plan(simulation: Simulation) -> None:
     for name, value in _values(made).items():
         equal = np.array_equal(value, _values(again)[name])
         assert equal, f"{name} differs when planned again from the same arguments"
-    # With a token budget, the number of samples in a step depends on which samples they are.
+    # With a token budget, the number of samples in a step depends on the samples' sizes.
     if problem.token_budget is not None:
         _check_plain(made, problem)
     _check_legal(made, problem)
@@ -208,7 +208,7 @@ def _check_plan(simulation: Simulation) -> None:
 
 
 def _check_plain(made: Plan, problem: Problem) -> None:
-    """Check that global batches are those of plain DDP, as the policy claims."""
+    """Check that global batches are the same as under plain DDP, as the policy claims."""
     order = remaining_in_order(len(problem.sizes), problem.seed, problem.epoch, problem.remaining)
     ends = np.cumsum(problem.batch_sizes())[:-1]
     expected = np.split(order[: len(made.batches.samples)], ends)

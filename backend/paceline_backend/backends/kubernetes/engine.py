@@ -33,7 +33,7 @@ _NO_PODS = {"fieldSelector": "involvedObject.kind=Job,reason=FailedCreate"}
 
 
 class Kubernetes(Engine):
-    """`Engine` for Kubernetes. Each run is a Job, and each node that joins it is another Job.
+    """`Engine` for Kubernetes. A run starts as one Job; each node that joins later is another Job.
 
     A job's ``ref`` is ``NAMESPACE/NAME``.
     """
@@ -44,7 +44,7 @@ class Kubernetes(Engine):
     keeps_ended: ClassVar[bool] = True
 
     def facts(self) -> Facts:
-        """Query the version, and the Jobs of the first namespace."""
+        """Query the API server's version, and the Jobs of the first namespace."""
         try:
             with Api() as api:
                 version = api.call("GET", "/version").get("gitVersion")
@@ -68,7 +68,7 @@ class Kubernetes(Engine):
             )
 
     def submit(self, order: Order) -> str:
-        """Create the Secret, then the Job, which becomes its owner. Existing ones are reused."""
+        """Create the Secret and the Job, which becomes the Secret's owner; reuse existing ones."""
         options = order.options
         assert isinstance(options, KubernetesOptions)
         namespace = options.namespace or namespaces()[0]
@@ -189,7 +189,7 @@ def _make_job(api: Api, namespace: str, order: Order, body: Mapping[str, Any]) -
 
 
 def _refusals(api: Api, namespace: str) -> Sequence[Mapping[str, Any]]:
-    """Return events about pods that could not be created; none if events may not be listed."""
+    """Return events about pods that could not be created; empty if listing is forbidden."""
     listed = api.call("GET", _events(namespace), params=_NO_PODS, unless=[_FORBIDDEN])
     items: list[Mapping[str, Any]] = [] if listed is None else listed["items"]
     return items

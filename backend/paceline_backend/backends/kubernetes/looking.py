@@ -53,7 +53,7 @@ def _job(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusals: Mapping[str, str]
 ) -> Job:
     # A Job counts as running once all of its pods have started: a single node would wait for the
-    # others, and then fail.
+    # other nodes, and then fail.
     meta = job["metadata"]
     label, ref = str(meta["labels"][LABEL]), f"{meta['namespace']}/{meta['name']}"
     present = _present(pods)
@@ -85,7 +85,7 @@ def _present(pods: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 
 
 def _waits(pod: Mapping[str, Any]) -> bool:
-    # A pod in phase Running can wait, too: to restart a container that has failed.
+    # A pod in phase Running can also wait, to restart a container that has failed.
     status = pod["status"]
     waiting = (each.get("state", {}).get("waiting") for each in _containers(pod))
     return status.get("phase") == "Pending" or (status.get("phase") == "Running" and any(waiting))
@@ -96,7 +96,7 @@ def _containers(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _refusals(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the newest reason why a Job did not get a pod, by the Job's uid."""
+    """Return, by the Job's uid, the newest reason why a Job did not get a pod."""
     in_order = sorted(events, key=lambda event: event.get("lastTimestamp") or "")
     return {event["involvedObject"].get("uid"): _words(event) for event in in_order}
 

@@ -1,6 +1,6 @@
 """Manifests of a run's Job and Secret, and patches of machines that are cordoned.
 
-The fields are those of Kubernetes 1.20 and later.
+The fields exist in Kubernetes 1.20 and later.
 
 All functions are pure.
 """
@@ -14,15 +14,16 @@ from typing import Any
 from paceline_backend.backends.engine import Order
 from paceline_backend.backends.kubernetes.options import KubernetesOptions
 
-# Kubernetes label with the label of the `Order`.
+# Key of the Kubernetes label whose value is the label of the `Order`.
 LABEL = "paceline-label"
 RUN = "paceline-run"
 # Directory that survives restarts of the container, but not the pod.
 STATE = "/paceline"
 GRACE_S = 30
-# Very high, because restarts of containers count, and a Job that exceeds it ends all of its pods.
+# Maximum number of failures of a Job. It is very high, because each restart of a container counts
+# as a failure, and a Job that exceeds the maximum ends all of its pods.
 _BACKOFF = 1_000_000
-# Lifetime of an ended Job.
+# Seconds after which Kubernetes deletes an ended Job.
 _KEPT_S = 86_400
 _TOKEN = "token"
 # Annotations of a machine: reason of the cordon, and id of the control plane that set it.

@@ -21,16 +21,20 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
         | None
     ) = None
     image: (
-        Annotated[Word, Meta(description="of the pods; default: PACELINE_KUBERNETES_IMAGE")] | None
+        Annotated[Word, Meta(description="image of the pods; default: PACELINE_KUBERNETES_IMAGE")]
+        | None
     ) = None
     cpus_per_node: (
-        Annotated[int, Meta(ge=1, le=100_000, description="default: one per rank")] | None
+        Annotated[int, Meta(ge=1, le=100_000, description="CPUs of a node; default: one per rank")]
+        | None
     ) = None
-    gpus_per_node: Annotated[int, Meta(ge=0, le=1000, description="of `gpu_resource`")] = 0
+    gpus_per_node: Annotated[
+        int, Meta(ge=0, le=1000, description="number of `gpu_resource` of a node")
+    ] = 0
     gpu_resource: Annotated[Word, Meta(description="the cluster's resource name of a GPU")] = (
         "nvidia.com/gpu"
     )
-    memory: Annotated[Word, Meta(description="of a node, such as 64Gi")] | None = None
+    memory: Annotated[Word, Meta(description="memory of a node, such as 64Gi")] | None = None
     node_selector: Annotated[
         dict[Word, Word], Meta(description="labels of the machines", max_length=100)
     ] = msgspec.field(default_factory=dict)
@@ -42,7 +46,10 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
         dict[Word, Word], Meta(description="further labels of Job and pods", max_length=100)
     ] = msgspec.field(default_factory=dict)
     service_account: (
-        Annotated[Word, Meta(description="of the pods; default: no access to the cluster")] | None
+        Annotated[
+            Word, Meta(description="service account of the pods; default: no access to the cluster")
+        ]
+        | None
     ) = None
     volumes: Annotated[
         dict[Word, Directory],

@@ -15,12 +15,12 @@ import msgspec
 from paceline.node.processes import die_with_parent
 
 _TIMEOUT_S = 20.0
-# A credential is renewed this long before it expires.
+# Seconds between the renewal of a credential and its expiry.
 _EARLY_S = 60.0
 
 
 class Variable(msgspec.Struct, frozen=True):
-    """Variable of the command's environment."""
+    """Environment variable of a plugin's command."""
 
     name: str
     value: str
@@ -36,7 +36,7 @@ class Plugin(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """Credential that a command printed."""
+    """Credential that a plugin's command has printed."""
 
     token: str = ""
     certificate: str = msgspec.field(default="", name="clientCertificateData")

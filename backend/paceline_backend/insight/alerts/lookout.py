@@ -15,13 +15,14 @@ from paceline_backend.store.fleet import progress, verdicts
 from paceline_backend.store.fleet.progress import Running, RunProgress
 from paceline_backend.store.fleet.verdicts import Kept
 
-# SE and waste are means over this many of the last complete steps.
+# Number of the last complete steps over which SE and waste are averaged.
 STEPS = 50
-# The share of segments that the leader planned itself covers this many of the newest segments.
+# Number of the newest segments in which the alert counts segments that the leader planned itself.
 _SEGMENTS = 8
-# A run is losing records if it lost more within this time.
+# A run counts as losing records for this many seconds after a loss.
 _LOST_S = 60.0
-# `hangs` has a minimum time of its own, so this finds any hang.
+# Minimum seconds without progress that are passed to `hangs.look`. It is nearly 0, because the rule
+# has a threshold of its own.
 _ANY_S = 1e-3
 
 
@@ -54,8 +55,8 @@ class Lookout:
     def look(self, rules: Mapping[str, Rule], at: float) -> tuple[list[Condition], set[str]]:
         """Return the known values of all enabled rules, and the public ids of the active runs.
 
-        A rule whose value is unknown, such as that of a run without a verdict yet, is left out.
-        `at` is the current time of the database's clock.
+        A rule whose value is unknown is left out, for example if a run has no verdict yet. `at` is
+        the current time of the database's clock.
         """
         wanted = {name for name, rule in rules.items() if rule.enabled}
         with self._store.read() as connection:

@@ -134,8 +134,8 @@ class Timing:
 def debounce(timing: Timing | None, holds: bool, rule: Rule, now: float) -> Timing | None:
     """Return the state of an alert after a check at `now`; None if there is nothing to remember.
 
-    `timing` is the previous state, not resolved; None: no check has found the condition. `holds`
-    says whether this check finds it.
+    `timing` is the previous state, which must not be resolved; None: no check has found the
+    condition yet. `holds` is true if this check finds the condition.
     """
     if timing is None and not holds:
         return None

@@ -7,9 +7,8 @@ by cause and one `Worker` per rank. The API's route `/runs/{id}/attribution` cal
     print(result.shares, result.workers[0].caused)
 
 `model` fits the expected time of each step. `attribute` divides each rank's lateness among causes.
-`thresholds` owns the numbers on which both depend.
-`paceline_backend.insight.verdict` decides which causes matter, since when, and how much time they
-cost.
+`thresholds` defines the numbers on which both modules depend. `paceline_backend.insight.verdict`
+decides which causes matter, since when, and how much time they cost.
 """
 
 from paceline_backend.insight.attribution.attribute import (

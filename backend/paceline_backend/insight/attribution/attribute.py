@@ -2,7 +2,7 @@
 
 `read_rows` reads the ranks' reports from the database. `attribute` fits the expected times
 (`model.fit`), divides each rank's lateness among the causes (`split`), charges the waiting time to
-the slow ranks, and sums both up by cause and by rank.
+the slow ranks, and sums the results up by cause and by rank.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
     # The tolerance `same` keeps the rank that defines `equal_s` from seeming slower than itself,
-    # whatever the CPU's rounding.
+    # regardless of the CPU's rounding.
     slower = with_samples & (own_equal_s * rest > equal_s * (1 + THRESHOLDS.same))
     longer_s = np.where(slower, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     caused = made.caused[:, :, rank].sum(axis=1)
@@ -160,9 +160,9 @@ def read_rows(
 ) -> Rows:
     """Return the ranks' reports of the complete steps in a range.
 
-    Without a first step, `span` covers the last `range_steps`. Of more than `most_rows`, only the
-    newest steps are read. Steps before the given placement of ranks are left out, because ranks
-    were on other nodes; None: the placement is unknown.
+    If `span` has no first step, the last `range_steps` steps are read. If there are more than
+    `most_rows` rows, only those of the newest steps are read. Steps before the given placement are
+    left out, because the ranks ran on other nodes; None: the placement is unknown.
     """
     read = records.newest_complete(
         connection,
@@ -187,7 +187,7 @@ def read_rows(
 class Split:
     """Lateness of the ranks, by cause: data, node, temporary slowness, noise, input."""
 
-    # Time from the first rank that is ready to the last.
+    # Time between the moments at which the first and the last rank are ready.
     sp_s: Floats  # [K]
     # Mean time until a rank is ready.
     mean_s: Floats  # [K]
@@ -238,7 +238,7 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
 
 
 def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return each rank's lateness relative to a typical rank with the mean batch, [5, K, W]."""
+    """Return lateness by cause, relative to a typical rank with the mean batch, [5, K, W]."""
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
     data = (2 * (batch - neither) + (both - speed)) / 6
@@ -260,10 +260,10 @@ def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
-    """Return the parts without slowness that a smaller batch compensates for, with the same sums.
+    """Remove slowness that a smaller batch compensates for from `parts`, and keep the parts' sums.
 
     A plan reacts to slowness by giving the slow rank fewer samples. The other ranks then get more
-    samples, and the plan continues to do so for some steps after the slowness has ended. Both
+    samples, and the plan keeps this division for some steps after the slowness has ended. Both
     effects look like data effects, but they are charged to the slowness.
 
     `counted` is the share of `data` that is due to the number of samples, [K, W]. Reactions below
@@ -295,7 +295,7 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 
 
 def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return the share of a batch's deviation from the mean cost that its count explains, 0 … 1."""
+    """Return the share of a batch's deviation from the mean cost due to its sample count, 0 … 1."""
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)
     more = model.typical - model.equal

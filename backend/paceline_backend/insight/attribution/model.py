@@ -62,7 +62,7 @@ class Rows:
 class SpeedModel:
     """Decomposition of each rank's step time into a product: ``T = own · rest``, [K, W].
 
-    Where a rank did not take part in a step, its values are those of the typical rank.
+    Where a rank did not take part in a step, it has the values of the typical rank.
     """
 
     # Time of the rank's batch on the typical rank.
@@ -85,11 +85,12 @@ class SpeedModel:
 def fit(rows: Rows, took_part: Bools) -> SpeedModel:
     """Fit the cost of a batch, which all ranks share, and each rank's speed.
 
-    A batch costs a non-negative combination of Λ, Σλ², n·max λ, n·max λ² (padding, attention), n
-    and 1. A rank takes a multiple of this cost, with its own share that does not depend on load.
-    The fit uses medians and reweighted least squares, so temporary slowdowns in less than half of a
-    rank's steps do not change it. The typical rank is the lower median: of two ranks, the faster
-    one.
+    The cost of a batch with n samples of sizes λ and the load Λ = Σλ is a non-negative combination
+    of Λ, Σλ², n·max λ, n·max λ² (padding, attention), n and 1. A rank's time is a multiple of this
+    cost. The share of the time that does not depend on load can differ between ranks. The fit uses
+    medians and reweighted least squares, so temporary slowdowns in less than half of a rank's steps
+    do not change the result. The typical rank is the lower median of the ranks, so it is the faster
+    of two ranks.
 
     `rows` needs at least one step, and `took_part`, [K, W], at least one rank in each step.
     """
@@ -128,10 +129,10 @@ def _settled(
     """Return batch costs, the ranks' rates, the mask of rows that agree with both, and the noise.
 
     A rank that becomes slow, and gets smaller batches from then on, has times that hardly change.
-    If these rows count in the first round, costs seem independent of load, and the rows keep
-    agreeing with that result in all later rounds. The fit therefore starts twice: once with all
-    rows, and once with the rows that agree with costs proportional to load. The second result is
-    used if clearly fewer rows are far off from it.
+    If these rows count in the first iteration, costs seem independent of load, and the rows keep
+    agreeing with that result in all later iterations. The fit therefore starts twice: once with all
+    rows, and once with only those rows that agree with costs proportional to load. The second
+    result is used if clearly fewer rows are far off from it.
 
     If no plan gives slow ranks smaller batches, costs common to all ranks are tried first.
     Otherwise the part of the cost that does not depend on load would count as the rank's speed, and
@@ -182,7 +183,7 @@ def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
-    """Return the terms of a batch's cost, each with mean 1, load first; 1 without a batch."""
+    """Return the terms of a batch's cost, each with mean 1, load first; 1 if there is no batch."""
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]
@@ -192,7 +193,7 @@ def _columns(rows: Rows, took_part: Bools) -> Floats:
 
 
 def _combine(columns: Floats, time: Floats) -> Floats:
-    """Return the coefficients of a non-negative fit of relative errors, [C] from [R, C] and [R]."""
+    """Return the non-negative coefficients, [C], that fit `columns`, [R, C], to `time`, [R]."""
     level = float(np.median(time))
     design = columns * (level / time)[:, None]
     gram = design.T @ design
@@ -216,7 +217,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Return σ of a step from the absolute deviations [R] that remain after `fitted` medians."""
+    """Return σ of a step's time from the absolute deviations, [R], from `fitted` fitted medians."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 

@@ -1,9 +1,10 @@
-"""Thresholds of the attribution and of the model of step times, on which verdicts rest, too.
+"""Thresholds of the attribution and of the model of step times, which verdicts use, too.
 
-The values were chosen on simulated runs whose causes are known. ``benchmarks/verdicts.py`` fixes
-those of the model, because each verdict begins with its fit. A quoted kind of its runs is what the
-threshold is about; no run has shown yet which kinds notice when it is halved. Those of the split
-are fixed by tests/unit/insight/test_attribution.py: no benchmark reads the split.
+The values were chosen on simulated runs whose causes are known. ``benchmarks/verdicts.py`` checks
+the thresholds of the model, because each verdict begins with the model's fit. Its runs have kinds;
+a comment quotes the kind for which the threshold was chosen. No measurement has shown yet for which
+kinds the verdicts change if a threshold is halved. The thresholds of the split are checked by
+tests/unit/insight/test_attribution.py, because no benchmark uses the split.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from dataclasses import dataclass
 class AttributionThresholds:
     """Thresholds by analysis, in the order in which an attribution is computed."""
 
-    # --- Input (`attribute.read_rows`). Limits of the time of an attribution; benchmarks/scale.py.
+    # --- Input (`attribute.read_rows`). They limit the time of an attribution, which
+    # benchmarks/scale.py measures.
 
-    # An attribution covers this many steps unless the caller gives a range.
+    # Number of the newest steps that an attribution covers if the caller gives no range.
     range_steps: int = 100  # steps
-    # At most this many rows are read. Of a longer range these are the newest steps.
+    # Maximum number of rows that are read. Of a longer range, only the newest steps are read.
     most_rows: int = 200_000  # rows
 
     # --- Fit (`model`).
 
-    # With fewer rows of a rank, lasting and temporary slowness cannot be distinguished; "few
-    # steps".
+    # Minimum number of a rank's rows to distinguish lasting from temporary slowness; "few steps".
     fewest_rows: int = 4  # rows
-    # A rank is not slow if its usual time ÷ the cost of its batches is within this factor. As the
-    # 5 % of docs/verdicts.md; "some ranks get more samples throughout".
+    # A rank is not slow if its usual time ÷ the cost of its batches is within this factor. This is
+    # the 5 % of docs/verdicts.md; "some ranks get more samples throughout".
     near: float = 1.05
     # A sum is clearly smaller than another if it is below this fraction of the other sum; "plan
     # makes up for slow ranks half-way".
     clearly: float = 0.8
-    # Shape and speeds are fitted in turn this many times; more rounds change nothing.
+    # Shape and speeds are fitted in turn this many times; more iterations change nothing.
     rounds: int = 5
     # Like the linear predictor, the fit has a prior that cost is proportional to load; "uneven
     # sizes that cost nothing".
@@ -41,8 +42,8 @@ class AttributionThresholds:
     # Prior standard deviation of a rank's slope: its load-dependent cost relative to its whole
     # cost.
     slope: float = 0.5
-    # Lower bound of the noise of a step. A machine's usual noise is 1 % to 5 %; larger variation
-    # counts as slowness. "noise of nearly ten percent".
+    # Bounds of the noise of a step. A machine's usual noise is 1 % to 5 %; larger variation counts
+    # as slowness. "noise of nearly ten percent".
     least_noise: float = 0.005  # relative
     most_noise: float = 0.06  # relative
     # A single step this far off is an outlier (by chance: once in 150,000).
@@ -57,16 +58,16 @@ class AttributionThresholds:
 
     # --- Split (`attribute`).
 
-    # Plans use the feedback of this many steps, so they can react this long to a past slowdown.
-    # This is the longest window of a predictor (`WindowSteps`).
+    # Maximum number of steps for which a plan can react to a past slowdown, because it uses the
+    # feedback of these steps. This is the longest window of a predictor (`WindowSteps`).
     lag_steps: int = 64  # steps
     # Reactions of a plan that are smaller than this fraction of a step's time are ignored.
     least_reaction: float = 0.02
-    # A slow span does not end at a gap of up to this many steps of usual speed.
+    # A slow span does not end at a gap of at most this many steps at the usual speed.
     gap_steps: int = 3  # steps
-    # For each rank, report only this many of the newest slow spans.
+    # Maximum number of slow spans that are reported for each rank; these are the newest spans.
     most_spans: int = 50  # spans
-    # Smaller differences come from rounding in another order of computation.
+    # Smaller differences of times are due to rounding in another order of computation.
     same: float = 1e-9  # relative
 
 

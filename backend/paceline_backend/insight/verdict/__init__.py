@@ -13,7 +13,7 @@ functions::
 lasting levels of a time series from temporary, periodic and growing slowness. `findings` computes
 how long the run would have taken without the causes. `slow_node` returns the node that runs all
 slow ranks, if there is one. `diagnosis` summarises the current state of the run in one line.
-`thresholds` owns the numbers on which all of them depend.
+`thresholds` defines the numbers on which all of these modules depend.
 """
 
 from paceline_backend.insight.verdict.diagnosis import (

@@ -22,7 +22,7 @@ _SIGMA = 1.4826
 
 
 def noise_of(series: Floats, known: Bools, least: float) -> Floats:
-    """Return σ of each series from one step to the next, [W]; levels and spans hardly affect it.
+    """Return each series' noise σ between steps, [W], hardly affected by levels and spans.
 
     `series` and the mask of `known` values are [K, W]. The result is at least `least`.
     """
@@ -43,8 +43,8 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
     """Divide each series where its level changes; return the pieces of each series as [begin, end).
 
     The cuts minimise squared errors plus a price for each cut (optimal partitioning; Jackson et
-    al., 2005). The price is what a cut at the best place would gain by chance. `series` and the
-    mask of `known` values are [K, W], `noise` is σ, [W].
+    al., 2005). The price is the reduction of the errors that a cut at the best place would bring by
+    chance. `series` and the mask of `known` values are [K, W]; `noise` is σ of each series, [W].
     """
     count, world = series.shape
     scaled = np.where(known, series / noise, 0.0)
@@ -127,8 +127,9 @@ def course_of(
 ) -> Course:
     """Separate temporary spans from the lasting level of a series, [K].
 
-    A piece (see `levels`) of fewer than `lasting_steps` that is above both its neighbours is a
-    span. The minimum distance is `least`, or `least_short` for a piece of few steps.
+    A piece (see `levels`) of fewer than `lasting_steps` steps that is above both of its neighbours
+    is a span. It must be above them by more than `least`, or by more than `least_short` if it has
+    fewer than `short_steps` steps.
     """
     return _Peeling(series, known, pieces, noise, least).course(least_short)
 
@@ -145,7 +146,7 @@ class _Peeling:
         least: float,
     ) -> None:
         self._series, self._noise, self._least = series, noise, least
-        # Steps of spans do not count in levels.
+        # Mask of the steps that count in levels, which are the known steps outside of spans.
         self._counts = known.copy()
         self._base: list[LevelPiece] = []
         for begin, end in pieces:
@@ -221,7 +222,7 @@ class _Peeling:
 
 
 def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int | None, bool]:
-    """Return the short piece that is furthest above both neighbours, else the furthest below."""
+    """Return the short piece furthest above both neighbours, else the one furthest below both."""
     highest: tuple[float, int] | None = None
     lowest: tuple[float, int] | None = None
     for at, piece in enumerate(base):
@@ -258,9 +259,10 @@ def _closed(spans: list[SlowSpan]) -> list[SlowSpan]:
 
 
 def period_of(spans: Sequence[SlowSpan]) -> int | None:
-    """Return the distance at which spans recur, in steps; None if they do not, or too few did.
+    """Return the distance in steps at which spans recur; None if they are not periodic.
 
-    Each occurrence may be up to `jitter_steps` off, and up to three in ten may be missing.
+    Each occurrence may be up to `jitter_steps` steps early or late, and three in ten occurrences
+    may be missing.
     """
     begins = np.array([span.begin for span in spans])
     lengths = [span.end - span.begin for span in spans]
@@ -284,8 +286,8 @@ def period_of(spans: Sequence[SlowSpan]) -> int | None:
 def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
     """Return the period and phase at which single steps of each series stand out, or None, [W].
 
-    This detects pauses that are too small to detect individually. `off` is the deviation of each
-    step in σ, and `free` a mask of the steps that count, both [K, W].
+    The function finds pauses that are too small to detect individually. `off` is the deviation of
+    each step in σ, and `free` a mask of the steps that count, both [K, W].
     """
     count, world = off.shape
     values = np.where(
@@ -356,7 +358,7 @@ def trend_of(
     """Return the trend that explains several ascending levels better than the levels do, else None.
 
     `series` holds logarithms of factors without spans, and `known` is a mask of the values that
-    count, both [K]. `noise` is σ.
+    count, both [K]. `noise` is σ of the series.
     """
     stairs, most = 1, 1
     for before, after in pairwise(base):

@@ -111,10 +111,10 @@ def _goes_on(cause: TimeLoss) -> bool:
 
 
 def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
-    """Return the steps since the last cause started, but at least `policy_steps`.
+    """Return the steps since the last active cause started, at least `policy_steps` of them.
 
-    If a cause recurs, all steps count. Steps before the policy in force, and before its plan
-    compensates for slowness, never count.
+    If a cause recurs, all steps count. Steps before the policy in force took effect, or before its
+    plan compensated for slowness, never count.
     """
     count, first = len(verdict.seen.step), verdict.seen.policies[-1].start
     first = max(first, *(cause.hidden_since or 0 for cause in verdict.causes), 0)

@@ -1,7 +1,7 @@
 """Candidate causes of lost time, and the time that a run would have taken without them.
 
 `slowness` and `waits` create the findings. `Account` removes findings from the measured
-times, which gives the cost of each of them.
+times, which gives the cost of each finding.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ class TimeLoss:
         period: distance between occurrences, in steps; None: not periodic.
         trend: factor at the start of the growth, and now; None: the factor does not grow.
         times: number of occurrences; 1 for a lasting cause.
-        hidden_since: first step at which the plan compensates for the cause; None: it does not.
-        cost_s: time that the cause costs beside the others, set by `Account.counting`.
+        hidden_since: first step at which the plan compensates for the cause; None: the plan does
+            not compensate.
+        cost_s: time that the cause costs in addition to the other causes, set by
+            `Account.counting`.
     """
 
     kind: str
@@ -140,8 +142,9 @@ class Account:
     def counting(self, least: float) -> list[TimeLoss]:
         """Return the findings that would cost at least the fraction `least` of the wall time alone.
 
-        Each finding gets its `cost_s`. Active findings come first, then past ones, each ordered by
-        their cost alone. The time of findings that are left out remains in the times.
+        Each finding gets its `cost_s`. Active findings come first, then past ones; both groups are
+        ordered by the cost that each finding would have alone. The time of a finding that is left
+        out is not removed from the times.
         """
         least_s = least * self.times.wall_s
         account, alone = self, self.alone_s()

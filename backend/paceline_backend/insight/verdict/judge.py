@@ -31,7 +31,7 @@ _FRACTIONS = {
     "a tenth": 1 / 10,
 }
 _PASSING = ("transient", "periodic", "input")
-# A fraction is named in words if the share is this close to it.
+# Maximum relative distance of a share from a fraction that is named in words.
 _NEAR = 0.06  # relative
 
 
@@ -60,7 +60,7 @@ class Verdict:
     part: Floats | None = None
 
     def waste_since(self, at: int) -> float:
-        """Return the share of their time that ranks have waited since step index `at`."""
+        """Return the share of the ranks' time that they spent waiting since step index `at`."""
         times = Times.of(self.seen, self.seen.took_part)
         wall_s = float(times.steps_s[at:].sum())
         return float(times.waits_s(self.seen.took_part)[at:].sum()) / wall_s if wall_s else 0.0
@@ -130,7 +130,7 @@ def slow_node(verdict: Verdict) -> SlowNode | None:
     """Return the node that runs all slow ranks, if there is exactly one, else None.
 
     The result is also None if placement is unknown, the run has one node only, or there are fewer
-    than `node_steps`. The ranks must have had their present placement in all steps of the
+    than `node_steps` steps. The ranks must have had their present placement in all steps of the
     verdict.
     """
     placement = verdict.seen.nodes

@@ -2,7 +2,8 @@
 
 `read_observed` reads the ranks' reports of a range of steps from the database as `ObservedSteps`.
 Tests, the benchmark and forecasts make `ObservedSteps` themselves. `Times` holds the components of
-the wall time. All later analyses work on these two, and only `read_observed` reads the database.
+the wall time. All later analyses use `ObservedSteps` and `Times`, and only `read_observed` reads
+the database.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sy
 _OF_STEPS = ("step", *_OF_RANKS, "between_s", "first", "apart")
 
 
-# These presets divide each global batch by sizes and speeds, unless their parameter `batches` names
+# Presets that divide each global batch by sizes and speeds, unless their parameter `batches` names
 # another preset.
 BALANCE = ("paceline", "paceline-relaxed")
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
@@ -58,7 +59,7 @@ class ObservedSteps:
     compute_s: Floats  # T
     # Waiting for slower ranks, and the reduction itself.
     sync_s: Floats
-    # Time after the step in which no rank loads, computes or reduces.
+    # Time between the step and the next one in which no rank loads, computes or reduces.
     between_s: Floats  # [K], seconds
     # True for the first step of a segment.
     first: Bools  # [K]
@@ -74,7 +75,7 @@ class ObservedSteps:
     # True if the policy divides each global batch by sizes and speeds, as `paceline` does.
     balances: bool = False
     # True if ranks get equal local batches regardless of the plan, because the script's loss does
-    # not allow uneven ones.
+    # not allow uneven batches.
     equal: bool = False
 
     def __post_init__(self) -> None:
@@ -98,7 +99,7 @@ class ObservedSteps:
     def policies(self) -> list[slice]:
         """Return the steps of each policy.
 
-        Steps of a policy that planned fewer than `policy_steps` count for the policy before it.
+        If a policy planned fewer than `policy_steps` steps, they count for the previous policy.
         """
         count, begins = len(self.step), [0]
         for at in np.searchsorted(self.step, self.switched).tolist():
@@ -136,9 +137,9 @@ class ObservedSteps:
 class Times:
     """Components of the wall time of K steps, in seconds; 0 for ranks without a batch.
 
-    Where all ranks wait for each other, a step takes as long as its slowest rank. Where they do not
-    (`apart`), fast ranks do more steps than slow ones, so a step takes the mean of the ranks'
-    times.
+    Where all ranks wait for each other, a step takes as long as its slowest rank. Where ranks do
+    not wait (`apart`), fast ranks do more steps than slow ranks, so a step takes the mean of the
+    ranks' times.
     """
 
     compute_s: Floats  # [K, W]
@@ -176,7 +177,7 @@ class Times:
         return np.asarray(ready_s + self.reduce_s + self.between_s)
 
     def waits_s(self, took_part: Bools) -> Floats:
-        """Return the time that ranks wait for the slowest rank, mean over the ranks, [K]."""
+        """Return the time that ranks wait for the slowest rank, as a mean over the ranks, [K]."""
         ready = self.compute_s + self.data_s
         waits = ready.max(axis=1) - mean_of(ready, took_part, axis=1)
         return np.asarray(np.where(self.apart, 0.0, waits))
@@ -192,9 +193,9 @@ def read_observed(
 ) -> ObservedSteps:
     """Return the ranks' reports of the complete steps in a range.
 
-    Without a first step, `span` covers the last `range_steps`. Of more than `most_rows`, only the
-    newest steps are read. Steps before the given placement of ranks are left out, because ranks
-    were on other nodes; None: the placement is unknown.
+    If `span` has no first step, the last `range_steps` steps are read. If there are more than
+    `most_rows` rows, only those of the newest steps are read. Steps before the given placement are
+    left out, because the ranks ran on other nodes; None: the placement is unknown.
     """
     read = records.newest_complete(
         connection,
@@ -273,10 +274,11 @@ def _first_known(values: Floats) -> Floats:
 
 
 def _between(step: Ints, given: dict[str, Floats]) -> Floats:
-    """Return the seconds after each step in which no rank loads, computes or reduces, [K].
+    """Return the seconds between each step and the next in which all ranks are idle, [K].
 
-    A rank's next step starts when its batch has arrived. The time after the last step and between
-    two attempts is unknown; the usual value is returned there.
+    A rank is idle if it neither loads, computes nor reduces. Its next step starts when its batch
+    has arrived. The time after the last step and between two attempts is unknown, so the usual
+    value is returned for it.
     """
     out = np.zeros(len(step))
     if len(step) < 2 or not given["ended_at"].shape[1]:

@@ -1,7 +1,7 @@
-"""Detection of time that ranks compute for too long: slow ranks, and uneven batches.
+"""Detection of excessive computing time: slow ranks, and uneven batches.
 
 `model_of` fits the cost of batches and the course of each rank's speed. `findings_of` turns slow
-courses into findings, one for all ranks that are slow together: lastingly, temporarily or
+courses into findings, one for each group of ranks that are slow together: lastingly, temporarily or
 periodically. `data_of` returns the time that is lost because the batches of a step differ in cost.
 `waits` detects the time in which ranks do not compute.
 """
@@ -66,8 +66,8 @@ class SlownessModel:
     def usual_part(self) -> Floats:
         """Return the usual cost of each rank's batches ÷ the cost of the mean batch, [K, W].
 
-        This is the level of `part` under a policy. It changes when a plan reacts to slowness, but
-        not when sizes vary from step to step.
+        The usual cost is the level of `part` under a policy. It changes when a plan reacts to
+        slowness, but not when sizes vary from step to step.
         """
         out = np.ones_like(self.part)
         for policy in self.policies:
@@ -119,7 +119,7 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
 
 
 def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
-    """Return the lowest level that lasted for long, or from the first step."""
+    """Return the lowest level that lasted long, or that began with the first step."""
     held = [piece for piece in base if piece.steps >= THRESHOLDS.usual_share * count]
     if base[0].steps >= THRESHOLDS.lasting_steps:
         held.append(base[0])
@@ -155,13 +155,13 @@ class _Slow:
 
 
 def findings_of(model: SlownessModel) -> list[TimeLoss]:
-    """Return the slowness of all ranks, with one finding for all ranks that are slow together."""
+    """Return one finding for each group of ranks that are slow together."""
     slow: list[_Slow] = []
     for rank in range(model.off.shape[1]):
         slow += _of_rank(model, rank)
     weak = _weak_periods(model, slow)
     periodic = {each.rank for each in weak}
-    # Temporary slowness of a periodic rank is part of its period.
+    # Temporary slowness of a rank with periodic slowness counts as part of the period.
     slow = [each for each in slow if each.kind != "transient" or each.rank not in periodic] + weak
     lasting = np.zeros(model.off.shape[1], bool)
     lasting[[each.rank for each in slow if each.kind == "node"]] = True
@@ -444,7 +444,8 @@ def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: 
 def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
     """Return the first step since which smaller batches compensate for a slowness, else None.
 
-    The last `policy_steps` must be compensated, because fewer steps are not conclusive.
+    The slowness must be compensated in the last `policy_steps` steps, because fewer steps are not
+    conclusive.
     """
     slow = (slower > 1).any(axis=1)
     much = np.median(slower, axis=1) - 1
@@ -472,7 +473,7 @@ def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> l
         part = np.where(made_up[:, None], even / mean_of(even, known, axis=1)[:, None], part)
     else:
         ranks = _larger(part, known)
-    # Where ranks do not wait for each other, no batch makes another one wait.
+    # Where ranks do not wait for each other, a large batch on one rank delays no other rank.
     uneven = np.where(known & ~apart[:, None], part, 1.0)
     since, until = _course(model.policies, 1 - 1 / uneven.max(axis=1))
     effect = TimeChange(np.arange(part.shape[1]), dealt=uneven)

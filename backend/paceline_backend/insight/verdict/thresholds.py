@@ -3,13 +3,14 @@
 All modules of this package read their thresholds from `THRESHOLDS`; numbers inside a formula, such
 as the price of a cut, stay with the formula. Shares of the wall time, counts of steps and the 5 %
 of a lasting slowness are promises of docs/verdicts.md. The other values were chosen on runs like
-those of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run it after a change. It
-fails if causes, ranks, first steps or costs are named wrongly too often, or if too many runs
-without a cause get one. A kind of run that is quoted below is what the threshold is about; no run
-has shown yet which kinds notice when it is halved. Scenarios with switches of the policy are in
-benchmarks/scenarios/switches.yaml (tests/integration/insight/test_switched_scenarios.py).
+the runs of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run this benchmark
+after a change. It fails if causes, ranks, first steps or costs are named wrongly too often, or if
+too many runs without a cause get one. A comment quotes the kind of run for which the threshold was
+chosen. No measurement has shown yet for which kinds the verdicts change if a threshold is halved.
+Scenarios with switches of the policy are in benchmarks/scenarios/switches.yaml
+(tests/integration/insight/test_switched_scenarios.py).
 
-Constants of sentences are in `words`, because they change no finding.
+Constants that only affect sentences are in `words`, because they change no finding.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ import numpy as np
 class VerdictThresholds:
     """Thresholds by analysis, in the order in which a verdict is computed."""
 
-    # --- Input (`observed`). Most limit the time of a verdict, which benchmarks/scale.py measures.
+    # --- Input (`observed`). Most of these limit the time of a verdict, which benchmarks/scale.py
+    # measures.
 
-    # A verdict covers this many steps unless the caller gives a range.
+    # Number of the newest steps that a verdict covers if the caller gives no range.
     range_steps: int = 500  # steps
-    # A verdict over this many takes a second or two, because the search for levels is quadratic.
+    # Maximum size of a verdict, which takes a second or two. Of a larger range, fewer steps are
+    # used, because the search for levels is quadratic in the steps.
     most_pairs: float = 5e7  # pairs of steps × ranks
-    # At most this many rows are read. Of a longer range these are the newest steps.
+    # Maximum number of rows that are read. Of a longer range, only the newest steps are read.
     most_rows: int = 100_000  # rows
     # A policy with fewer steps is not judged separately. Promised; fixed by switches.yaml.
     policy_steps: int = 16  # steps
@@ -49,17 +52,17 @@ class VerdictThresholds:
     gap_steps: int = 2  # steps
     # Divided by the number of steps, this is added to the price of a cut; "few steps".
     unsure: float = 200.0  # σ² · steps
-    # The mean of a phase of a period is an outlier from here on; "garbage collection of one rank
-    # among hundreds" against "hundreds of ranks".
+    # The mean of a phase of a period is an outlier if it is this far off; "garbage collection of
+    # one rank among hundreds" against "hundreds of ranks".
     folded_sigmas: float = 6.0  # σ
-    # The search for periods clips each step here, because one large pause is not a period; "rare
-    # long pauses of a rank".
+    # The search for periods clips each step's deviation to this, because one large pause is not a
+    # period; "rare long pauses of a rank".
     clipped_sigmas: float = 3.5  # σ
     # Each occurrence of a period may be this much early or late, and this fraction of the expected
-    # ones must be there; "cron job on a node".
+    # occurrences must be found; "cron job on a node".
     jitter_steps: int = 2  # steps
     expected_share: float = 0.7
-    # A trend has at least this many steps and ascending levels; "thermal throttling that grows"
+    # Minimum numbers of steps and of ascending levels of a trend; "thermal throttling that grows"
     # against "throttling in stairs".
     trend_steps: int = 15  # steps
     trend_levels: int = 3  # levels
@@ -76,8 +79,8 @@ class VerdictThresholds:
     # A shorter span is a pause, which takes equally long at any speed of the rank; "two: slow rank,
     # and a noisy neighbour on another that is worse".
     pause_steps: int = 5  # steps
-    # Of the occurrences of a weak period this fraction must be observed, and as many of the spans
-    # must belong to the period; "garbage collection of a rank at a strict period".
+    # Of the occurrences of a weak period this fraction must be observed, and the same fraction of
+    # the spans must belong to the period; "garbage collection of a rank at a strict period".
     period_share: float = 0.7
     # Ranks are slow together if their first steps differ by at most this much, or if they share
     # this fraction of their slow steps; "slow node since a step", "two: one rank slow since a step,
@@ -103,14 +106,14 @@ class VerdictThresholds:
 
     # --- Waits (`waits`).
 
-    # Lower bound of the noise of waits, and waits that are usual.
+    # Lower bound of the noise of waits, and the excess up to which a wait counts as usual.
     wait_noise: float = 0.002  # relative to a step's time
     least_wait: float = 0.01  # relative to a step's time
     # A wait that is the same in all steps counts from this share of the wall time on. Promised;
     # "long reduction in all steps" against "short reduction".
     always_share: float = 0.25
-    # The same for data loaders that all ranks wait for is lower. Promised; "loaders of all ranks
-    # too slow in all steps" against "constant small loader time".
+    # The same share for data loaders for which all ranks wait; it is lower. Promised; "loaders of
+    # all ranks too slow in all steps" against "constant small loader time".
     always_input_share: float = 0.05
     # Ranks wait for loaders together if they share this fraction of their waiting steps, or this
     # fraction if one of them waits permanently; "NFS hiccup of one node's loaders".
@@ -122,35 +125,37 @@ class VerdictThresholds:
     # If more than this fraction of the ranks wait at different times, they wait "in turn"; "loaders
     # of the ranks hang in turn".
     in_turn: float = 0.35
-    # Planning: at least this many segments must wait in their first step, and this fraction of the
-    # steps in which all ranks wait must be first steps, and of first steps must wait. A wait longer
-    # than this multiple of the shortest is not attributed to planning. "planning that is slow".
+    # Planning: ranks must wait in the first step of at least this many segments. This fraction of
+    # the steps in which all ranks wait must be first steps, and in this fraction of the first
+    # steps, ranks must wait. A wait longer than this multiple of the shortest is not attributed to
+    # planning. "planning that is slow".
     fewest_plans: int = 3  # segments
     plans_share: float = 0.75
     longest_plan: float = 1.5  # × the shortest wait of a rank
 
     # --- What counts (`judge`, `findings`).
 
-    # Fewer steps are too few for a verdict. Promised.
+    # Minimum number of steps for a verdict. Promised.
     fewest_steps: int = 4  # steps
     # A cause must cost at least this share of the wall time alone. The value lies between 0.5 %,
     # below which no cause should be named, and 2 %, above which every cause should be: both are
     # promised. "checkpoints that cost next to nothing".
     least_share: float = 0.0125
-    # Findings below this fraction of the required cost are removed all at once. It saves time.
+    # Findings below this fraction of the required cost are removed all at once, which saves time.
     far: float = 0.2
     # From this share of their time on, ranks are reported as waiting for each other. Promised.
     waiting_share: float = 0.05
-    # A verdict about a node needs this many steps, because the first steps of ranks are uneven.
-    # Fixed by tests/integration/insight/test_slow_nodes.py.
+    # Minimum number of steps for a verdict about a node, because the first steps of ranks are
+    # uneven. Fixed by tests/integration/insight/test_slow_nodes.py.
     node_steps: int = 20  # steps
 
     # --- The diagnosis (`diagnosis`). Promised; fixed by tests/unit/insight/test_standing.py.
 
-    # Shares of lost time from which a run has a warning, and is slowed down.
+    # Shares of lost time from which on a run's level is "warning" and "slowed down".
     watch_share: float = 0.06
     held_up_share: float = 0.2
-    # A diagnosis without an active cause, and the mean step time, cover this many newest steps.
+    # Number of the newest steps that a diagnosis without an active cause, and the mean step time,
+    # cover.
     shown_steps: int = 50  # steps
     # A cause that occurred this often may occur again, so it counts as active.
     recurring: int = 3  # occurrences

@@ -26,8 +26,8 @@ class Excess:
     """Excess of a wait over its usual length.
 
     Args:
-        more_s: [K], 0 where the wait is not longer than usual.
-        spans: steps in which it is longer, oldest first.
+        more_s: time by which the wait is longer than usual, [K]; 0 where it is not longer.
+        spans: steps in which the wait is longer, oldest first.
         lasting: first index of a wait that stays longer until the end; None: there is none.
         usual_s: the usual wait.
     """

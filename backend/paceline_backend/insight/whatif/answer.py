@@ -14,11 +14,11 @@ from pydantic.dataclasses import dataclass
 
 from paceline_backend.policies import Changes
 
-# A forecast uses this many of the newest complete steps.
+# Number of the newest complete steps that a forecast uses.
 STEPS = 256
-# A forecast needs at least this many steps.
+# Minimum number of steps for a forecast.
 FEWEST = 16
-# A switch is worth it only if the lower bound of its saving exceeds this.
+# Minimum saving that is worth a switch. The lower bound of the saving must exceed it.
 MARGIN = 0.05
 
 _PRICES: Mapping[Changes, str] = {
@@ -39,7 +39,7 @@ class PresetForecast:
     step_time_s: float = Field(description="mean, at the load of a mean batch", examples=[0.25])
     low_s: float = Field(examples=[0.24])
     high_s: float = Field(examples=[0.26])
-    saving: float = Field(description="1 − step_time_s / that of the policy in force")
+    saving: float = Field(description="1 − step_time_s ÷ step time of the policy in force")
     saving_low: float = Field(examples=[0.36])
     saving_high: float = Field(examples=[0.41])
     words: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
@@ -70,14 +70,14 @@ class PresetForecast:
 
 @dataclass(frozen=True)
 class Saving:
-    """Newest forecast of a run if its slow node were as fast as the others."""
+    """Newest forecast for a run whose slow node is as fast as its other nodes."""
 
     step_time_s: float = Field(examples=[0.11])
     low_s: float = Field(
         description="`low` and `high` bound the 95 % confidence interval", examples=[0.1]
     )
     high_s: float = Field(examples=[0.12])
-    saving: float = Field(description="1 − this time ÷ the current one", examples=[0.6])
+    saving: float = Field(description="1 − this time ÷ current time", examples=[0.6])
     saving_low: float = Field(examples=[0.57])
     saving_high: float = Field(examples=[0.63])
     words: str = Field(
@@ -87,12 +87,12 @@ class Saving:
 
 @dataclass(frozen=True)
 class NodeForecast(Saving):
-    """Forecast of the step time if a slow node's ranks were as fast as the others' median."""
+    """Forecast of the step time if a slow node's ranks were as fast as the median of the others."""
 
     node: str = Field(examples=["n2"])
     ranks: list[int] = Field(description="slow ranks", examples=[[2, 3]])
     factor: float = Field(
-        description="their time ÷ the other ranks', at equal load", examples=[3.0]
+        description="time of the slow ranks ÷ time of the others, at equal load", examples=[3.0]
     )
 
 
@@ -162,7 +162,7 @@ class Forecast:
     all_presets: bool = True
     # Assumptions that are not measured, as a clause for people; empty: there are none.
     assumes: str = ""
-    # The only option that was forecast, to check an earlier promise; None: there were others.
+    # The option, if the forecast covers a single one to check an earlier forecast; else None.
     option: str | None = None
 
     @property
@@ -171,7 +171,7 @@ class Forecast:
         return self.option is None and len(self.forecasts) + len(self.left_out) > 1
 
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
-        """Return the forecast of the preset with these parameters (default: none), or None."""
+        """Return the forecast of the preset with these parameters, or None."""
         for preset in self.forecasts:
             if (preset.policy, preset.parameters) == (policy, parameters or {}):
                 return preset
@@ -188,12 +188,13 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
     option that does not change the training is preferred, unless another option is clearly faster:
     the lower bound of its saving exceeds the saving of the preferred option.
 
-    A forecast does not know how many samples are needed to reach the same loss. The number is
-    larger, the longer ranks train independently, and if gradients are `stale`. If the fastest
-    option changes the training, options that take at most `MARGIN` longer therefore compete with
-    it. Options whose ranks synchronise only at an epoch's end come last, after options with stale
-    gradients. The best of the rest is the option whose ranks are `alone` for the fewest steps.
-    Options that leave the training's updates unchanged count as 0.
+    A forecast does not include the number of samples that are needed to reach the same loss. This
+    number is larger, the longer ranks train independently, and if gradients are `stale`. If the
+    fastest option changes the training, the result is therefore chosen among this option and all
+    options that take at most `MARGIN` longer. Options whose ranks synchronise only at an epoch's
+    end come last, after options with stale gradients. The best of the rest is the option whose
+    ranks are `alone` for the fewest steps. Options that leave the training's updates unchanged
+    count as 0 steps.
     """
     worth = [
         option

@@ -19,9 +19,9 @@ from paceline_backend.insight.whatif.answer import (
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.store.switches import Switch
 
-# Switches by `auto` have this author.
+# Author of the switches by `auto`.
 BY = "auto"
-# Forecasts are this far apart, and a saving of `MARGIN` must hold for this long.
+# Number of steps between two forecasts, and for which a saving of `MARGIN` must hold.
 AUTO_STEPS = 100  # steps
 # The first forecast is made at this step: after a few cold steps and `FEWEST` more, with a reserve.
 FIRST_STEP = 24
@@ -39,14 +39,14 @@ def decide(
 ) -> Decision:
     """Decide whether to stay, wait, recommend, switch or go back.
 
-    `best_of` chooses among the permitted presets, as for the page's recommendation. In addition,
-    all forecasts back to `steps_to_hold` earlier must promise a saving above `MARGIN` for the
-    chosen preset.
+    `best_of` chooses among the permitted presets, as for the recommendation on the run page. In
+    addition, all forecasts of the last `steps_to_hold` steps must promise a saving above `MARGIN`
+    for the chosen preset.
 
     After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
     longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the previous
-    policy. If the policy changes the training, and a preset that does not is certainly less than
-    `MARGIN` slower, `auto` takes that preset.
+    policy. If the policy changes the training, and a preset that does not change it is certainly
+    less than `MARGIN` slower, `auto` switches to that preset.
 
     `auto` does not choose a policy again that it left, or that it chose and a user then left, until
     a rank's speed has changed. Otherwise it could switch back and forth.
@@ -140,11 +140,11 @@ def _without_preset(decided: Literal["stay", "wait"], why: str) -> Decision:
 
 
 def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
-    """Return whether all forecasts back to `steps_to_hold` earlier promise a saving above `MARGIN`.
+    """Return whether all forecasts of the last `steps_to_hold` steps promise more than `MARGIN`.
 
-    They must be made under the same policy and at the same speeds. Forecasts may be closer together
-    than `AUTO_STEPS`: a worker process makes one when it takes over a run, or when `auto` is
-    enabled.
+    The forecasts must be made under the same policy and at the same speeds. Forecasts may be closer
+    together than `AUTO_STEPS`: a worker process makes one when it takes over a run, or when `auto`
+    is enabled.
     """
     assert forecast.step is not None
     for before in reversed(earlier):

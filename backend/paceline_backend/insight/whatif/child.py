@@ -51,7 +51,7 @@ class Forecaster:
             try:
                 return self._submit(call)
             except BrokenProcessPool:
-                # The child was killed, so start another one.
+                # The child was killed, so start another child.
                 self._end()
                 return self._submit(call)
 
@@ -67,7 +67,7 @@ class Forecaster:
         ends, self._alive = spawn.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
         made = self._pool.submit(call)
-        # The child has its own copy of this end.
+        # The child has its own copy of this end of the connection.
         ends.close()
         return made
 

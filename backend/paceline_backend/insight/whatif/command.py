@@ -19,7 +19,8 @@ from paceline.node.client import Client
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.store import Store, runs
 
-# Forecasts have low priority and take long on a busy machine.
+# Timeout of a request for a forecast. Forecasts have low priority, so they take long on a busy
+# machine.
 _TIMEOUT_S = 300.0
 
 

@@ -80,10 +80,10 @@ def forecast(
     The result is the time of a mean global batch. The models' error on the measured batches
     (`fit_error`) corrects all forecasts and widens their intervals.
 
-    `presets` are labels of presets and their variants, or names for their defaults; None: all. The
-    policy in force is always included, with its parameters. Presets that change the training are
-    included if `relaxed` is true. The forecast uses the newest `steps` complete steps of the latest
-    attempt.
+    `presets` are labels of presets with a variant, or names of presets with their defaults; None:
+    all. The policy in force is always included, with its parameters. Presets that change the
+    training are included if `relaxed` is true. The forecast uses the newest `steps` complete steps
+    of the latest attempt.
 
     Raises:
         UnknownPolicyError: no such preset.
@@ -203,8 +203,8 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
     """Return measured ÷ modelled time of the batches that ran.
 
     Errors are exchanged only among neighbouring steps, so slowdowns that the policy has adapted to
-    stay near their steps. The result also shows errors that belong to one kind of batch, which a
-    simulation spreads over all batches.
+    stay near their steps. The result also shows errors that occur with only one kind of batch. A
+    simulation spreads such errors over all batches.
     """
     rng = np.random.default_rng(len(measured))
     count = len(measured)
@@ -364,8 +364,8 @@ def _preset(
 def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> tuple[float, float]:
     """Return the 95 % interval around `mean`.
 
-    `draws` are bootstrap draws of the mean. `shifts` are logarithms of the mean by other models ÷
-    the mean by the fitted ones.
+    `draws` are bootstrap draws of the mean. `shifts` are logarithms of the mean with other models ÷
+    the mean with the fitted models.
     """
     sampled = float(np.std(draws)) / mean
     modelled = float(np.sqrt(np.mean(shifts**2))) if len(shifts) else 0.0
@@ -390,7 +390,7 @@ def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
 
 
 def same_speeds(ratio: Floats) -> int:
-    """Return the first row since which all ranks have had their present speeds.
+    """Return the first row from which on all ranks have had their present speeds.
 
     This is the first row of the earliest block of steps in which each rank was as fast as now.
     Temporary slowdowns after that block are kept. `ratio` is measured ÷ modelled compute time by a
@@ -417,7 +417,7 @@ def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> 
     ever = known.any(axis=0)
     sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
     z = NormalDist().inv_cdf(1 - THRESHOLDS.by_chance / 2 / median.size)
-    # The factor 1.25 is the standard deviation of a median ÷ that of a mean.
+    # The factor 1.25 is the ratio of the standard deviations of a median and a mean.
     chance = z * 1.25 * sigma / np.sqrt(THRESHOLDS.block_steps)
     return np.asarray(np.maximum(np.log(1 + THRESHOLDS.changed_speed), chance))
 
@@ -465,8 +465,9 @@ def _answer_of_node(slow: SlowNode, preset: PresetForecast, not_computing: float
     """Return the policy's forecast without the slowness as a forecast for the node.
 
     Telemetry does not show how much a busy core on the node slows the all-reduce down, so the
-    all-reduce may become faster without the node. The sentence says so if `not_computing` is large:
-    the share of a step with an all-reduce in which no rank loads or computes.
+    all-reduce may become faster without the node. The sentence mentions this possibility if
+    `not_computing` is large: the share of a step with an all-reduce in which no rank loads or
+    computes.
     """
     assert slow.factor is not None
     half = max(1, round(50 * (preset.saving_high - preset.saving_low)))

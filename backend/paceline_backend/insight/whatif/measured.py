@@ -81,13 +81,13 @@ class MeasuredSteps:
     rank_step_s: Floats  # [S, W]
     # Load of the global batch.
     load: Floats  # [S]
-    # Relaxed spans in order; all other rows end with an all-reduce.
+    # Relaxed spans, ascending; each other row ends with an all-reduce.
     relaxed_spans: tuple[RelaxedSpan, ...] = ()
-    # Median duration in the records of the newest rounds; None: there are no rounds.
+    # Median duration in the records of the newest reduction rounds; None: there are no rounds.
     reported_round_s: float | None = None
-    # Reason why the newest relaxed segment was all-reduced; empty: it was not.
+    # Reason why the newest relaxed segment was all-reduced; empty: no relaxed segment was.
     fallback: str = ""
-    # Mask of records of several batches; None: there are none.
+    # Mask of records that cover several batches; None: there are no such records.
     several: npt.NDArray[np.bool_] | None = None  # [S, W]
     # Size of all gradients of a rank; None: unknown.
     gradient_bytes: int | None = None
@@ -100,7 +100,7 @@ class MeasuredSteps:
 
     @property
     def loading_s(self) -> Floats:
-        """Return the mean time that each rank takes to load a batch, [W]; 0 for a rank without any.
+        """Return the mean time that each rank takes to load a batch, [W]; 0 if it has none.
 
         Where ranks share batches, a rank that has finished a segment waits for the next plan, and
         its next record counts this wait as loading. These records are left out.
@@ -301,9 +301,9 @@ def with_spans(
     relaxed: Sequence[Segment],
     reduced_s: Callable[[list[int]], Sequence[float]],
 ) -> MeasuredSteps:
-    """Return `measured` with the spans of its relaxed segments, which are given in order.
+    """Return `measured` with the spans of its relaxed segments, which are sorted.
 
-    `reduced_s` returns the seconds that the newest rounds of some segments took.
+    `reduced_s` returns the seconds that the newest reduction rounds of some segments took.
     """
     candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)
@@ -342,7 +342,7 @@ def _all_reduce(ranks: int) -> _Exchange:
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
     """Return the exchange whose duration a synchroniser records."""
     if isinstance(synchroniser, Pairwise):
-        # The record covers only the answer.
+        # The recorded duration covers only the answer.
         return _Exchange(1, 1)
     if isinstance(synchroniser, Hierarchical):
         largest = max(map(len, synchroniser.parameters.groups))

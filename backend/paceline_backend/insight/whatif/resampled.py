@@ -29,7 +29,7 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     first_step: int
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
-        """Return compute times; `threads` has no effect, because telemetry does not show any."""
+        """Return compute times; `threads` has no effect, as telemetry does not show its effect."""
         return np.asarray(self.models.ett(batch) * self.ratio[self._row(step)])
 
     def rates(self, step: int, threads: Any = 1) -> Rates:
@@ -38,7 +38,7 @@ class Resampled(Emulation, frozen=True, kw_only=True):
         return Rates(models.a * ratio, models.c * ratio, models.b * ratio)
 
     def all_reduce_s(self, step: int, batches: Features) -> Floats:
-        """Return the time of a step beyond its slowest rank's, [W]."""
+        """Return the time of a step beyond its slowest rank's loading and computing, [W]."""
         return np.full(len(batches.samples), self.remainder_s[self._row(step)])
 
     def costs(self, world: int) -> Costs:
@@ -78,7 +78,7 @@ def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = No
 
 
 def ratios(models: Models, measured: MeasuredSteps) -> Floats:
-    """Return measured ÷ modelled compute time, [S, W]; NaN where a record is not of one batch."""
+    """Return measured ÷ modelled compute time, [S, W]; NaN unless a record has just one batch."""
     modelled = models.ett(measured.features)
     ratio = np.full(modelled.shape, np.nan)
     np.divide(measured.compute_s, modelled, out=ratio, where=measured.single & (modelled > 0))

@@ -2,7 +2,8 @@
 
 A predictor learns the speed and the costs of each rank from this rank alone. That suits plans,
 which are renewed every few steps. A forecast needs the time of batches that were never trained.
-Because all ranks run the same script, their steps together show the cost of a sample and of a step.
+Because all ranks run the same script, the steps of all ranks together show the cost of a sample and
+of a step.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ Bools = npt.NDArray[np.bool_]
 class Shape:
     """Model of a step's time: a · (Λ' + sample · n + scaled) + fixed seconds.
 
-    Each rank has its own a.
+    Λ' is the effective load of the rank's batch, n its number of samples, and a the rank's own
+    factor.
 
     Attributes:
         own: models that were fitted rank by rank; their costs are replaced.
         measured: S steps.
-        at: (sample, scaled, fixed) of the best fit. One of the last two is 0: the cost per step is
-            either larger on a slow rank, or the same for all ranks.
+        at: (sample, scaled, fixed) of the best fit. `scaled` or `fixed` is 0: the cost per step is
+            either larger on a slow rank (`scaled`), or the same for all ranks (`fixed`).
         axes: directions of uncertainty, with one standard deviation as length; empty: ranks keep
             their own costs.
         faster: divisor of each rank's time, to simulate a better node.
@@ -65,7 +67,7 @@ class Shape:
 
 
 def shape(models: Models, measured: MeasuredSteps) -> Shape:
-    """Fit the shape that explains all ranks' steps best.
+    """Fit the shape that explains the steps of all ranks best.
 
     `models` were fitted rank by rank. They define the cost of a batch, and ranks without steps keep
     them. `measured` must contain only steps of unchanged speeds.
@@ -90,7 +92,7 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
         return np.concatenate([np.clip(off / noise, -wild, wild), share / THRESHOLDS.shape_prior])
 
     share = np.array([0.05, 0.05])
-    # The first fit provides the noise for the second.
+    # The first fit provides the noise for the second fit.
     for _ in range(2):
         fits = [
             least_squares(residuals, share, bounds=(0.0, 0.95), args=(same,))
@@ -115,7 +117,7 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
 
 
 def _within(at: Floats, step: Floats) -> Floats:
-    """Return the point that a step leads to, with a shorter step if a cost would fall below 0.
+    """Return `at` moved by a step, which is shortened if a cost would fall below 0.
 
     If all batches have equally many samples, a higher cost per sample means a lower cost per step,
     and only the sum is known. Clipping one of the costs at 0 would change the sum. If the step in
@@ -134,7 +136,7 @@ def _room(at: Floats, step: Floats) -> float:
 
 
 def _at(share: Floats, per: Floats, second: float, same: bool) -> Floats:
-    """Return (sample, scaled, fixed) for shares in a typical step's load or time."""
+    """Return (sample, scaled, fixed) from their shares of a typical step's load or time."""
     sample, step = share
     return np.array([sample * per[0], 0.0 if same else step * per[1], step * second * same])
 

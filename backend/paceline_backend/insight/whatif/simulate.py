@@ -81,7 +81,7 @@ class SimulatedOption:
     mean: float = 0.0
     # Mean of the first `early_steps` counted steps.
     early: float = 0.0
-    # Logarithms of early means with other models ÷ the early mean with the fitted ones.
+    # Logarithms of early means with other models ÷ the early mean with the fitted models.
     shifts: list[float] = field(default_factory=list)
     # Largest `Synchronisation.alone` of the counted segments; None if it is None in any of them.
     alone: int | None = 0
@@ -131,9 +131,9 @@ def simulate(
     best variant of a preset is kept, if it takes less time than the defaults. Pairs of shorter
     simulations follow, with other models that fit the measured steps equally well.
 
-    `presets` are labels, or names for their defaults; None: all, with their variants. Presets that
-    change the training are included if `relaxed` is true. The policy in force is always simulated,
-    and comes first.
+    `presets` are labels, or names of presets with their defaults; None: all, with their variants.
+    Presets that change the training are included if `relaxed` is true. The policy in force is
+    always simulated, and comes first.
     """
     state = basis.state
     assert state.history is not None
@@ -221,7 +221,7 @@ def _options(
 
 
 def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], why: str) -> None:
-    """Replace relaxed synchronisers, because gradients would be all-reduced in spite of them."""
+    """Replace or leave out relaxed options, because their gradients would be all-reduced."""
     for name, option in list(options.items()):
         if option.policy.relaxed and option.in_force:
             option.policy = replace(option.policy, synchroniser=ALLREDUCE)

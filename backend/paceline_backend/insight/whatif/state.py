@@ -2,8 +2,8 @@
 
 An observed run, whose script divides its batches itself, reports the number of samples of each rank
 and their time, but no sizes. All samples therefore count alike, batches are divided as plain DDP
-does, and differences between batches are noise to each preset. The forecast shows only the effect
-of the ranks' speeds (`ASSUMES`).
+does, and each preset treats differences between batches as noise. The forecast shows only the
+effect of the ranks' speeds (`ASSUMES`).
 """
 
 from __future__ import annotations
@@ -149,6 +149,6 @@ def _newest_complete(connection: Connection, run: int, hello: Hello) -> int:
 
 
 def _counted(of: Features) -> Features:
-    """Return the batches with samples of size 1."""
+    """Return batches with the same numbers of samples, in which each sample has size 1."""
     load = of.samples.astype(np.float64)
     return Features(of.samples, load, load, np.minimum(load, 1.0))

@@ -1,13 +1,15 @@
 """Thresholds of forecasts, and of the decisions of `auto`.
 
-``benchmarks/forecasts.py`` fixes the values of forecasts: it compares them with what presets then
-take, and counts the outcomes inside the 95 % intervals. A quoted kind of its runs is what the
-threshold is about; no run has shown yet which kinds notice when it is halved. ``regret.py`` fixes
-those of `auto`. docs/decisions/0020 and 0033 explain the choices.
+``benchmarks/forecasts.py`` checks the thresholds of forecasts: it compares forecasts with the times
+that presets then take, and counts the times inside the 95 % intervals. A comment quotes the kind of
+run for which the threshold was chosen. No measurement has shown yet for which kinds the forecasts
+change if a threshold is halved. ``benchmarks/regret.py`` checks the thresholds of `auto`.
+docs/decisions/0020 and 0033 explain the choices.
 
-The number of steps of a forecast and the least saving (`answer.STEPS`, `FEWEST`, `MARGIN`) and the
-rhythm of `auto` (`auto.AUTO_STEPS`, `FIRST_STEP`) are terms of the API and the control plane, and
-stay with what they describe. `simulate.Effort` bounds the CPU time of one forecast.
+The number of steps of a forecast and the minimum saving (`answer.STEPS`, `FEWEST`, `MARGIN`), and
+the steps at which `auto` makes forecasts (`auto.AUTO_STEPS`, `FIRST_STEP`), are also used by the
+API and the control plane, so they are defined in those modules. `simulate.Effort` bounds the CPU
+time of one forecast.
 """
 
 from __future__ import annotations
@@ -19,27 +21,28 @@ from dataclasses import dataclass
 class ForecastThresholds:
     """Thresholds by analysis, in the order in which a forecast is made."""
 
-    # --- Input (`state`, `measured`). The first three limit time and memory.
+    # --- Input (`state`, `measured`). The first three thresholds limit time and memory.
 
-    # At most this many records are read for a forecast, and for warnings before a switch.
+    # Maximum numbers of records that are read for a forecast, and for warnings before a switch.
     most_cells: int = 200_000  # steps × ranks
     caution_cells: int = 50_000  # steps × ranks
-    # The time of a round is the median of this many of the newest rounds.
+    # Number of the newest reduction rounds whose median is the time of a round.
     newest_rounds: int = 256  # rounds
     # The first steps of an attempt are left out, because they include one-time work.
     cold_steps: int = 3  # steps
-    # The time of the policy in force is measured only over at least this many steady steps.
+    # Minimum number of steady steps to measure the time of the policy in force.
     steady_steps: int = 16  # steps
     # Minimum fraction of steps in which a rank does not wait for another rank; "RNA in force while
     # each rank's step is delayed by a random time".
     undisturbed: float = 0.1
-    # The slowest network that is expected: 1 Gbit/s. tests/unit/insight/test_exchanges.py.
+    # Speed of the slowest network that is expected: 1 Gbit/s; checked by
+    # tests/unit/insight/test_exchanges.py.
     slow_network: float = 1.25e8  # bytes per second
 
     # --- Steps of the present speeds (`forecast.same_speeds`).
 
-    # The median of a block is a rank's speed; "A rank became slower shortly before the forecast and
-    # stays so".
+    # Length of a block, whose median is a rank's speed; "A rank became slower shortly before the
+    # forecast and stays so".
     block_steps: int = 8  # steps
     # A speed has changed if it differs by more than this and by more than chance; "A rank was slow
     # for a while, which was over shortly before the forecast".
@@ -49,30 +52,30 @@ class ForecastThresholds:
 
     # --- Costs of a batch (`shapes`).
 
-    # Prior standard deviation of the share that samples or steps have in the time; "Samples cost a
-    # fixed amount each, such as decoding, beside what their length costs".
+    # Prior standard deviation of the share of the time that is due to samples or steps; "Samples
+    # cost a fixed amount each, such as decoding, beside what their length costs".
     shape_prior: float = 0.25
-    # The shape is fitted to at most this many ranks. It saves time.
+    # Maximum number of ranks to which the shape is fitted; the limit saves time.
     shape_ranks: int = 64  # ranks
-    # Lower bound of the noise.
+    # Lower bound of the noise of a step's time.
     least_noise: float = 0.003  # relative
-    # Residuals are clipped here; "Noisy neighbours: on a few ranks other jobs come and go by
+    # Residuals are clipped to this; "Noisy neighbours: on a few ranks other jobs come and go by
     # chance, for some steps each".
     clipped_sigmas: float = 4.0  # σ
-    # Ranks keep their own costs if the shape's errors exceed theirs by a larger factor; "Devices
-    # that differ in each cost of their own, in no groups".
+    # Ranks keep their own costs if the errors of the shape exceed the errors of the ranks' own
+    # models by a larger factor; "Devices that differ in each cost of their own, in no groups".
     worse_shape: float = 1.1
 
     # --- Simulations (`simulate`, `resampled`).
 
-    # At most this many steps of each simulation count, with at most this many samples. They save
-    # time.
+    # Maximum numbers of steps and of samples that count in each simulation; the limits save time.
     simulated_steps: int = 100  # steps
     simulated_samples: int = 400_000  # samples
-    # This many steps count in simulations with other models; it is also the minimum for all.
+    # Number of steps that count in simulations with other models, and the minimum for all
+    # simulations.
     early_steps: int = 24  # steps
-    # The interval comes from this many bootstrap draws, in blocks of steps, because slowdowns last
-    # for several steps.
+    # Number of bootstrap draws for the interval. Draws consist of blocks of steps, because
+    # slowdowns last for several steps.
     draws: int = 64
     draw_block_steps: int = 8  # steps
     # A variant is kept if it saves more than this fraction of the time of its preset's defaults.
@@ -90,7 +93,7 @@ class ForecastThresholds:
 
     # --- Decisions (`auto`).
 
-    # After a switch there is no other switch for this long.
+    # Minimum number of steps between two switches.
     hold_steps: int = 100  # steps
     # A larger change of a rank's speed makes earlier experience with presets void.
     changed_conditions: float = 0.25  # relative

@@ -1,4 +1,4 @@
-"""Weighs which costs of a batch are plausible while a run is young and has few steps' records.
+"""Probabilities of different costs of a batch, while a run has the records of only a few steps.
 
 `linear` calls `plausible` until there are enough rows to compare forecasts of the rows instead.
 """
@@ -17,9 +17,9 @@ from paceline_backend.policies.values import Feedback, Floats, usable
 
 Bools = npt.NDArray[np.bool_]
 
-# From this many rows of a rank on, forecasts of the rows decide (`linear`).
+# Number of a rank's rows from which on `linear` compares forecasts of the rows instead.
 YOUNG = 24
-# A cost with a smaller probability is not considered.
+# Minimum probability of a cost that is considered.
 _PLAUSIBLE = 0.02
 # Candidates for κ, in units of 1 ÷ the typical long size.
 _CURVES = np.exp2(np.arange(-2.0, 7.0))
@@ -33,7 +33,8 @@ _FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.15), (0.7, 0.1), (2.0, 0.05))
 _NOISES = np.array([0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
 _SPREADS = np.array([0.003, 0.05, 0.2, 0.6])
 _NOISE, _SPREAD = (grid.ravel()[:, None] for grid in np.meshgrid(_NOISES, _SPREADS))
-# The weight of a log-likelihood: rows are not as independent as the model assumes.
+# Weight of a log-likelihood. It is below 1, because rows are not as independent as the model
+# assumes.
 _ALIKE = 0.5
 
 
@@ -54,11 +55,11 @@ class Weighed:
 def plausible(rows: Feedback) -> list[Weighed]:
     """Return the costs that the rows do not rule out, the most probable first.
 
-    `rows` are [S, W] arrays of some ranks, of which each has a usable row. The model: a row's time
-    is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary around a
-    common mean. The time of the oldest step may be off by a factor that all ranks share. The result
-    has at most one cost of each family: mostly by count; linear and quadratic in the sizes, padded
-    and not padded.
+    `rows` are [S, W] arrays of some ranks; each of these ranks has a usable row. In the model, a
+    row's time is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary
+    around a common mean. The time of the oldest step may be off by a factor that all ranks share.
+    The result has at most one cost of each family. One family depends mostly on the number of
+    samples. The others are linear or quadratic in the sizes, padded or not padded.
     """
     valid = usable(rows.samples, rows.load, rows.compute_s)
     # Old records lack `longest` and `squares`.
@@ -91,8 +92,8 @@ def _weighed(
 ) -> Weighed:
     """Return the mean of some costs, with the logarithm of their likelihood as probability.
 
-    `time` are logarithms, and all arrays are [S, W]. The costs differ only in κ. Instead of costs,
-    `sized` gives the fraction of each load that depends on sizes.
+    `time` has logarithms of times, and all arrays are [S, W]. The costs differ only in κ. Instead
+    of costs, `sized` gives the fraction of each load that depends on sizes.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())

@@ -1,4 +1,4 @@
-"""Turns regressors into predictors: those of scikit-learn, or any object with `fit` and `predict`.
+"""Predictors from regressors of scikit-learn, or from any object with `fit` and `predict`.
 
     predictor = EstimatorPredictor({"huber": Huber})  # one regressor
     predictor = EstimatorPredictor(REGRESSORS)  # the regressor that forecasts the run best
@@ -31,15 +31,16 @@ from paceline_backend.policies.values import Feedback, Floats, Models, usable
 # loads differ by a smaller factor than `_ALIKE`.
 _FEW = 8
 _ALIKE = 1.05
-# The cross-validation's splits in time, and the most ranks that it uses.
+# Number of the cross-validation's splits in time, and maximum number of ranks that it uses.
 _SPLITS, _RANKS = 3, 4
-# The relative error of a single forecast counts as at most this.
+# Relative errors of single forecasts are clipped to this.
 _CAP = 0.3
-# A later regressor replaces the first if its error is smaller by this fraction.
+# A later regressor replaces the first regressor if its error is smaller by this fraction.
 _BETTER = 0.02
 # Smaller relative residuals count as 0.
 _EXACT = 1e-6
-# Larger relative forecasts are invalid. Near 1e308, `non_negative` ends the process.
+# Maximum relative forecast; larger forecasts are invalid. Near 1e308, `non_negative` would end the
+# process.
 _WILD = 1e100
 
 
@@ -67,7 +68,7 @@ def linear() -> Any:
 
 
 def quantile() -> Any:
-    """Make scikit-learn's `QuantileRegressor` of the median: half of the steps take longer."""
+    """Make scikit-learn's `QuantileRegressor` for the median: half of the steps take longer."""
     from sklearn.linear_model import QuantileRegressor
 
     return QuantileRegressor(alpha=0.0)
@@ -119,7 +120,7 @@ REGRESSORS: Mapping[str, Callable[[], Estimator]] = MappingProxyType(
     {"linear": linear, "huber": Huber, "quantile": quantile, "isotonic": Isotonic}
 )
 
-# The parameter of presets whose paper learns times with a regression.
+# Type of the parameter `regressor`, for presets whose paper predicts times with a regression.
 Regressor = Annotated[
     Literal["tracking", "linear", "huber", "quantile", "isotonic", "cross-validated"],
     Meta(
@@ -148,14 +149,14 @@ class EstimatorPredictor:
 
     A regressor is fitted to each rank's newest `window` steps with samples. Within the range of the
     rank's loads and numbers of samples, its forecasts give the plane T = a·Λ' + c·n + b with a > 0
-    and c, b ≥ 0. For a linear regressor with such coefficients, the plane is the regressor itself.
-    The time of a rank with few steps, or with loads that hardly differ, is taken as proportional to
-    its load.
+    and c, b ≥ 0. For a linear regressor with coefficients in these ranges, the plane is the
+    regressor itself. The time of a rank with few steps, or with loads that hardly differ, is taken
+    as proportional to its load.
 
-    Of several candidates, the predictor takes the one with the smallest error when it forecasts
-    later steps from earlier ones, over some ranks. A ValueError counts as the largest error. Each
-    call of a candidate returns a new regressor, which must be deterministic, because a replay makes
-    plans again from the database.
+    Of several candidates, the predictor uses the candidate with the smallest error in forecasts of
+    later steps from earlier steps, over some ranks. A ValueError counts as the largest error. Each
+    call of a candidate returns a new regressor, which must be deterministic, because a replay
+    recomputes plans from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)
@@ -178,7 +179,7 @@ class EstimatorPredictor:
         return Models(a, c, b, cost=self.cost)
 
     def chosen(self, ranks: list[_Rank]) -> str:
-        """Return the name of the best candidate; the first one if no rank can be fitted."""
+        """Return the name of the best candidate, or of the first one if no rank can be fitted."""
         first, *others = self.candidates
         fitted = [rank for rank in ranks if rank.tells]
         if not others or not fitted:
@@ -215,7 +216,7 @@ class _Rank:
         return len(load) >= _FEW and float(load.max()) >= _ALIKE * float(load.min())
 
     def off(self, make: Callable[[], Estimator]) -> float:
-        """Return the mean relative error of forecasts of later steps from earlier ones."""
+        """Return the mean relative error of forecasts of later steps from earlier steps."""
         from sklearn.model_selection import TimeSeriesSplit
 
         made: list[Floats] = []
@@ -252,7 +253,7 @@ class _Rank:
         columns = [probes[:, 0], probes[:, 1] * varies, np.ones(len(probes))]
         try:
             a, c, b = non_negative(np.column_stack(columns), forecast)[0]
-        # The least squares do not converge.
+        # The solver of the least squares does not converge.
         except RuntimeError:
             return proportional
         if a <= _EXACT:

@@ -15,7 +15,7 @@ from paceline_backend.policies.values import Feedback, Floats, Models, StepTable
 if TYPE_CHECKING:
     import torch
 
-# The number of past steps from which the GRU predicts the next step.
+# Number of past steps from which the GRU predicts the next step.
 PAST = 8
 _HIDDEN = 4
 # The number of training sequences.
@@ -23,10 +23,10 @@ _SEQUENCES = 64
 # The number of Adam steps, each on all sequences.
 _ROUNDS = 24
 _RATE = 0.05
-# The fraction of the time per size unit: `Models.a` must be above 0.
+# Fraction of a step's time per size unit. It is not 0, because `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
-# torch has one number of threads for all plans of the process.
+# Lock for torch's number of threads, which all plans of the process share.
 _threads_lock = threading.Lock()
 
 
@@ -36,8 +36,8 @@ class GruPredictor:
 
     All workers share one small network, which is trained from scratch on the window for every plan.
     The plan thus depends on the feedback alone. The network predicts the next step's time relative
-    to the mean of the eight steps before, and its initial prediction is "equal". Its only input is
-    times, so `Models.b` is the whole prediction.
+    to the mean of the eight steps before; before training, the prediction is 1. The network's only
+    input is times, so `Models.b` is the whole prediction.
     """
 
     def fit(self, feedback: Feedback, world: int) -> Models:
@@ -81,7 +81,7 @@ def _predict(history: Floats, last: Floats) -> Floats:
 
 
 def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a model trained to forecast the last column of `history` [S, P + 1] from the others.
+    """Return a model trained to forecast the last column of `history`, [S, P + 1], from the rest.
 
     torch.nn.Module and torch.optim are not used: they import the compiler, which takes half a
     minute on a busy machine.

@@ -1,4 +1,4 @@
-"""Solves least squares whose coefficients are 0 or more."""
+"""Least squares whose coefficients are 0 or more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline_backend.policies.values import Floats
 
 
 def non_negative(columns: Floats, target: Floats) -> tuple[Floats, float]:
-    """Return the coefficients x ≥ 0, [C], with the least |columns·x − target|, and that distance.
+    """Return coefficients x ≥ 0, [C], that minimise |columns·x − target|, and that minimum.
 
     `columns` is [R, C], `target` is [R].
 

@@ -1,8 +1,8 @@
 """Predictors of a step's cost for each worker that are linear in the load.
 
 Most presets use `LinearPredictor`, which `policies.plan` calls for every segment. The fit of one
-rank's rows is compiled code in `regression`. This module chooses the cost of a batch ("auto") and
-the prior of each rank, and draws ranks of similar speed together.
+rank's rows is compiled code in `regression`. This module selects the cost of a batch ("auto") and
+the prior of each rank, and replaces the fits of ranks with similar speed by weighted means.
 """
 
 from __future__ import annotations
@@ -34,36 +34,38 @@ CostModel = Annotated[
 
 Bools = npt.NDArray[np.bool_]
 
-# The rows of this many ranks decide which cost all ranks have.
+# Maximum number of ranks whose rows are used to select the cost, which is the same for all ranks.
 _RANKS = 16
-# Candidates for κ, in units of 1 ÷ the typical long size.
+# Candidates for κ, the weight of the quadratic cost, in units of 1 ÷ the typical long size.
 _CURVES = 2.0 ** np.arange(-3, 7)
 # Factors to try around the best κ.
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
-# The log-likelihood that a cost must gain over the sum; κ > 0 needs the same gain once more.
+# Log-likelihood that a cost must gain over the cost "sum". A cost with κ > 0 needs the same gain
+# once more.
 _MARGIN = 12.0
-# The least rows from which the noise can be estimated, and the noise from which on rows are fitted
-# again.
+# Minimum number of rows to estimate the noise, and minimum noise at which rows are fitted a second
+# time.
 _FEW, _NOISY = 8, 0.1
-# The difference between consecutive residuals counts as at most this.
+# Differences between consecutive residuals are clipped to this.
 _JUMP = 0.9
-# The probability from which on a young run's cost is expected to stay.
+# Probability from which on the cost of a run with few steps is expected not to change.
 _SURE = 0.98
-# Below this ratio of most to least padding, padding shows nothing, and the call of `plausible`,
-# which takes 10 ms, is skipped.
+# Ratio of the largest to the smallest padding below which rows do not show whether batches are
+# padded. The call of `plausible`, which takes 10 ms, is then skipped.
 _ALIKE = 1.05
 # Samples count as grouped if padded load ÷ padded load of equal counts is below this.
 _HALF = 0.5
-# The log-likelihood that the wide prior of c and b must gain.
+# Log-likelihood that the wide prior of c and b must gain over the narrow prior.
 _CLEARLY = 3.0
-# The error of a fit of three costs that follows changes ÷ the error of a mean of its rows.
+# Error of a fit of three costs that follows changes ÷ error of a mean of the same rows.
 _DOUBT = 1.5
-# Iterations of the mean shift. Where all levels are similar, each iteration brings a level three
-# times as close to its peak.
+# Number of iterations of the mean shift. Where all levels are similar, each iteration reduces a
+# level's distance from its peak to a third.
 _SHIFTS = 30
-# Fewer of many ranks may be near each other by chance.
+# Minimum number of ranks that are treated as alike; fewer of many ranks may be near each other by
+# chance.
 _ALIKE_RANKS = 4
-# The standard errors at half and at twice the usual batch ÷ the standard errors at the usual batch.
+# Standard errors at half and at twice the usual batch ÷ standard errors at the usual batch.
 _SHAPES = 2
 
 
@@ -71,14 +73,16 @@ _SHAPES = 2
 class LinearPredictor:
     """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ' + c·n + b, a > 0, c ≥ 0, b ≥ 0.
 
-    b is a cost per step and is added once, not per sample as in the paper. c is the cost of a
-    sample of any size. The fit is a least squares of relative errors, row by row, oldest first.
+    Λ' is the effective load of a batch, and n its number of samples. b is a cost per step and is
+    added once, not per sample as in the paper. c is the cost of a sample of any size. The fit is a
+    least squares of relative errors, row by row, oldest first.
 
-    A row that is off its forecast by more than 15 % is left out. If the next row is off to the same
-    side, the rank's speed has changed: all three costs change by one factor, which the newest row
-    gives. The fit follows slower changes once they stand out from the noise.
+    A row whose time differs from its forecast by more than 15 % is left out. If the next row
+    differs with the same sign, the rank's speed has changed: all three costs change by the same
+    factor, which is computed from the newest row. The fit follows slower changes once they stand
+    out from the noise.
 
-    A weak prior draws c and b to 0. With this prior, feedback that cannot separate c from b
+    A weak prior pulls c and b towards 0. With this prior, feedback that cannot separate c from b
     (constant n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible
     forecast for other n and Λ'.
 
@@ -88,7 +92,8 @@ class LinearPredictor:
         cost: "sum": Λ' = Λ. "padded": Λ' = n · max λ. "auto": one of these, plain or quadratic in
             length, whichever forecasts all ranks' steps best; the sum unless another is clearly
             better.
-        shrink: draw ranks together if noise alone may explain their difference.
+        shrink: give ranks a common fit, or pull their fits together, if noise alone may explain
+            their difference.
     """
 
     window: int = 64
@@ -134,14 +139,15 @@ class LinearPredictor:
 def _fit_shares(
     rows: Feedback, cost: Cost, window: int, unknown: float = 0.0
 ) -> tuple[Floats, Floats]:
-    """Return (a, c, b) of each rank, [W, 3], with the prior of c and b that suits the rank better.
+    """Return (a, c, b) of each rank, [W, 3], with the more likely of two priors of c and b.
 
-    The second result is the relative error of each rank's time that noise alone may cause, [W].
+    The second result is the relative error of each rank's time that can be due to noise alone, [W].
     `unknown` is the noise of ranks that have too few rows to estimate it.
 
-    While speeds drift and plans balance them, a rank's time stays the same though its load changes.
-    That looks like a large b. But from one step to the next, a speed hardly drifts. So the fit uses
-    the wide prior only if it explains these differences clearly better than the narrow prior.
+    While speeds drift and plans balance them, a rank's time stays the same although its load
+    changes. This has the same effect on times as a large b. But from one step to the next, a speed
+    hardly drifts. So the fit uses the wide prior only if it explains these differences clearly
+    better than the narrow prior.
     """
     wide, narrow = (_fit(rows, cost, window, share)[0] for share in SHARES)
     load, samples = cost.load(rows.features), rows.samples
@@ -151,7 +157,7 @@ def _fit_shares(
     count = pairs.sum(axis=0)
 
     def jumps(fits: Floats) -> Floats:
-        """Return the differences of consecutive residuals, [S - 1, W]; NaN: there is none."""
+        """Return the differences of consecutive residuals, [S - 1, W]; NaN where one is missing."""
         a, c, b = fits.T
         forecast = a * load + c * samples + b
         fine = valid & (forecast > 0)
@@ -184,11 +190,11 @@ def _noise(jumps: Floats) -> Floats:
 
 
 def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
-    """Return the fits, [W, 3], after drawing together ranks that may be equally fast.
+    """Return the fits, [W, 3], after pulling together the fits of ranks that may be equally fast.
 
     Ranks around one peak of the levels' density get a common fit if noise alone may explain their
-    differences. Each of the other ranks is drawn to the mean of the ranks near it. These ranks are
-    weighted by the likelihood that noise alone makes them differ from it. Without noise nothing
+    differences. The fit of each other rank is pulled to the mean of the ranks near it. The weight
+    of a near rank is the likelihood that noise alone explains its difference. Without noise nothing
     changes. `errors` are the relative errors of the fits that noise may cause, [W].
     """
     known = (fits[:, 0] > 0) & (errors > 0)
@@ -212,18 +218,18 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
 def _common(
     fits: Floats, level: Floats, error: Floats, first: Ints, batch: Floats
 ) -> tuple[Bools, Floats]:
-    """Return a mask of ranks that may be as fast as the others of their peak, and common fits.
+    """Return a mask of ranks that may be as fast as the other ranks of their peak, and common fits.
 
     The results are [n] and [n, 3]. A rank is not in the mask if it is further from the peak's
     median than the furthest of as many equal ranks would be, or if its forecast of half or twice
-    the usual batch differs from the common one.
+    the usual batch differs from the common forecast.
 
     The ranks are sorted by `level`, the logarithm of their time of the usual batch. `error` is the
     relative error of each fit that noise may cause. `first` is the index of each peak's first rank.
-    `batch` is the usual one: load, samples and 1.
+    `batch` is the usual batch: load, samples and 1.
     """
     count = np.diff(first, append=len(level))
-    # The peak of each rank.
+    # Index of each rank's peak.
     peak = np.repeat(np.arange(len(first)), count)
     limit = (1 + np.sqrt(2 * np.log(count)))[peak] * error
     near = np.abs(level - level[first + count // 2][peak]) <= limit
@@ -247,7 +253,7 @@ def _common(
 
 
 def _drawn(level: Floats, variance: Floats) -> Floats:
-    """Return each of the sorted levels as the weighted mean of the levels near it."""
+    """Return, for each of the sorted levels, the weighted mean of the levels near it."""
     made = np.empty_like(level)
     # The levels are sorted, and levels that are far away have no weight.
     for at in range(len(level)):
@@ -265,8 +271,8 @@ def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
     """Return the index of the first level of each density peak, found by mean shift.
 
     Source: Fukunaga and Hostetler, "The estimation of the gradient of a density function", IEEE
-    Trans. Inf. Theory 21, 1975. `drawn` is one step of the mean shift: each of the sorted levels as
-    the mean of levels near it.
+    Trans. Inf. Theory 21, 1975. `drawn` is the first iteration of the mean shift: for each of the
+    sorted levels, the mean of the levels near it.
     """
     drawn = at = np.maximum.accumulate(drawn)
     for _ in range(_SHIFTS):
@@ -278,9 +284,9 @@ def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
 def _again_where_noisy(
     rows: Feedback, cost: Cost, window: int, fits: Floats, is_wide: Bools, noise: Floats
 ) -> Floats:
-    """Fit noisy ranks again, with a noise that is known from the first row; return all fits.
+    """Fit noisy ranks a second time, with the noise given from the first row; return all fits.
 
-    Otherwise the fit takes rows of noisy ranks that are off by chance for changes of speed.
+    In the first fit, rows of noisy ranks that are off by chance are mistaken for changes of speed.
     """
     noise = np.where(noise < _NOISY, 0.0, noise)
     for share, mine in zip(SHARES, (is_wide, ~is_wide), strict=True):
@@ -346,10 +352,11 @@ def _choose(rows: Feedback, window: int) -> Cost:
 
 
 def _expects_padded(rows: Feedback, valid: Bools) -> bool:
-    """Return True if batches count as padded where padded and unpadded costs have similar scores.
+    """Return True if batches should count as padded when both costs have similar scores.
 
-    The first steps distinguish them best, as their batches have equal counts. The scores leave
-    these steps out, because a fit needs some rows before it can forecast. `plausible` uses them.
+    The first steps distinguish padded from unpadded costs best, because their batches have equal
+    counts. The scores leave these steps out, because a fit needs some rows before it can forecast.
+    `plausible` uses them.
     """
     if _grouped(rows, valid):
         return True
@@ -364,9 +371,10 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
 def _grouped(rows: Feedback, valid: Bools) -> bool:
     """Return True if the scheduler grouped samples by size because it expected padded batches.
 
-    If so, sizes within a batch vary less than the batches' mean sizes; or, where a few sizes are
-    huge, large batches have much shorter longest samples than small ones. Such batches hardly show
-    whether they are padded, so "padded" stays the default until the times contradict it.
+    In grouped batches, sizes within a batch vary less than the batches' mean sizes; or, where a few
+    sizes are huge, large batches have much shorter longest samples than small batches. Such batches
+    hardly show whether they are padded, so "padded" stays the default until the times contradict
+    it.
     """
     several = valid & (rows.samples > 1)
     if not several.any():
@@ -377,17 +385,17 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
         return True
     longest = np.where(valid, rows.longest, 0.0)
     padded = (rows.samples * longest).sum(axis=1)
-    # The padded load that equal counts would have.
+    # Padded load of batches with equal counts.
     alike = rows.samples.sum(axis=1) * longest.mean(axis=1)
     return bool(np.median(padded / np.maximum(alike, LEAST)) < _HALF)
 
 
 @dataclass(frozen=True)
 class PerSamplePredictor:
-    """CHRONICA's runtime prophet as printed (Alg. 1): OLS of T on Λ, ETT(sample) = a·λ + b.
+    """CHRONICA's runtime prophet as printed (Alg. 1): OLS of time T on load Λ, ETT = a·λ + b.
 
-    The sum over a batch counts b once per sample. `Models.c` therefore holds the paper's b. The fit
-    uses the last `window` steps.
+    ETT is the expected time of a sample of size λ. The sum over a batch counts b once per sample.
+    `Models.c` therefore holds the paper's b. The fit uses the last `window` steps.
     """
 
     window: int = 64

@@ -1,8 +1,8 @@
-"""Fits one rank's rows for `linear.LinearPredictor`, row by row, oldest first, as compiled code.
+"""Fit of one rank's rows for `linear.LinearPredictor`, row by row, oldest first, as compiled code.
 
 `linear` calls `fit_ranks` dozens of times for each plan; the other functions are its compiled
-helpers. They take plain arrays and numbers, however many, because Numba determines the types of
-other arguments, such as named tuples, in Python at each call.
+helpers. They have many parameters, all plain arrays and numbers, because Numba determines the types
+of other arguments, such as named tuples, in Python at each call.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import LEAST, Floats, Ints
 
 # A residual is the logarithm of a step's time ÷ its forecast.
-# Two larger residuals of the same sign in a row mean another speed.
+# If two successive residuals have the same sign and exceed this, the speed has changed.
 _CHANGED = math.log(1.15)
-# While the noise is large, the threshold is this many of its standard deviations instead.
+# While the noise is large, the threshold is this multiple of the noise's standard deviation
+# instead.
 _WILD = 3.0
 # The prior standard deviation of the noise, and the prior's weight in rows.
 _NOISE, _BELIEF = 0.05, 4.0
-# Prior standard deviations of c·n and b, relative to a step's time. The second suits ranks whose
-# speeds drift while a plan balances them: their times are the same whatever their loads, which
-# looks like a large b.
+# Prior standard deviations of c·n and b, relative to a step's time. The second value suits ranks
+# whose speeds drift while a plan balances them. Times of these ranks do not depend on their loads,
+# as if b were large.
 SHARES = (0.25, 0.03)
-# a is at least this fraction of c + b.
+# Minimum ratio of a to c + b.
 _LEAST = 1e-3
 # Filters that follow a drifting speed: the weight of the newest residual in the level, and in
 # the level's slope. The first filter assumes a constant speed.
@@ -43,13 +44,13 @@ _FORGETS = 0.97
 _LITTLE, _NOISE_ROWS = 0.01, 2.0
 # The −log-likelihood of a change of speed, and of an outlier.
 _RARE = 8.0
-# Differences below this fraction of their terms are rounding errors.
+# Differences of two terms below this fraction of the terms count as rounding errors.
 _ROUND = 1e-10
-# A row counts with at most this residual when costs are compared.
+# Residuals of rows are clipped to this when costs are compared.
 _CAP = 0.3
-# Smaller residuals count like this one when fits are compared.
+# Smaller residuals count as this value when fits are compared.
 EXACT = 0.003
-# When costs are compared, the residuals of this many first rows of a rank are ignored.
+# Number of a rank's first rows whose residuals are ignored when costs are compared.
 _BLIND = 8
 
 # Positions in a fit's array: see `_fit_rows`.
@@ -100,13 +101,13 @@ def fit_ranks(
 def _fit_rows(
     rows: Floats, share: float, noise: float, now: Floats, before: Floats, trial: Floats
 ) -> tuple[float, int, float]:
-    """Fit one rank's rows, [F, 3] of (u, v, time_s); return the score of its forecasts of them.
+    """Fit one rank's rows, [F, 3] of (u, v, time_s); return the score of forecasts of the rows.
 
-    The score is the loss, the number of scored rows, and Σ ½ log(1 + `_unsure`) over them.
+    The score is the loss, the number of scored rows, and Σ ½ log(1 + `_unsure`) over these rows.
 
     u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
-    before the last change of speed, and `trial` is room for `_reshaped`. A fit is an array of 16
-    numbers: 9 of the normal equations, the rows' Σ (time / about_s)² at `_ROWS`, (a, c, b) at
+    before the last change of speed, and `trial` is a buffer for `_reshaped`. A fit is an array of
+    16 numbers: 9 of the normal equations, the rows' Σ (time / about_s)² at `_ROWS`, (a, c, b) at
     `_BETA`, and the prior's (a, c, b) at `_USUAL`.
 
     Several filters of the residuals (`_GAINS`) follow a drifting speed. The mean of their forecasts
@@ -124,7 +125,8 @@ def _fit_rows(
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
         if seen >= _BLIND:
-            # The noise for the comparison of costs. `variance` includes a prior, and is larger.
+            # Variance of the noise for the comparison of costs. `variance` includes a prior, so it
+            # is larger.
             counted = max(squares / seen, noise**2, EXACT**2)
             wider = 1 + _unsure(now, rows[k], counted, share)
             loss += min(off * off, _CAP**2) / wider
@@ -137,7 +139,7 @@ def _fit_rows(
             drift = later
             _learn(now, rows[k], rows[k, 2] if seen == 0 else _forecast(now, rows[k]))
             _solve(now, variance, share)
-        # The first step is often slow, so a second row that differs replaces the first.
+        # The first step is often slow, so a second row that differs from the first row replaces it.
         else:
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
             if _reshaped(rows, held, k, changed, variance, share, now, before, trial):
@@ -179,7 +181,7 @@ def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
         slope += _GAINS[k, 1] * error
         filters[k, 0], filters[k, 1], filters[k, 2] = level, slope, errors
         least = min(least, errors)
-    # The errors of the best filter give the noise.
+    # Compute the noise from the errors of the best filter.
     count = (1 - _FORGETS ** (seen + 1)) / (1 - _FORGETS)
     noise = max((least + _NOISE_ROWS * _LITTLE**2) / (count + _NOISE_ROWS), _LITTLE**2)
     total, mean = 0.0, 0.0
@@ -206,11 +208,11 @@ def _reshaped(
 ) -> bool:
     """Return True if other costs explain a surprising row better than a new speed does.
 
-    Then the better fit is in `trial`. Rows of a new load reveal b, and their residuals are as large
-    as those of rows at a new speed. Therefore the function compares the likelihoods of all rows
-    under two hypotheses. First: the rows before and after the last change of speed had one speed
-    after all. Second: the rows since that change and the two surprising rows have one speed; the
-    alternative is a change of speed or two outliers.
+    If the result is True, the better fit is in `trial`. Rows of a new load reveal b, and their
+    residuals are as large as the residuals of rows at a new speed. Therefore the function compares
+    the likelihoods of all rows under two hypotheses. First: the rows before and after the last
+    change of speed had one speed after all. Second: the rows since that change and the two
+    surprising rows have one speed; the alternative is a change of speed or two outliers.
     """
     likely = _unlikely(now, variance, share)
     if before[_ROWS] > 0:
@@ -239,7 +241,7 @@ def _reshaped(
 
 @compiled
 def _unlikely(fit: Floats, variance: float, share: float) -> float:
-    """Return the −log-likelihood of a fit's rows, plus that of its c and b under the prior."""
+    """Return the sum of two −log-likelihoods: of a fit's rows, and of c and b under the prior."""
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
     rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
@@ -255,10 +257,10 @@ def _off(fit: Floats, row: Floats) -> float:
 
 @compiled
 def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
-    """Return the variance of a row's forecast from uncertain a, c and b, ÷ the noise's `variance`.
+    """Return a forecast's variance that is due to uncertain a, c and b, ÷ the noise's `variance`.
 
-    An epoch's last step may have a thirtieth of the others' load. Its time is mostly c and b, which
-    equal steps do not determine. So its time shows little about the cost of a batch.
+    An epoch's last step may have a thirtieth of the other steps' load. Its time is mostly c and b,
+    which steps of equal load do not determine. So its time shows little about the cost of a batch.
 
     For x, the row ÷ its forecast, the result is x'(A + ridge)⁻¹x. As in `_solve`, a is eliminated
     first.
@@ -294,8 +296,8 @@ def _learn(fit: Floats, row: Floats, about_s: float) -> None:
     """Add a row to the normal equations of Σ ((forecast − time) / about_s)².
 
     The array holds aa, ac, ab, cc, cb, bb, then a, c, b of the right side, and Σ (time / about_s)².
-    `about_s` is the expected time, to which noise is proportional. Divided by the measured time
-    instead, rows that were fast by chance would have the largest weight.
+    `about_s` is the expected time, to which noise is proportional. If errors were divided by the
+    measured time instead, rows that were fast by chance would have the largest weight.
     """
     x, y, z, time = row[0] / about_s, row[1] / about_s, 1 / about_s, row[2] / about_s
     fit[0] += x * x
@@ -326,7 +328,7 @@ def _copy(source: Floats, target: Floats) -> None:
 def _solve(fit: Floats, variance: float, share: float) -> None:
     """Solve for c, b ≥ 0 with a ridge towards the prior's values at `_USUAL`."""
     aa, ac, ab = fit[0], fit[1], fit[2]
-    # The sums are too small for a float, so the fit stays.
+    # The sums are too small for a float, so keep the previous fit.
     if aa <= 0:
         return
     ridge = _ridge(fit, variance, share)
@@ -363,7 +365,7 @@ def _edged(
     if left_c <= _ROUND * cc or left_b <= _ROUND * bb or det <= _ROUND * left_c * left_b:
         return 0.0, 0.0
     c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
-    # Take the better of the edges c = 0 and b = 0.
+    # Use the better of the edges c = 0 and b = 0.
     if c < 0 or b < 0:
         c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
         if hc * c > hb * b:

@@ -1,10 +1,9 @@
 """Presets: the policies that users choose by name.
 
 Each file defines ``preset``, a `policies.base.Preset` with name, summary, source, a class of
-parameters and ``make(parameters)``, which returns a `Policy`. Some presets decide batches: they
-divide the samples among the ranks. Relaxed presets let ranks run ahead of each other, and take
-their batches from another preset; most of these are in one file, `relaxed`. docs/policies.md
-describes all presets.
+parameters and ``make(parameters)``, which returns a `Policy`. Some presets divide the samples among
+the ranks. Relaxed presets let ranks run ahead of each other, and use the batches of another preset;
+most relaxed presets are in one file, `relaxed`. docs/policies.md describes all presets.
 
 Only `policies.registry` reads this package. It finds each ``preset`` by its entry point in
 pyproject.toml. A new preset needs a file here and a line there:

@@ -27,13 +27,13 @@ from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-# The prior of the fraction of a step's time that does not depend on the batch.
+# Prior of the fraction of a step's time that does not depend on the batch.
 _USUAL = 0.3
-# With this many rows or fewer, the residuals of a line do not show the noise.
+# Maximum number of rows with which the residuals of a line do not show the noise.
 _FEW = 3
-# The least relative noise of a step's time.
+# Lower bound of the relative noise of a step's time.
 _NOISE = 0.01
-# The fraction of the time per size unit: `Models.a` must be above 0.
+# Fraction of a step's time per size unit. It is not 0, because `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 
@@ -42,8 +42,8 @@ class BatchSizePredictor:
     """BOA's performance model: T = c·n + b for n samples of any size, from the last `window` steps.
 
     The fit is a least squares with c, b ≥ 0. If batch sizes hardly vary, c and b cannot be
-    separated. A prior then holds b near 0, where the forecast is sensible for any n. The noisier
-    the times, the more the prior weighs.
+    separated. A prior then keeps b near 0, with which the forecast is sensible for any n. The
+    noisier the times, the larger the weight of the prior.
     """
 
     window: int = 64
@@ -82,7 +82,7 @@ class MinMaxAllocator:
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
-        """See `Allocator.allocate`. The allocator keeps no memory."""
+        """See `Allocator.allocate`. The returned memory is empty."""
         if not models.known and problem.profiles:
             models = profiled(problem.profiles)
         if not models.known:
@@ -91,7 +91,7 @@ class MinMaxAllocator:
 
 
 def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
-    """Return models from the points of the profiling phase, (samples, s) of each worker."""
+    """Return models from the points (samples, seconds) of each worker in the profiling phase."""
     points = [np.array(rank, np.float64).T for rank in profiles]
     c, b = np.array([line(samples, compute_s) for samples, compute_s in points]).T
     return Models(_NO_SIZE * (c + b), c, b)

@@ -1,9 +1,9 @@
-"""`chronica`: each worker gets as much of each global batch as its speed allows, sample by sample.
+"""`chronica`: each worker gets samples of each global batch according to its speed.
 
 CHRONICA's runtime prophet (Alg. 1, in `predict.linear`), data scheduler (Alg. 2), data shuffler
 (Alg. 3) and learning-rate compensator (Alg. 4). docs/decisions/0006-chronica-levelled.md explains
-where the defaults differ from the paper and why. ``picks="paper"`` and ``ett="per-sample"`` follow
-the paper.
+why some defaults differ from the paper. ``picks="paper"`` and ``ett="per-sample"`` follow the
+paper.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from paceline_backend.policies.solve.filling import (
 )
 from paceline_backend.policies.solve.nodes import Room, homes_of, kept_on_nodes
 
-# Rounds of levelling a step; a third round gains less than 0.1 ‰.
+# Number of times that the workers of a step are levelled; a third time gains less than 0.1 ‰.
 _ROUNDS = 2
 
 
@@ -52,7 +52,7 @@ class PaperScheduler:
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Return the samples without an order: each pick depends on the picks before."""
+        """Return the samples without an order, because picks depend on earlier picks."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -71,7 +71,8 @@ class PaperScheduler:
             longest = max(step.ett)
             given = 1
             while given < count:
-                # No rank on the nodes that have samples can take more, so every node may.
+                # No rank on the nodes that have samples has room for more, so allow ranks on all
+                # nodes.
                 if not least:
                     step.nodes = None
                     least = step.open()
@@ -103,7 +104,7 @@ class LevelledScheduler:
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Return the samples without an order: each pick depends on the picks before."""
+        """Return the samples without an order, because picks depend on earlier picks."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -128,15 +129,15 @@ class LevelledScheduler:
 class ChronicaShuffler:
     """CHRONICA's data shuffler (Alg. 3): overloaded workers give up as few samples as possible.
 
-    A worker whose total ETT is above the level gives up samples until its ETT is not, beginning
-    with the largest sample that fits its surplus. These samples go, largest first, to the least
-    loaded worker, at this worker's cost. On several nodes, samples are then exchanged so that fewer
-    samples change their node (`solve.nodes`). Where data lives on nodes, samples go only to nodes
-    where they are allowed and where there is room for them.
+    A worker whose total expected time (ETT) is above a level gives up samples until its ETT is at
+    most the level, beginning with the largest sample that fits its surplus. These samples go,
+    largest first, to the least loaded worker, at this worker's cost. On several nodes, samples are
+    then exchanged so that fewer samples change their node (`solve.nodes`). Where data lives on
+    nodes, samples go only to nodes where they are allowed and where there is room for them.
 
-    With `paper`, the level is the mean of the totals, which leaves a slow worker above the others
-    for several epochs. Otherwise it is the common time of workers with loads in proportion to
-    speed.
+    With `paper`, the level is the mean of the workers' ETTs, which leaves a slow worker above the
+    other workers for several epochs. Otherwise it is the common time of workers with loads in
+    proportion to speed.
     """
 
     paper: bool = False
@@ -177,11 +178,12 @@ class ChronicaShuffler:
 
 
 def compensate(gradients: Floats, loads: Floats) -> Floats:
-    """Return CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ, that of the global batch.
+    """Return CHRONICA's compensated gradient (Eq. 7), Σ_j g_j Λ_j / ΣΛ, of the global batch.
 
-    This function is for reference: the ranks' all-reduce does the same under every policy. Each
-    worker's gradient is a mean over its size units, [W, P]. `loads` are Λ_j, [W]; n_j where the
-    loss is a mean over samples.
+    This function is for reference: the ranks' all-reduce computes the same under every policy.
+    `gradients` has each worker's gradient g_j, which is a mean over the worker's size units, [W,
+    P]. `loads` has each worker's load Λ_j, [W]; its number of samples if the loss is a mean over
+    samples.
 
     Raises:
         ValueError: the loads are all zero.

@@ -30,28 +30,28 @@ from paceline_backend.policies.presets.static_batching import CAPACITY, counts_o
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.values import StepTable
 
-# Maps the samples of each worker to its time in s; both are [W].
+# Function from the number of each worker's samples to the worker's time in seconds; both are [W].
 Expected = Callable[[Ints], Floats]
 
 
 class _BoundMemory(counts.Counted):
-    # `counts` before rounding.
+    # The counts before rounding.
     target: list[float]  # [W]
     # The first step that is not in `mean_s`.
     next: int
     # The number of steps in `mean_s`, all since the last change.
     steps: int
-    # μ: the time of `counts` samples in seconds; 0: unknown.
+    # μ: moving average of the time for `counts` samples, in seconds; 0: unknown.
     mean_s: list[float]  # [W]
-    # Counts before the last change; empty: the change has been judged.
+    # Counts before the last change; empty: bounds have been derived from the change.
     before: list[int]  # [W]
     # Samples per second before the last change; 0: unknown.
     rate: list[float]  # [W]
-    # The learned upper bounds.
+    # Learned upper bounds of the counts.
     most: list[int]  # [W]
-    # The steps in which `most` was learned.
+    # Step in which each bound in `most` was learned.
     learned: list[int]  # [W]
-    # The first step of `counts`.
+    # First step with the present `counts`.
     since: int
 
 
@@ -60,10 +60,10 @@ class DynamicAllocator:
     """Counts b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5), rescaled to the global batch, then rounded.
 
     μ_k is the moving average of worker k's iteration times since the counts last changed, in which
-    the newest time has the weight `smoothing`. Times of other counts (an epoch's last step, coasted
-    steps) count in proportion. If worker k gets more samples and then takes longer per sample, by
-    more than `dead_band`, its former count becomes its upper bound for `forget_steps` steps; 0:
-    forever.
+    the newest time has the weight `smoothing`. Times of steps with other counts (an epoch's last
+    step, steps planned by the leader) are scaled in proportion. If worker k gets more samples and
+    then takes longer per sample, by more than `dead_band`, its former count becomes its upper bound
+    for `forget_steps` steps; 0: forever.
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
     a moving average of few steps mostly shows which samples a rank got. By default, μ_k is
@@ -71,8 +71,8 @@ class DynamicAllocator:
     follows the paper.
 
     The first counts follow `capacity`; empty: the nominal speeds of the devices. Later changes are
-    at least `every_steps` steps apart, and some worker's batch must change by more than
-    `dead_band`, relatively. Counts are between `b_min` and `b_max`; 0: no bound.
+    at least `every_steps` steps apart, and some worker's batch must change by more than the
+    fraction `dead_band`. Counts are between `b_min` and `b_max`; 0: no bound.
     """
 
     capacity: tuple[float, ...] = ()
@@ -126,7 +126,7 @@ class DynamicAllocator:
         return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
 
     def _judge(self, memory: _BoundMemory, problem: Problem, slowed: Floats) -> _BoundMemory:
-        """Return the memory with the upper bounds that the last change revealed.
+        """Return the state with the upper bounds that the last change revealed.
 
         `slowed` is the time of a sample after the change ÷ before it, [W]; NaN: unknown.
         """
@@ -142,10 +142,11 @@ class DynamicAllocator:
     def _adjust(
         self, memory: _BoundMemory, problem: Problem, expected: Expected | None
     ) -> _BoundMemory:
-        """Return the memory with new counts and new averages, if the counts change enough.
+        """Return the state with new counts and new averages, if the counts change enough.
 
-        With expected times, a change must promise a shorter step. Otherwise half of it is tried:
-        padded batches take more than proportional time, and whole changes would oscillate forever.
+        With expected times, a change must shorten the expected step. If the whole change does not,
+        half of the change is tried: the time of padded batches grows more than proportionally, so
+        whole changes would oscillate forever.
         """
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)
@@ -179,7 +180,7 @@ def proportional(current: Ints, mean_s: Floats) -> Floats:
     """Return b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
 
     These are Eqs. 4–5, with `current` as b and `mean_s` as μ, [W]. Where μ is 0, it is unknown and
-    b stays. The sum changes: (1, 1) with times (1, 3) becomes (2, ⅔).
+    b does not change. The sum of the counts changes: (1, 1) with times (1, 3) becomes (2, ⅔).
     """
     wanted, known = current.astype(np.float64), mean_s > 0
     if known.any():
@@ -192,14 +193,14 @@ def _shortens(expected: Expected, current: Ints, chosen: Ints) -> bool:
 
 
 def _slowed(memory: _BoundMemory) -> Floats:
-    """Return the time of a sample since the last change ÷ before it, by the averages, [W]."""
+    """Return the mean time of a sample since the last change ÷ the mean time before it, [W]."""
     rate, before = _rate(memory), np.array(memory.rate or [0.0] * len(memory.counts))
     known = (rate > 0) & (before > 0)
     return np.where(known, before / np.where(known, rate, 1.0), np.nan)
 
 
 def _slower_than_expected(memory: _BoundMemory, models: Models, feedback: Feedback) -> Floats:
-    """Return the growth of each rank's measured ÷ expected time with the last change, [W].
+    """Return each rank's measured ÷ expected time since the last change ÷ that before it, [W].
 
     The expected time already includes the effect of other samples and of more padding.
     """
@@ -231,7 +232,7 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0,
             le=1,
-            description="Change batches only if some worker's changes by more than this fraction.",
+            description="Minimum change of some worker's batch, as a fraction, to change batches.",
         ),
     ] = 0.05
     smoothing: Annotated[
@@ -276,7 +277,7 @@ def make(parameters: DynamicBatchingParameters) -> Policy:
         forget_steps=parameters.forget_steps,
         times=parameters.times,
     )
-    # The moving average is as noisy as a mean over this many steps.
+    # Number of steps whose mean is as noisy as the moving average.
     smoothed = max(parameters.every_steps, round(2 / parameters.smoothing - 1))
     steps = smoothed if parameters.times == "measured" else 0
     return counts.policy("dynamic-batching", allocator, parameters, steps=steps)

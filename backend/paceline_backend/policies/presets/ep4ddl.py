@@ -31,13 +31,13 @@ from paceline_backend.policies.predict.gru import PAST, GruPredictor
 from paceline_backend.policies.presets.bsp import EqualCounts
 from paceline_backend.policies.solve import counts
 
-# The most nodes of branch and bound, which take about 30 ms.
+# Maximum number of search nodes of branch and bound, which take about 30 ms.
 _NODES = 20_000
-# With more workers, branch and bound is skipped: 20,000 nodes would not help.
+# Maximum number of workers for branch and bound; with more workers, 20,000 nodes would not help.
 _WORKERS = 64
-# The number of common levels that the search tries is about this at most.
+# Approximate maximum number of common levels that the search tries.
 _LEVELS = 256
-# The least gain in standard deviation for a change, relative to the mean time.
+# Minimum gain in standard deviation for a change, relative to the mean time.
 _WORTH = 0.05
 
 
@@ -49,14 +49,16 @@ def shortened(threads: Ints, serial: float) -> Floats:
 def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
     """Return threads 1 … `most` of each worker that minimise the variance of their times, [W].
 
-    The search is branch and bound, depth first: the sum of squared deviations of the decided
-    workers from their mean can only grow with more workers. It begins with the best choice in which
-    each worker comes nearest to a common level. With more than 64 workers this is the result. After
-    20,000 nodes the best choice so far is the result; a dozen workers need fewer nodes. Of equally
-    good choices, the one with fewer threads wins.
+    The search is branch and bound, depth first. Its bound is the sum of squared deviations of the
+    decided workers from their mean, which can only grow with more workers. The search begins with
+    the best choice in which each worker's time is nearest to a common level. With more than 64
+    workers, this choice is the result. After 20,000 nodes, the best choice so far is the result; a
+    dozen workers need fewer nodes. Of equally good choices, the choice with fewer threads is the
+    result.
 
-    `times` are those with one thread, [W] s. `cores` bounds the threads of all workers together, at
-    least one each; 0: no bound. `serial` is the fraction of the time that threads do not shorten.
+    `times` are the workers' times with one thread, [W] s. `cores` is the maximum number of threads
+    of all workers together (each worker has at least one thread); 0: no maximum. `serial` is the
+    fraction of the time that threads do not shorten.
     """
     search = _Search(times[:, None] * shortened(np.arange(1, most + 1), serial), cores)
     search.try_levels()
@@ -68,14 +70,16 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
 class _Search:
     """Branch and bound over the workers' choices; the slowest worker is decided first.
 
-    `choices` are each worker's times with 1, 2, … threads, [W, most].
+    `choices[j, t - 1]` is the time of worker j with t threads; shape [W, maximum number of
+    threads].
     """
 
     def __init__(self, choices: Floats, cores: int) -> None:
         world, most = choices.shape
         self._workers = np.argsort(-choices[:, 0], kind="stable")
         self._choices = choices[self._workers]
-        # The cores beyond one per worker, and the threads of each worker beyond its first.
+        # Number of cores beyond one per worker; then each worker's number of threads beyond its
+        # first.
         self._spare = max(cores - world, 0) if cores else world * most
         self._best: Ints = np.zeros(world, np.int64)
         self._least = _squares(self._choices[:, 0])
@@ -88,7 +92,7 @@ class _Search:
         return threads
 
     def try_levels(self) -> None:
-        """Try many levels: each worker takes the threads nearest to it, while cores last."""
+        """Try many levels; each worker gets the threads with the time nearest to the level."""
         levels = np.unique(self._choices)
         for level in levels[:: max(1, len(levels) // _LEVELS)]:
             wanted = np.cumsum(np.abs(self._choices - level).argmin(axis=1))
@@ -132,11 +136,11 @@ def _squares(times: Floats) -> float:
 
 class _Ep4ddlMemory(counts.Counted):
     threads: list[int]  # [W]
-    # The first step with `threads`.
+    # First step with these threads.
     since: int
-    # The fraction of the time that threads do not shorten.
+    # Fraction of the time that more threads do not shorten.
     serial: float
-    # Times with one thread when `threads` were chosen, [W] s; empty: nothing to learn from.
+    # Times with one thread when `threads` were chosen, [W] s; empty: unknown.
     single_s: list[float] = msgspec.field(name="one")
 
 
@@ -145,9 +149,9 @@ class ThreadAllocator:
     """EP4DDL's choice of parallelism. All workers get the same number of samples.
 
     Ranks begin with one thread. The choice changes if this lowers the standard deviation of the
-    predicted times by more than 5 % of their mean. The next change comes eight steps later at the
-    earliest. These steps show the fraction of the time that threads do not shorten; until then it
-    is `serial`. `most` and `cores` are as for `least_variance`.
+    predicted times by more than 5 % of their mean. The next change follows after at least eight
+    steps. These steps show the fraction of the time that threads do not shorten; before, the
+    fraction is `serial`. For `most` and `cores` see `least_variance`.
     """
 
     most: int
@@ -192,7 +196,7 @@ class ThreadAllocator:
 
     @staticmethod
     def _expected(models: Models, memory: _Ep4ddlMemory) -> Models:
-        """Return models for the new threads while feedback is still of the former threads."""
+        """Return models for the new threads while feedback was measured with the former ones."""
         if not models.known or not memory.single_s:
             return models
         return replace(
@@ -201,7 +205,8 @@ class ThreadAllocator:
 
     @staticmethod
     def _allocation(memory: _Ep4ddlMemory, models: Models) -> Allocation:
-        # Also send threads that are all 1: otherwise ranks would keep the script's threads.
+        # Send the numbers even if all are 1, because ranks would otherwise keep the script's
+        # threads.
         samples, threads = np.array(memory.counts), tuple(memory.threads)
         return Allocation(samples, msgspec.to_builtins(memory), threads, models)
 

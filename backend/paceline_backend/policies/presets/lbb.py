@@ -1,4 +1,4 @@
-"""`lbb`: batch sizes that level the workers' times, tuned in small moves or all at once.
+"""`lbb`: batch sizes that level the workers' times, changed in small moves or all at once.
 
 LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster.
 """
@@ -28,18 +28,18 @@ from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 from paceline_backend.policies.values import StepTable
 
-# The usual number of steps between two decisions.
+# Usual number of steps between two decisions on the counts.
 _SEEN = 2
-# The first counts rest on this many steps of the previous policy.
+# Number of steps of the previous policy from which the first counts are computed.
 _BEGIN = 8
 
 
 class _LbbMemory(counts.Counted):
-    # The first step that is not used yet.
+    # First step whose feedback is not used yet.
     next: int
     # The slope of the last rough model in s per sample; 0: unknown.
     slope: list[float]  # [W]
-    # The step from which on a worker has had no samples.
+    # Step from which on each worker has had no samples.
     idle: list[int]  # [W]
     # The first step in which rapid tuning is allowed again.
     calm_until: int
@@ -79,8 +79,8 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
     """Fit a0 … a3 ≥ 0 to a worker's profile (Alg. 1) by least squares of relative errors, [4].
 
     The profile has at least one point (samples, s). With coefficients ≥ 0 the time never falls as
-    the batch grows. A cubic without this condition may fall beyond the profiled sizes and would
-    promise that a larger batch takes less time.
+    the batch grows. Without this condition, the cubic may decrease beyond the profiled sizes, so
+    that a larger batch would be expected to take less time.
     """
     # Imported here: the import takes long, and few runs need it.
     from sklearn.linear_model import LinearRegression
@@ -95,17 +95,18 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
 
 @dataclass(frozen=True)
 class LbbAllocator:
-    """LBB's coordinator (Alg. 2), which acts on the straggler effect SE of the last steps.
+    """LBB's coordinator (Alg. 2), which uses the straggler effect SE of the last steps.
 
-    Below `fine_threshold` (FT) the counts stay. Below `rapid_threshold` (RT), `step` samples move
-    from the slowest worker to the fastest. (The paper takes ⌊step/2⌋ and gives ⌈step/2⌉, which
-    changes the global batch.) Above it, the allocator makes rough models of all workers and solves
-    Eq. 3 for all counts; in the next `window_steps` steps, samples only move. The first counts
-    solve Eq. 3 for the profiles, or keep the proportions of the previous policy.
+    If SE is below `fine_threshold` (FT), the counts do not change. If SE is below `rapid_threshold`
+    (RT), `step` samples move from the slowest worker to the fastest. (The paper takes ⌊step/2⌋ and
+    gives ⌈step/2⌉, which changes the global batch.) If SE is larger, the allocator makes rough
+    models of all workers and solves Eq. 3 for all counts (rapid tuning). In the next `window_steps`
+    steps, there is no rapid tuning. The first counts solve Eq. 3 for the profiles, or keep the
+    proportions of the previous policy.
 
-    A worker may be left out (B_i = 0). It does not count in SE. In Eq. 3 it counts with its last
-    model. After `retry_steps` steps it gets `step` samples of the worker that has most, so that its
-    time becomes known and tuning continues.
+    A worker may get no samples (B_i = 0). SE then ignores the worker, and Eq. 3 uses its last
+    model. After `retry_steps` steps the worker gets `step` samples from the worker with most
+    samples, so that its time becomes known and tuning continues.
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
     the times of single steps mostly show which samples a rank got. By default, a rank's time is
@@ -188,7 +189,7 @@ class LbbAllocator:
 
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _LbbMemory:
-    """Return the first memory, which continues the counts of the previous policy, if any."""
+    """Return the first state, which continues the counts of the previous policy, if any."""
     low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0
@@ -221,9 +222,9 @@ def _changed(memory: _LbbMemory, problem: Problem, chosen: Ints) -> _LbbMemory:
 def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
     """Return T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i (Alg. 2, line 3).
 
-    CB and CT are the mean samples and times of `rows`. `fixed` is a0 of the profiling phase or of
-    the predictor, s, [W]; an a0 above CT counts as 0. Workers without samples have the slope
-    `before` of an earlier model, [W]; where this is 0, the mean slope.
+    CB and CT are each worker's mean number of samples and mean time in `rows`. `fixed` is a0 of the
+    profiling phase or of the predictor, s, [W]; an a0 above CT counts as 0. Workers without samples
+    have the slope `before` of an earlier model, [W], or the mean slope if `before` is 0.
     """
     samples, compute_s, steps = rows.sums()
     known, mean_s = steps > 0, compute_s / np.maximum(steps, 1)
@@ -235,10 +236,10 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
 
 
 def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) -> Line:
-    """Return the same line, where CT_i is the expected time of CB_i typical samples.
+    """Return the models of `rough_models`, with CT_i as expected time of CB_i typical samples.
 
-    The counts in force, `current`, are CB, [W]; a worker without samples counts with an equal
-    share. `sizes` are the λ of the data set, [N]. `fixed` is as for `rough_models`.
+    CB are the counts in force, `current`, [W]; a worker without samples counts with an equal share.
+    `sizes` are the λ of the data set, [N]. `fixed` is as for `rough_models`.
     """
     samples = np.where(current > 0, current, max(1, int(current.sum()) // len(current)))
     time_s = counts.typical_s(models, samples, sizes)

@@ -1,7 +1,8 @@
 """`paceline`: the project's own policy, which uses each sample's cost and each worker's speed.
 
-In exact mode every global batch is that of plain DDP with the same seed; only the division among
-the workers differs. In free mode the policy also composes the batches (`solve.compose`).
+In exact mode every global batch has the same samples as under plain DDP with the same seed; only
+the division among the workers differs. In free mode the policy also composes the batches
+(`solve.compose`).
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def make(parameters: PacelineParameters) -> Policy:
 def warm_up() -> None:
     """Compile the kernels, or read them from the cache, so that no plan waits for seconds."""
     none = np.empty(0, np.int64)
-    # Few and many ranks use different kernels.
+    # Call both, because few and many ranks use different kernels.
     for world in (2, FEW_RANKS + 1):
         models = Models(np.arange(1.0, world + 1), np.zeros(world), np.zeros(world))
         samples = np.arange(4 * world)

@@ -1,11 +1,11 @@
-"""`paceline-relaxed`: `paceline`'s batches, and pairwise means while ranks still wait.
+"""`paceline-relaxed`: batches of `paceline`, and pairwise averaging while ranks still wait.
 
-The scheduler's batches take all ranks equally long, as far as speeds stay the same and samples'
-sizes determine their times. Three causes of waiting remain: ranks that are slow in turn, a rank
-whose smallest batch is still too large for it, and the all-reduce itself. Where ranks wait long,
-each rank steps independently, and after each step two replicas become their mean (AD-PSGD, Lian et
-al. 2018). This loses no gradient, no rank waits for another rank's computing, and ranks exchange
-replicas while they compute.
+With the scheduler's batches, all ranks take equally long, as far as speeds are constant and sizes
+determine the times of samples. Three causes of waiting remain: ranks that are slow at different
+times, a rank whose smallest batch is still too large for it, and the all-reduce itself. Where ranks
+wait long, each rank steps independently, and after each step two replicas become their mean
+(AD-PSGD, Lian et al. 2018). This loses no gradient, no rank waits for another rank's computing, and
+ranks exchange replicas while they compute.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from paceline_backend.policies.base import BatchesOf, Choice, Feedback, Floats, 
 from paceline_backend.policies.presets.relaxed import RelaxedParameters
 from paceline_backend.policies.registry import make as policy_of
 
-# The jackknife uses this many blocks of neighbouring steps, because slowdowns last for several
-# steps.
+# Number of blocks of neighbouring steps in the jackknife. It uses blocks, because slowdowns last
+# for several steps.
 _BLOCKS = 8
 # The 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom.
 _T = 2.365
-# The least steps that a choice needs.
+# Minimum number of steps for a choice.
 _FEWEST = 2 * _BLOCKS
-# The number of consecutive choices against the relaxed synchroniser that end it.
+# Number of consecutive choices against the relaxed synchroniser after which the all-reduce is used.
 _AGREE = 2
-# If a try of the relaxed synchroniser gives no usable steps, it ends after this many segments and
-# counts as having taken this many seconds.
+# Number of segments after which a try of the relaxed synchroniser without usable steps ends, and
+# duration in seconds with which such a try counts.
 _BLIND, _BLIND_S = 16, 60.0
-# After a try that was wrong, the next one waits this many times the try's duration; the wait
-# doubles with each wrong try.
+# Pause after a wrong try, as a multiple of the try's duration; the pause doubles with each wrong
+# try.
 _REST = 20.0
 
 
 class _ChoiceSteps(NamedTuple):
     """Measurements of the newest steps of the synchroniser in force.
 
-    `step_s` is wall time. `whole` is True where the records have exactly the step's batches.
+    `step_s` is wall time. `whole` is True where the records cover exactly the step's batches.
     """
 
     compute_s: Floats  # [S, W]
     load: Floats  # [S, W]
-    # Waiting and exchange.
+    # Waiting for other ranks, and exchanging gradients.
     sync_s: Floats  # [S, W]
     step_s: Floats  # [S, W]
     whole: npt.NDArray[np.bool_]  # [S]
@@ -60,7 +60,7 @@ class _ChoiceSteps(NamedTuple):
 
     @property
     def taken_s(self) -> float:
-        """Wall time of a step: that of the slowest rank, as all ranks synchronise in the end."""
+        """Wall time of a step on the slowest rank, because all ranks synchronise in the end."""
         return float(self.step_s.mean(axis=0).max())
 
     @property
@@ -71,7 +71,8 @@ class _ChoiceSteps(NamedTuple):
     def computing_s(self, *, shared: bool) -> float:
         """Return the ranks' compute time for the work of a step, without waiting.
 
-        If ranks share the work, their rates add up. Otherwise the slowest rank decides.
+        If ranks share the work, their rates add up. Otherwise the result is the time of the slowest
+        rank.
         """
         if not shared:
             return float(self.compute_s.mean(axis=0).max())
@@ -86,7 +87,7 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     relaxed: bool = False
     # Segments since the last change.
     segments: int = 0
-    # The first step that measures the synchroniser in force.
+    # First step whose times are measured under the synchroniser in force.
     since: int = 0
     # Consecutive choices against the synchroniser in force.
     against: int = 0
@@ -98,41 +99,43 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     seen: int = 0
     # Time for which the relaxed synchroniser has been in force.
     tried_s: float = 0.0
-    # The relaxed synchroniser has saved enough in that time.
+    # True if the relaxed synchroniser has saved enough in that time.
     proved: bool = False
     # Time until the relaxed synchroniser may be tried again.
     wait_s: float = 0.0
-    # Tries that were wrong.
+    # Number of tries that did not save enough.
     wrong: int = 0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A chooser that relaxes synchronisation while this surely saves enough time.
+    """A chooser that uses a relaxed synchroniser while this surely saves enough time.
 
-    It must save more than `saving` of the time. The synchroniser in force is measured, and the
-    other one is estimated. A step under the all-reduce takes the compute time of its slowest rank,
-    plus the exchange and the other time that were last measured under the all-reduce. A relaxed
-    step takes the time that all ranks together need for its work, as they share it. Normally, the
-    exchange runs while ranks compute and adds no time.
+    The relaxed synchroniser must save more than the fraction `saving` of the time. The time under
+    the synchroniser in force is measured, and the time under the other is estimated. A step under
+    the all-reduce takes the compute time of its slowest rank, plus the exchange and the other time
+    that were last measured under the all-reduce. A relaxed step takes the time that all ranks
+    together need for the step's work, because they share it. Normally, the exchange runs while
+    ranks compute and adds no time.
 
-    If the relaxed synchroniser saves less than `back`, the all-reduce comes back. If the relaxed
-    synchroniser never saved enough, it is tried again after 20 times the duration of the try, and
-    after twice as long for each further wrong try. So tries add at most a few per cent to the run
-    time.
+    If the relaxed synchroniser saves less than `back`, the chooser returns to the all-reduce. If
+    the relaxed synchroniser never saved enough, it is tried again after 20 times the duration of
+    the try, and after twice as long for each further wrong try. So tries add at most a few per cent
+    to the run time.
 
     "Surely" means that the whole 95 % interval of the gain is on one side. Where ranks share
-    batches, the steps of a segment have one wall time, so two consecutive choices must agree before
-    the all-reduce comes back.
+    batches, all steps of a segment have the same wall time, so two consecutive choices must agree
+    before the chooser returns to the all-reduce.
 
     Args:
         relaxed: the alternative to the all-reduce.
-        saving: fraction of the time for the same work.
-        back: at most `saving`; a larger value counts as `saving`.
-        steps: the number of newest complete steps from which to judge.
-        hold: least number of segments between two changes.
+        saving: fraction of the time for the same work that the relaxed synchroniser must save.
+        back: saved fraction of the time below which the chooser returns to the all-reduce. A value
+            above `saving` counts as `saving`.
+        steps: number of the newest complete steps whose times are compared.
+        hold: minimum number of segments between two changes.
         first: first step of the segment for which the choice is made.
-        uneven: ranks share batches under the relaxed synchroniser.
+        uneven: true if ranks share batches under the relaxed synchroniser.
     """
 
     relaxed: Synchronisation
@@ -185,7 +188,7 @@ class Measured:
         timed = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
         good = timed & (rows.step[:, 0] >= now.since)
         good &= (rows.compute_s.max(axis=1, initial=0.0) > 0) & (rows.load.sum(axis=1) > 0)
-        # A rank with samples but no time compiled code again: the step would seem too fast.
+        # A rank with samples but no time has recompiled code, and the step would seem too fast.
         good &= ~((rows.samples > 0) & (rows.compute_s <= 0)).any(axis=1)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % _BLOCKS :]
@@ -193,7 +196,7 @@ class Measured:
             return None
         compute_s = rows.compute_s[newest]
         # Where ranks share batches, a record may have no batch, or may have been left out because
-        # it has several.
+        # it has several batches.
         shared = now.relaxed and self.uneven
         whole: Any = (compute_s > 0).all(axis=1) if shared else np.ones(len(newest), bool)
         columns = (rows.load[newest], rows.sync_s[newest], rows.step_s[newest])
@@ -208,7 +211,7 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _ChoiceMemory) -> None:
-        # The relaxed synchroniser was right, until something changed.
+        # The relaxed synchroniser did save time until the conditions changed.
         if now.proved:
             now.wrong = 0
         elif now.relaxed:
@@ -219,7 +222,7 @@ class Measured:
         now.against, now.tried_s = 0, 0.0
 
     def _gain(self, steps: _ChoiceSteps, now: _ChoiceMemory) -> float:
-        """Return work per second under the relaxed synchroniser ÷ that under the all-reduce."""
+        """Return the ratio of work per second, relaxed synchroniser ÷ all-reduce."""
         computing_s = steps.computing_s(shared=self.uneven)
         if not now.relaxed:
             return steps.taken_s / (computing_s + now.rest_s)
@@ -250,7 +253,7 @@ class Measured:
 
 
 def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
-    """Return the chooser's memory from the bus; a new memory if that does not validate."""
+    """Return the chooser's state from the bus, or a new state if validation fails."""
     try:
         return msgspec.convert(memory, _ChoiceMemory)
     except msgspec.ValidationError:
@@ -258,9 +261,10 @@ def _recall(memory: Mapping[str, Any]) -> _ChoiceMemory:
 
 
 def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
-    """Return half the 95 % interval of an estimate from steps in order: delete-a-block jackknife.
+    """Return half of an estimate's 95 % interval, by the delete-a-block jackknife.
 
-    `estimate` computes it from the steps that a mask [steps] keeps. `steps` is at least `_BLOCKS`.
+    `estimate` computes the estimate from the steps that are True in a mask, [steps]. The steps are
+    in sequence, and `steps`, their number, is at least `_BLOCKS`.
     """
     blocks = np.arange(steps) * _BLOCKS // steps
     values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])
@@ -294,7 +298,7 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
         ),
     ] = 0.1
     steps: Annotated[
-        int, Meta(ge=_FEWEST, le=64, description="Number of newest steps whose times decide.")
+        int, Meta(ge=_FEWEST, le=64, description="Number of newest steps that are compared.")
     ] = 32
     hold: Annotated[
         int, Meta(ge=1, le=1024, description="Least number of segments between two changes.")

@@ -1,4 +1,4 @@
-"""Presets that only name a synchroniser; another preset decides which samples ranks get.
+"""Presets that only name a synchroniser, and use the batches of another preset.
 
 Each preset is made by `_preset` from its synchroniser and its parameters.
 """
@@ -30,13 +30,13 @@ Staleness = Annotated[
 
 
 class RelaxedParameters(Parameters, frozen=True, kw_only=True):
-    """Parameters of every relaxed preset; ``kw_only`` puts them after the preset's own."""
+    """Parameters of every relaxed preset; ``kw_only`` puts them after a preset's own parameters."""
 
     batches: BatchesOf = "bsp"
 
 
-# Ranks that do not wait for each other still synchronise at an epoch's end, or average replicas:
-# batches that fit the ranks' speeds help there, too.
+# Ranks that do not wait for each other still synchronise at an epoch's end, or average replicas.
+# Batches that fit the ranks' speeds shorten the waits there.
 ON_PACELINE = ({"batches": "paceline"},)
 
 R = TypeVar("R", bound=RelaxedParameters)
@@ -113,7 +113,7 @@ class DilocoParameters(RelaxedParameters, frozen=True):
             ge=0,
             le=10_000,
             description="τ: steps that ranks make while a part is being exchanged. Values above"
-            " `every` / `parts` count as that. 0: ranks wait for each exchange.",
+            " `every` / `parts` count as this quotient. 0: ranks wait for each exchange.",
         ),
     ] = 0
     mix: Annotated[
@@ -141,8 +141,8 @@ def _streaming(values: DilocoParameters) -> Synchronisation:
     )
 
 
-# The defaults have the paper's outer learning rate and momentum. Its H is 500, for runs that are
-# far longer than most.
+# The outer learning rate and the momentum have the paper's values. The paper's H is 500, for runs
+# that are far longer than most.
 diloco = _preset(
     "diloco",
     "As local-sgd, but an outer optimiser with momentum applies the averaged change.",
@@ -166,8 +166,8 @@ class EagerSgdParameters(RelaxedParameters, frozen=True):
     staleness: Staleness = 4
 
 
-# Each step has one round. Early ranks wait for it, late ranks do not: a late gradient goes into the
-# next round. Stale gradients are summed without weights.
+# Each step has one reduction round. Early ranks wait for the round, late ranks do not: a late
+# gradient goes into the next round. Stale gradients are summed without weights.
 eager_sgd = _preset(
     "eager-sgd",
     "Partial all-reduce as soon as the first rank, or a rank drawn at random, is ready.",
@@ -202,11 +202,12 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
 
 @dataclass(frozen=True)
 class Flexrr:
-    """A chooser that applies gradients as they arrive, and bounds leads unless ranks share batches.
+    """A chooser for gradients that are applied on arrival, with bounded leads of fast ranks.
 
     Ranks that share batches (`uneven`) end each segment together, which bounds their drift. A slow
     rank gives batches away, so it makes fewer steps than the other ranks, and a bound on the lead
-    would make these wait for it. Otherwise the lead is at most `staleness`.
+    would make the other ranks wait. If ranks do not share batches, a rank is at most `staleness`
+    steps ahead of the slowest rank.
     """
 
     staleness: int
@@ -223,7 +224,7 @@ class Flexrr:
 
 
 # In the paper, a worker gives away small parts of the rest of its iteration. The body of a training
-# loop takes a whole batch in each step, so here ranks take over whole batches
+# loop processes a whole batch in each step, so here ranks take over whole batches
 # (`paceline.core.pool`).
 flexrr = _preset(
     "flexrr",
@@ -261,8 +262,8 @@ class NSoftParameters(RelaxedParameters, frozen=True):
     staleness: Staleness = 4
 
 
-# The parameter server of the n-softsync protocol updates after M/n gradients. Here all replicas
-# update themselves with the sum of the gradients that have arrived.
+# The parameter server of the n-softsync protocol updates its parameters after M/n gradients. Here
+# all replicas update themselves with the sum of the gradients that have arrived.
 n_soft = _preset(
     "n-soft",
     "Updates as soon as one n-th of the ranks have a gradient; other gradients follow later.",
@@ -297,7 +298,8 @@ class RnaParameters(RelaxedParameters, frozen=True):
 
 
 # Randomised probing (Sec. 3.2), weighted accumulation of late gradients (Sec. 3.3) and bounded
-# staleness. Learning rates are scaled linearly by the contributors' share of the work.
+# staleness. Learning rates are scaled linearly by the share of the work that the contributing ranks
+# did.
 rna = _preset(
     "rna",
     "Partial all-reduce, started by the first ready rank of a few probed ones; no rank waits for "
@@ -319,7 +321,7 @@ class SspParameters(RelaxedParameters, frozen=True):
     ] = 3
 
 
-# A gradient is never too old: the lead bounds its age.
+# A gradient is never too old, because the bound on a rank's lead also bounds the age of gradients.
 ssp = _preset(
     "ssp",
     "Each gradient is applied as soon as it arrives; no rank gets too far ahead of the slowest.",

@@ -1,10 +1,10 @@
-"""`rna-hierarchical`: `rna` within groups of similarly fast ranks, and a parameter server between.
+"""`rna-hierarchical`: `rna` in groups of similarly fast ranks, with a server between the groups.
 
-A group's rounds come at the group's own pace, so the gradients of a rank that is always slow are
-not older than those of a fast rank. Fast ranks also take over batches of slow ranks in other
-groups. On several nodes the ranks of each node are a group, unless a parameter says otherwise: then
-only the exchanges with the server cross the network. Between groups, a parameter server adds up the
-changes of each group (RNA, Sec. 4).
+A group's reduction rounds follow the group's own speed, so the gradients of a rank that is always
+slow are not older than the gradients of a fast rank. Fast ranks also take over batches of slow
+ranks in other groups. If there are several nodes, the ranks of each node are a group (unless a
+parameter prevents it), so that only the exchanges with the server cross the network. Between
+groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParame
 from paceline_backend.policies.registry import make as policy_of
 from paceline_backend.policies.values import LEAST, Ints
 
-# The newest steps are divided into this many parts, which must all give the same groups.
+# Number of parts of the newest steps, all of which must give the same groups.
 _PARTS = 4
 _STEPS = 8 * _PARTS
 
@@ -40,7 +40,7 @@ class Grouping:
 
     The groups change only if all parts of the newest steps give the same new groups. Otherwise
     noise would move a rank back and forth. With `by_node`, on several nodes, the ranks of each node
-    are a group. `spread` is that of `groups`; the other fields are those of `HierarchicalRules`.
+    are a group. For `spread` see `groups`, and for the other fields `HierarchicalRules`.
     """
 
     spread: float
@@ -95,7 +95,7 @@ class _ByNode:
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
-    """Return the last groups; one group if these do not contain exactly the run's ranks."""
+    """Return the last groups, or a single group if they do not have exactly the run's ranks."""
     try:
         grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:
@@ -117,19 +117,20 @@ def _ms(seconds: float) -> str:
 
 
 def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
-    """Return groups of ranks of about the same speed (RNA, Sec. 4), in order of their first rank.
+    """Return groups of ranks of about the same speed (RNA, Sec. 4), sorted by their first rank.
 
-    If the slowest rank's time exceeds the fastest rank's by more than the mean, the ranks above the
-    mean become one group and the other ranks another. Both groups are divided in the same way.
+    If the times of the slowest and the fastest rank differ by more than the mean time, the ranks
+    above the mean become one group, and the other ranks become another group. Both groups are
+    divided in the same way.
 
-    `times` are the mean times of each rank's step, s, [W], > 0. `spread` is the largest difference
-    within a group, relative to the mean; RNA: 1.
+    `times` are the mean times of each rank's step, s, [W], > 0. `spread` is the maximum difference
+    of times within a group, relative to the mean; in RNA, it is 1.
     """
     return sorted(sorted(ranks.tolist()) for ranks in _split(times, np.arange(len(times)), spread))
 
 
 def of_nodes(nodes: Sequence[int]) -> list[list[int]]:
-    """Return the ranks of each node as groups, given the number of each rank's node, [W]."""
+    """Return the ranks of each node as a group; `nodes` has the index of each rank's node, [W]."""
     ranks: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         ranks.setdefault(node, []).append(rank)
@@ -186,7 +187,7 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=1024,
-            description="Number of ranks of the group drawn again for each round; the first ready "
+            description="Number of ranks of the group drawn for each round; the first ready "
             "one starts it.",
         ),
     ] = 2

@@ -1,4 +1,4 @@
-"""`sata`: each epoch, shares of the global batch by the workers' times in the previous epoch.
+"""`sata`: workers' shares of the global batch, computed from their times in the last epoch.
 
 SATA: self-adaptive task allocation, Eq. 8 and Algorithm 1.
 """
@@ -23,19 +23,19 @@ from paceline_backend.policies.base import (
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.values import StepTable
 
-# The usual number of steps in an epoch, whose times decide the shares.
+# Usual number of steps in an epoch, from whose times the shares are computed.
 _EPOCH = 64
 
 
 class _Memory(counts.Counted):
-    # w, whose sum is 1.
+    # Weights w of the workers, whose sum is 1.
     weights: list[float]  # [W]
-    # The epoch in which `weights` were decided, and the first step with them.
+    # The epoch in which `weights` were computed, and the first step with these weights.
     epoch: int
     since: int
     # The first step that is not in the sums `samples` and `compute_s`.
     next: int
-    # Samples done since `weights` were decided, and the seconds that they took.
+    # Samples trained since `weights` were computed, and the seconds that these samples took.
     samples: list[float]  # [W]
     compute_s: list[float]  # [W]
 
@@ -44,13 +44,14 @@ class _Memory(counts.Counted):
 class SataAllocator:
     """Shares w_i ← (w_i / t_i) / Σ_k (w_k / t_k) at each epoch's start (Eq. 8).
 
-    t_i is the time of the last epoch. In place of w_i, the allocator uses the samples done in t_i.
-    They are the same up to rounding, and are also right if the leader coasted or another policy
-    planned before. A worker without feedback keeps its share. Each worker gets at least one sample,
-    so that its time stays known.
+    w_i is worker i's share, and t_i its time in the last epoch. In place of w_i, the allocator uses
+    the number of samples that the worker trained in t_i. The results are equal up to rounding. The
+    numbers of samples are also right if the leader or another policy planned the steps. A worker
+    without feedback keeps its share. Each worker gets at least one sample, so that its time stays
+    known.
 
-    Changes of all w below `tolerance`, relatively, are not made. Redistributions are `every_steps`
-    steps apart; 0: once an epoch, as in the paper.
+    If the relative changes of all w are below `tolerance`, they are not made. Shares are computed
+    every `every_steps` steps; 0: once per epoch, as in the paper.
     """
 
     tolerance: float = 0.01
@@ -97,11 +98,11 @@ class SataAllocator:
 
 
 def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
-    """Return shares in proportion to samples done per second (Eq. 8), [W].
+    """Return shares in proportion to samples trained per second (Eq. 8), [W].
 
     Worked example: w = (½, ½), t = (2, 6) → (¾, ¼). `samples` are proportional to w if all steps
-    followed the plan. `compute_s` is t, the seconds of gradient computing for them. Workers without
-    a time keep their weight.
+    followed the plan. `compute_s` is t, the seconds in which the samples' gradients were computed.
+    Workers without a time keep their weight.
     """
     known = (samples > 0) & (compute_s > 0)
     if not known.any():

@@ -31,11 +31,11 @@ CAPACITY = (
 
 
 def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
-    """Return b_k = B · X_k / ΣX, within the limits, [W].
+    """Return the count of each worker k, b_k = B · X_k / ΣX, within the limits, [W].
 
-    `capacity` is X, in any unit, [W]. If it is empty, or the run was restarted with another number
-    of ranks, X are the nominal speeds of the ranks' devices; if these are unknown, counts are
-    equal.
+    B is the global batch. `capacity` is X, in any unit, [W]. If it is empty, or the run was
+    restarted with another number of ranks, X are the nominal speeds of the ranks' devices; if these
+    are unknown, counts are equal.
     """
     if len(capacity) != problem.world:
         capacity = capacities(problem.devices).values

@@ -1,4 +1,4 @@
-"""Solvers that decide which samples each worker gets, or how many.
+"""Solvers that choose each worker's samples, or the number of samples of each worker.
 
     balance      `partition`: divides one global batch so that its slowest worker ends first
     padded       the same for padded batches
@@ -12,7 +12,7 @@
     nodes        samples that stay on nodes, and the nodes' storage
     workers      `Workers`: models as compiled code takes them, and bounds
 
-Schedulers and allocators of the presets call these:
+Schedulers and allocators of the presets call these functions:
 
     ranks = partition(sizes, models)  # the rank of each sample of a batch
 """

@@ -1,10 +1,10 @@
-"""Divides one global batch among the workers so that its slowest worker ends as early as possible.
+"""Division of one global batch among the workers so that its slowest worker ends early.
 
-The model is T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 for a worker without samples. (Padded batches are
-in `padded`.) First each sample goes to the worker with the largest gap. Then the slowest worker
-exchanges samples with the others until no exchange helps: `pairs` for many ranks, then `descend`.
-For few samples, branch and bound (`_search`) continues. `constraints` calls `pairs` and `descend`
-for batches whose counts are fixed.
+The time of worker j with n samples of sizes λ is T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 without
+samples. (Padded batches are in `padded`.) First each sample goes to the worker with the largest
+gap. Then the slowest worker exchanges samples with the other workers until no exchange helps:
+`pairs` for many ranks, then `descend`. For few samples, branch and bound (`_search`) continues.
+`constraints` calls `pairs` and `descend` for batches whose counts are fixed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from paceline_backend.policies.solve.padded import partition_padded
 from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
 from paceline_backend.policies.values import Floats, Ints, Models
 
-# The relative distance to the bound at which the search ends, with more than `FEW_RANKS` ranks and
-# with at most `FEW_RANKS` ranks.
+# Relative distances to the lower bound at which the search ends, with more than `FEW_RANKS` ranks
+# and with at most `FEW_RANKS` ranks.
 _CLOSE = 1e-3
 _CLOSER = 1e-5
-# The number of bisections in the search for the best cut.
+# Number of bisections in the search for the best cut.
 _HALVINGS = 6
-# Up to this many ranks, every exchange with the slowest rank is tried.
+# Maximum number of ranks with which every exchange with the slowest rank is tried.
 FEW_RANKS = 64
-# Up to this many samples, branch and bound runs.
+# Maximum number of samples for branch and bound.
 _FEW_SAMPLES = 20
-# The number of exchanges that are tried for one batch (2 ms); fewer with many ranks.
+# Number of exchanges that are tried for one batch (2 ms); with many ranks, it is smaller.
 _EFFORT = 1_000_000
 
-# The most nodes of branch and bound (2 ms).
+# Maximum number of search nodes of branch and bound (2 ms).
 _NODES = 30_000
 
 
@@ -49,11 +49,12 @@ def partition(
 
     Args:
         sizes: λ of the samples, [n].
-        models: of the workers; `models.cost` defines the cost of a batch from its sizes.
+        models: models of the workers; `models.cost` defines the cost of a batch from its sizes.
         counts: the number of samples of each worker, [W]; their sum is n. None: any numbers.
-        limits: most samples that fit into each worker's memory, [W]; ignored if the batch does not
-            fit.
-        laid_out: the samples are composed for ranks 0, 1, …: begin with the best cut of them.
+        limits: maximum number of samples that fit into each worker's memory, [W]; ignored if the
+            batch does not fit.
+        laid_out: true if the samples are already arranged for ranks 0, 1, …; the search then begins
+            with the best cut of this sequence.
 
     Raises:
         ValueError: the counts' sum is not n.
@@ -80,7 +81,7 @@ def partition(
 
 
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
-    """Improve `start`, [n]. Without it, or with few samples, sizes must be descending."""
+    """Improve `start`, [n]. If it is None, or for few samples, sizes must be descending."""
     world = len(workers.a)
     few = world <= FEW_RANKS
     alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
@@ -100,10 +101,10 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
 
 @compiled
 def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
-    """Return the best cut of the samples into runs for ranks 0, 1, …; False if no cut fits.
+    """Return the best cut of the samples into slices for ranks 0, 1, …; False if no cut fits.
 
-    Every cut takes at least `low`. Composed samples have cuts near `low`, so the search begins
-    there.
+    The time of every cut is at least `low`. Samples arranged by `compose` have cuts near `low`, so
+    the search begins there.
     """
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
@@ -152,7 +153,7 @@ def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
     """Give each sample, largest first, to the rank with the most room below `goal`.
 
-    Where counts are given, a rank keeps room for average samples in its other places.
+    If counts are given, a rank keeps room for average samples in its other places.
     """
     a, c, b, most = workers
     mean = float(sizes.mean())
@@ -236,7 +237,7 @@ def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 @compiled
 def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
-    """Move a sample from one rank's linked list to another's; see `linked`."""
+    """Move a sample from one rank's linked list to another rank's list; see `linked`."""
     if first[giver] == sample:
         first[giver] = following[sample]
     else:
@@ -250,9 +251,10 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 
 @compiled
 def _exchange(p: int, q: int, state: DescentState, best: float) -> tuple[float, int, int]:
-    """Find the best exchange between p and q after which both take less than `best`.
+    """Find the best exchange between ranks p and q after which both take less than `best`.
 
-    Return the time of the slower rank, p's sample (-1: no exchange helps), q's sample (-1: none).
+    Return the time of the slower rank, the sample of p (-1: no exchange helps), and the sample of q
+    (-1: q gives no sample).
     """
     sizes, w = state.sizes, state.w
     give, get = -1, -1
@@ -289,7 +291,7 @@ def _apply(p: int, q: int, give: int, get: int, state: DescentState) -> None:
     else:
         state.number[p] -= 1
         state.number[q] += 1
-    # Compute the sums again: adding differences would accumulate rounding errors.
+    # Recompute the sums, because adding differences would accumulate rounding errors.
     for j in (p, q):
         total, i = 0.0, state.first[j]
         while i >= 0:
@@ -324,7 +326,7 @@ def _paired(order: Ints, state: DescentState, enough: float) -> None:
 
 @compiled
 def descend(state: DescentState, enough: float, effort: int) -> None:
-    """Apply the slowest rank's best exchange, or the first that suffices, while one helps.
+    """Apply the slowest rank's best or first sufficient exchange, as long as an exchange helps.
 
     About `effort` exchanges are tried.
     """
@@ -373,7 +375,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
             time_s[last] = before[i]
             count[last] -= 1
         least_s, rank = best * (1 - 1e-12), -1
-        # Find the next rank in order of (time, rank).
+        # Find the next rank by (time, rank).
         for j in range(world):
             if count[j] < w.most[j]:
                 then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)
@@ -406,7 +408,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
 
 @compiled
 def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
-    """Return True if an earlier rank is in the same state, so that this rank is useless."""
+    """Return True if an earlier rank is in the same state, so that this rank need not be tried."""
     for k in range(j):
         equal = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
         if equal and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:

@@ -1,4 +1,4 @@
-"""Chooses which samples share a step, so that every step divides well between the workers.
+"""Choice of the samples of each step, so that every step divides well between the workers.
 
 The `paceline` preset calls `compose` in free mode, for unpadded costs, at each epoch's start and
 when the ranks' speeds have changed.
@@ -10,7 +10,7 @@ sample on each worker, smaller samples on slower workers. All other steps take t
 order of the steps is random, and so is the choice among samples of similar size.
 
 First each sample, largest first, is dealt to the bin with the most room. Then bins exchange samples
-until each has its target load (`close`), and bins of equal counts are grouped into steps again
+until each bin has its target load (`close`), and bins of equal counts are regrouped into steps
 (`matched`, `evened`).
 """
 
@@ -29,25 +29,25 @@ from paceline_backend.policies.values import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 
-# The noise on the logarithms of sizes when ordinary samples are sorted.
+# Largest noise on the logarithms of sizes when ordinary samples are sorted.
 _JITTER = 0.3
-# This fraction of the samples, the smallest ones, fills the bins of the largest samples.
+# Fraction of the samples, the smallest ones, with which the bins of the largest samples are filled.
 _FILLERS = 0.2
-# A step with a large sample is long enough for all workers that take at most this many times as
-# long with the sample as the fastest worker.
+# A step with a large sample is long enough for all workers whose time with the sample is at most
+# this multiple of the fastest worker's time.
 _ALIKE = 1.02
 
-# Bins closer to their target than this fraction of a step's time are left alone.
+# Bins closer to their target than this fraction of a step's time are not changed.
 _CLOSE = 2e-4
-# The most rounds of exchanges.
+# Maximum number of passes of exchanges.
 _ROUNDS = 64
-# The exchanges end after this many rounds without a change.
+# Number of passes without a change after which the exchanges end.
 _IN_VAIN = 4
-# The exchanges end after this many pairs of samples were tried (0.1 s).
+# Number of pairs of samples that are tried before the exchanges end (0.1 s).
 _LOOKS = 30_000_000
-# With more bins, the exchanges end when few bins change.
+# Number of bins above which the exchanges end when few bins change.
 _FEW_BINS = 4096
-# The number of passes of `evened`; with more than `_FEW_BINS` bins, one pass.
+# Number of passes of `evened`; with more than `_FEW_BINS` bins, there is one pass.
 _EVENED = 6
 
 
@@ -57,7 +57,7 @@ def compose(
     """Return an order of the samples in which each `global_batch` of them divides well.
 
     The order has positions in `effective`, the f(λ) of each sample, [R]. Within a step, samples are
-    in the order of their intended workers. The samples of a smaller last step come last.
+    sorted by the worker for which they are intended. The samples of a smaller last step come last.
     """
     steps, rest = divmod(len(effective), global_batch)
     if steps == 0 or global_batch < 2:
@@ -68,7 +68,7 @@ def compose(
     step_s = level(effective, workers) * global_batch / len(effective)
     order = _descending(effective, step_s, workers, rng)
     sizes = effective[order]
-    # Workers that take longest even with the smallest samples get exactly these.
+    # Workers that take longest even with the smallest samples get exactly the smallest samples.
     small = np.zeros(len(sizes), bool)
     few = int(steps * counts[bind].sum() + last[bind].sum())
     if few:
@@ -100,12 +100,12 @@ def _descending(
 def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
     """Return the number of a step's samples that each worker gets, the same in all steps, [W].
 
-    The counts bound the step's time from below: any group of workers gets a load that is at least
-    that of the smallest samples, and the worst group gives the bound. Beginning with counts in
-    proportion to speed, one sample at a time moves to another worker while this lowers the bound.
+    The counts give a lower bound of the step's time: any group of workers gets at least the load of
+    the smallest samples, and the worst group gives the bound. Beginning with counts in proportion
+    to speed, one sample at a time is moved to another worker as long as this lowers the bound.
 
-    `smallest` has Σ f(λ) of the k smallest of all samples, [R + 1]. The second result is a mask of
-    the workers in the worst group, [W]; empty if all workers are in it.
+    `smallest[k]` is Σ f(λ) of the k smallest of all samples, [R + 1]. The second result is a mask
+    of the workers in the worst group, [W]; it is empty if all workers are in that group.
     """
     part = samples / (len(smallest) - 1)
     marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
@@ -122,9 +122,10 @@ def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints,
 
 @compiled
 def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[float, int]:
-    """Return a lower bound of the time, and how many of the first workers in `order` give it.
+    """Return a lower bound of the time, and the number of first workers in `order` that give it.
 
-    This sorts `order` by the mean sample size for which each worker has time, without overhead.
+    The function sorts `order` by the mean sample size for which each worker has time, without
+    overhead.
     """
     # The order is usually sorted except for two workers.
     for k in range(1, len(order)):
@@ -179,11 +180,12 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 
 
 class _Bins(NamedTuple):
-    """The bins, step · W + worker, while they are filled; a smaller last step comes last.
+    """The bins while they are filled, by step · W + worker; a smaller last step comes last.
 
-    `counts` and `last` are the places of each worker's bin in a step and in the smaller last step.
-    `of` is the bin of each sample; `gap` is the load that each bin lacks; heaps[k] holds the bins
-    with k places free, the largest gap first; `ends` is the number of bins in each heap.
+    `counts` and `last` are the numbers of places in each worker's bin, in a usual step and in the
+    smaller last step. `of` is the bin of each sample, and `gap` the load that each bin lacks.
+    ``heaps[k]`` holds the bins with k free places, the largest gap first, and `ends` has the number
+    of bins in each heap.
     """
 
     counts: Ints  # [W]
@@ -247,7 +249,8 @@ def _pop(places: int, bins: _Bins) -> int:
 def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
     """Return the bin with the most room for its next sample, as (free places, room).
 
-    A bin keeps room of size `each` for its other samples. Only the first bin of each heap matters.
+    A bin keeps room of size `each` for each of its other samples. Only the first bin of each heap
+    matters.
     """
     places, room = 0, -np.inf
     for free in range(1, len(bins.ends)):
@@ -269,7 +272,7 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 
 @compiled
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
-    """Return Σ 1/a of workers with samples, and the load that they could do in their overhead."""
+    """Return Σ 1/a of workers with samples, and the load that fits into their overhead's time."""
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
         if counts[j]:
@@ -280,9 +283,9 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 
 @compiled
 def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) -> None:
-    """Give each sample, largest first, to the bin with the most room beside its other samples.
+    """Give each sample, largest first, to the bin with the most room in addition to its others.
 
-    `sizes` are about descending; `total` is their sum, and `small` the mean of the smallest ones.
+    `sizes` are nearly descending; `total` is their sum, and `small` the mean of the smallest sizes.
     """
     counts, last = bins.counts, bins.last
     world, samples = len(counts), len(sizes)
@@ -301,15 +304,16 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
     for i in range(samples):
         while opened < steps:
             time_s = uncommitted / (speed * (steps - opened))
-            # Each worker's time with this sample and otherwise small ones.
+            # Each worker's time with this sample and otherwise small samples.
             alone = w.a * (sizes[i] + (counts - 1) * small) + w.c * counts + w.b
             alone = alone[counts > 0]
             until = steps
             if alone.min() > time_s:
                 if _fullest(bins, small)[1] >= sizes[i] * (1 - 1e-9):
                     break
-                # Speeds are measured. Where they seem to differ a little, other workers' bins need
-                # room for equally large samples: else each would be in a step of its own.
+                # Measured speeds have small errors. If they differ only a little, other workers'
+                # bins need room for equally large samples, because each of these samples would
+                # otherwise be in a step of its own.
                 until, time_s = opened + 1, alone[alone <= _ALIKE * alone.min()].max()
             for step in range(opened, until):
                 _open(step, time_s, counts, w, bins)
@@ -329,7 +333,7 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
 @compiled
 def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
     world = len(counts)
-    # The position of each bin's next sample.
+    # Position of each bin's next sample.
     at = np.empty(len(turn) * world, np.int64)
     start = 0
     for place in range(len(turn)):
@@ -344,7 +348,7 @@ def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
 
 
 def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> None:
-    """Exchange a sample between bins with too much load and bins with too little, worst first.
+    """Exchange samples between bins with too much load and bins with too little, worst first.
 
     `bins`, the bin step · W + worker of each sample, and `gap`, the load that each bin lacks, are
     changed in place. `a` is s per size unit, [W], and `step_s` the mean time of a step.
@@ -356,7 +360,7 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     off = np.arange(len(gap))
     looks, in_vain = 0, 0
     for turn in range(_ROUNDS):
-        # Keep the bins that are not close to their target.
+        # Continue with the bins that are not close to their target.
         off = off[np.abs(gap[off]) * a[off] > _CLOSE * step_s]
         off = off[np.argsort(gap[off], kind="stable")]
         looks += len(off) // 2 * int(number.max()) ** 2
@@ -382,7 +386,7 @@ class _Binned(NamedTuple):
 
 @compiled
 def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) -> int:
-    """Exchange samples within pairs of bins, other pairs each turn; return the number."""
+    """Exchange samples between the bins of pairs that depend on `turn`; return the number."""
     sizes, held, ends = binned.sizes, binned.held, binned.ends
     changed, pairs = 0, len(off) // 2
     for k in range(pairs):

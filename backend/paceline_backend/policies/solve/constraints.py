@@ -1,4 +1,4 @@
-"""Adapts a plan's batches to a run's constraints: counts on a grid, and limits of local batches.
+"""Adaptation of a plan's batches to a run's constraints: counts on a grid, local batch limits.
 
 `planner.plan` calls `gridded`, then `within_limits`, with the scheduler's batches, so both apply to
 every policy. The samples of each global batch stay as planned; a few of them change their rank.
@@ -25,19 +25,20 @@ from paceline_backend.policies.solve.nodes import homes_of
 from paceline_backend.policies.solve.workers import Workers, level, most_of
 from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
 
-# The number of exchanges that are tried for one division.
+# Number of exchanges that are tried for one division.
 _EFFORT = 500_000
-# For one global batch, the slowest rank gives away one grid step of samples at most this often.
+# Maximum number of times that the slowest rank of a global batch gives away one grid step of
+# samples.
 _MOVES = 8
 
 
 def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
     """Return the scheduler's batches with counts that are multiples of ``problem.grid``.
 
-    The remainder goes to one rank: see `shapes.on_grid`. Policies that divide a batch by models get
-    the counts with the earliest end that is found. Other policies get the nearest counts. Where
-    data lives on nodes, every policy first gets the nearest counts of nodes, and as few samples as
-    these need change their node.
+    The remainder goes to one rank: see `shapes.on_grid`. For policies that divide a batch by
+    models, the result is the counts with the earliest end that is found. For other policies, it is
+    the nearest counts. If data lives on nodes, the nodes' counts are first set to the nearest
+    counts for every policy, and no more samples change their node than these counts need.
     """
     if problem.grid == 1:
         return batches
@@ -50,7 +51,8 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        # A rank without samples is not measured. Where models divide, older steps show its speed.
+        # A rank without samples is not measured. If models divide the batch, older steps show its
+        # speed.
         target = on_grid(before, problem.grid, limits, nodes, keep=not follows)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
@@ -109,7 +111,7 @@ class _Division:
         return [*made, *(self._exchanged(ranks) for ranks in made)]
 
     def _exchanged(self, ranks: Ints) -> Ints:
-        """Return the division after exchanges that keep the counts, between many pairs of ranks.
+        """Return the division after exchanges between many pairs of ranks, which keep the counts.
 
         `partition` improves only the slowest rank, but unsuitable counts leave many ranks uneven.
         """
@@ -134,7 +136,7 @@ class _Division:
         return np.asarray(models.a * effective + models.c)
 
     def _solved(self, nearest: Ints) -> Ints:
-        """Return the best counts for samples of equal size; the remainder stays at its rank."""
+        """Return the best counts for samples of equal size; the remainder stays on its rank."""
         grid, rest, each_s = self._grid, nearest % self._grid, self._each_s()
 
         def times(blocks: Ints) -> Floats:
@@ -145,7 +147,7 @@ class _Division:
         return np.asarray(grid * blocks + rest)
 
     def _shifted(self, ranks: Ints) -> Ints | None:
-        """Return counts with a grid step moved from the slowest rank; None: impossible."""
+        """Return counts with a grid step moved away from the slowest rank; None: impossible."""
         order, counts = grouped(ranks, self._models.world)
         end_s = self._models.ett(features(self._sizes[order], counts))
         giver, grid = int(np.argmax(end_s)), self._grid
@@ -162,9 +164,9 @@ class _Division:
 def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
     """Return the scheduler's batches with samples moved until local batches keep their limits.
 
-    Under policies that divide a batch by models, the samples that do not fit on a worker are also
-    divided among the others by models. Under other policies they go to the workers with the most
-    room.
+    If the policy divides a batch by models, the samples that do not fit on a worker are also
+    divided among the other workers by models. Otherwise these samples go to the workers with the
+    most room.
     """
     limits = problem.token_limits
     if limits is None:
@@ -185,7 +187,7 @@ def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Mo
 
 
 def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Ints:
-    """Return the rank of each sample, [n]: full workers at their limits, the rest divided again.
+    """Return the rank of each sample, [n]: fill workers to their limits, and divide the rest again.
 
     A worker may still hold more than its limit if no other worker can take the samples.
     """

@@ -1,7 +1,7 @@
-"""Turns counts into batches, for presets whose allocator decides how many samples each worker gets.
+"""Batches from counts, for presets whose allocator chooses each worker's number of samples.
 
 `policy` makes the policy of such a preset. All these presets share one scheduler, which makes
-batches from any counts, and the helpers for bounds, rounding and memory.
+batches from any counts, and the helpers for bounds, rounding and state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline_backend.policies.values import Batches, Floats, Ints, Models, Prob
 
 
 class CountsParameters(Parameters, frozen=True, kw_only=True):
-    """Parameters of every preset of counts; ``kw_only`` puts them after the preset's own."""
+    """Parameters of every preset of counts; ``kw_only`` puts them after a preset's own ones."""
 
     which: Annotated[
         Literal["order", "levelled"],
@@ -39,7 +39,7 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
 # The variants of every preset of counts.
 LEVELLED = ({"which": "levelled"},)
 
-# The times from which counts are derived: a parameter of presets that act on the ranks' times.
+# Type of a parameter: the times from which counts are computed, for presets that use ranks' times.
 Times = Annotated[
     Literal["typical", "measured"],
     Meta(
@@ -49,15 +49,15 @@ Times = Annotated[
     ),
 ]
 
-# For padded batches, this many sizes represent the data set.
+# Number of sizes that represent the data set in estimates for padded batches.
 _DRAWN = 4096
 
 
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
     """Divide a total in proportion to shares, within bounds, [W].
 
-    A worker that would get too much or too little gets its bound. The others share the rest. All
-    zero shares count as equal ones. The total must be between Σ low and Σ high.
+    A worker that would get too much or too little gets its bound, and the other workers share the
+    rest. If all shares are zero, they count as equal. The total must be between Σ low and Σ high.
     """
     target = np.zeros(len(shares))
     free = np.ones(len(shares), bool)
@@ -67,8 +67,9 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
         wanted = rest * part / part.sum()
         target[free] = np.clip(wanted, low[free], high[free])
         excess = wanted - target[free]
-        # Fix either all workers above their bound or all below, whichever weighs more: this moves
-        # the others further in the same direction, so no fixed worker has to be freed again.
+        # Fix either all workers above their bound or all workers below it, whichever sum is larger.
+        # This moves the other workers further in the same direction, so no fixed worker must be
+        # freed later.
         wrong = excess > 0 if excess.sum() >= 0 else excess < 0
         if not wrong.any():
             break
@@ -100,7 +101,7 @@ def equal(problem: Problem) -> Ints:
 
 
 def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[Ints, Ints]:
-    """Return least and most samples of each worker that allow a global batch, [W].
+    """Return the minimum and maximum counts of each worker that allow a global batch, [W].
 
     If the bounds allow no global batch, `most`, [W], is ignored first, then `least`. If the memory
     of all workers together does not hold a global batch, workers share it in proportion to their
@@ -120,8 +121,9 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
 def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
     """Return each worker's expected time for `counts` samples drawn at random, [W] s.
 
-    A worker without samples takes 0. Unlike measured times, these do not depend on which samples a
-    worker happened to get. `sizes` are the λ of the data set, [N]; the models must be known.
+    The time of a worker without samples is 0. Unlike measured times, the expected times do not
+    depend on the samples that a worker happened to get. `sizes` are the λ of the data set, [N]; the
+    models must be known.
     """
     effective = np.asarray(models.cost.sizes(sizes), np.float64)
     load = counts * float(effective.mean())
@@ -129,14 +131,15 @@ def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
         drawn = np.sort(effective[:: -(-len(effective) // _DRAWN)])
         below = np.arange(len(drawn) + 1) / len(drawn)
         different, place = np.unique(counts, return_inverse=True)
-        # The probability that the longest of n is the k-th is (k / N)^n − ((k − 1) / N)^n.
+        # The probability that the longest of n samples is the k-th of N is (k / N)^n − ((k − 1) /
+        # N)^n.
         longest = np.array([np.diff(below ** float(n)) @ drawn for n in different])
         load = counts * longest[place]
     return np.where(counts > 0, models.a * load + models.c * counts + models.b, 0.0)
 
 
 class Counted(msgspec.Struct):
-    """An allocator's memory: the counts that it chose. Allocators add fields."""
+    """An allocator's state: the counts that it chose. Allocators add fields."""
 
     counts: list[int]  # [W]
 
@@ -145,7 +148,7 @@ M = TypeVar("M", bound=Counted)
 
 
 def recall(problem: Problem, kind: type[M]) -> M | None:
-    """Return the memory of the last segment; None: there is none, or the ranks have changed."""
+    """Return the state of the last segment; None if there is none, or the ranks have changed."""
     try:
         memory = msgspec.convert(problem.memory, kind)
     except msgspec.ValidationError:
@@ -155,7 +158,7 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 
 
 def allocation(memory: Counted) -> Allocation:
-    """Return the allocation of a memory's counts."""
+    """Return the allocation of a state's counts."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
 
 
@@ -237,7 +240,7 @@ def policy(
 
     The policy's predictor is for the displayed ETT, for levelling, and for allocators that need
     models. With an empty `capacity` the counts follow the nominal speeds of the ranks' devices;
-    None: measured speeds.
+    with None, measured speeds.
     """
     return Policy(
         name=name,

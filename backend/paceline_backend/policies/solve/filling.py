@@ -1,8 +1,9 @@
-"""Fills one global batch from the samples that each worker holds (CHRONICA, Alg. 2).
+"""Filling of one global batch from the samples that each worker holds (CHRONICA, Alg. 2).
 
 `Holdings` keeps a worker's samples sorted by size, for CHRONICA's scheduler and shuffler. `Filling`
-is a global batch while it is filled: `fill` gives random samples to the worker that would finish
-first, `level_out` exchanges some of them, and `largest_first` fills an epoch's last step.
+is the state of a global batch while it is filled: `fill` gives random samples to the worker that
+would finish first, `level_out` exchanges some of them, and `largest_first` fills an epoch's last
+step.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 
 class Holdings:
-    """Samples in ascending order of size, then of index; a pick is a binary search.
+    """Samples sorted by ascending size, then by index; a pick is a binary search.
 
-    `samples` are ascending indices, [K], and `sizes` those of the whole data set, [N].
+    `samples` are ascending indices, [K], and `sizes` the sizes of all samples of the data set, [N].
     """
 
     def __init__(self, samples: Ints, sizes: Floats) -> None:
@@ -48,11 +49,11 @@ class Holdings:
         self.load += size
 
     def fitting(self, size: float) -> int:
-        """Return the position of the largest sample of at most this size, else of the smallest."""
+        """Return the position of the largest sample up to this size, or of the smallest sample."""
         return max(bisect_right(self.sizes, size) - 1, 0)
 
     def nearest(self, size: float) -> int:
-        """Return the position of the sample nearest in size; of two equally near, the smaller."""
+        """Return the position of the sample nearest in size, the smaller of two near ones."""
         at = bisect_left(self.sizes, size)
         if at == len(self.sizes):
             return at - 1
@@ -64,14 +65,14 @@ class Holdings:
 def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[Holdings]:
     """Return the holdings of each worker."""
     holder = placement[remaining]
-    # This is one pass for any number of workers.
+    # Use one pass for any number of workers.
     held = remaining[np.argsort(holder, kind="stable")]
     ends = np.cumsum(np.bincount(holder, minlength=world))
     return [Holdings(mine, sizes) for mine in np.split(held, ends[:-1])]
 
 
 class Filling:
-    """One global batch while it is filled, in lists: NumPy scalars would make picks slow."""
+    """One global batch while it is filled; lists, because NumPy scalars make picks slow."""
 
     def __init__(
         self,
@@ -89,16 +90,16 @@ class Filling:
         # Pairs of sample and size, by rank.
         self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]
         self.holdings = holdings
-        # The time of the held samples, [W]; None: not needed so far.
+        # Time of the samples that each worker still holds, [W]; None: not computed yet.
         self._left: Floats | None = None
 
     def source(self, rank: int) -> int | None:
         """Return the worker that holds the next sample of `rank`; None: there is none.
 
-        This is the rank itself, or the worker with most work left. Where samples stay on their
-        nodes, it is a worker of the same node. The paper does not define what the least loaded
-        worker does when it holds no sample. Here it takes a sample of another worker, which changes
-        its holder and counts as moved.
+        The result is the rank itself if it holds samples, otherwise the worker with most work left.
+        Where samples stay on their nodes, it is a worker of the same node. The paper does not
+        define what the least loaded worker does when it holds no sample. Here it gets a sample of
+        another worker, which changes its holder and counts as moved.
         """
         if self.holdings[rank]:
             return rank
@@ -159,7 +160,7 @@ def fill(step: Filling, draws: list[float]) -> None:
     for draw in draws:
         while (source := step.source(first[0][1])) is None:
             heapq.heappop(first)
-            # No rank on the nodes that have samples can take more, so every node may.
+            # No rank on the nodes that have samples has room for more, so allow ranks on all nodes.
             if not first:
                 step.nodes = None
                 first = all_open()
@@ -175,7 +176,7 @@ def fill(step: Filling, draws: list[float]) -> None:
 
 
 def level_out(step: Filling) -> None:
-    """Bring each worker nearer to the common time by exchanging one sample for a held one."""
+    """Bring each worker nearer to the common time by exchanging one sample for a held sample."""
     active = [rank for rank, batch in enumerate(step.batches) if batch]
     speed = [1.0 / step.a[rank] for rank in active]
     ett = [step.ett[rank] for rank in active]

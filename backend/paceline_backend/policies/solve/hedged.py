@@ -1,10 +1,10 @@
-"""Divides a global batch while the cost of a batch is not certain yet: several costs are plausible.
+"""Division of a global batch while several costs of a batch are still plausible.
 
 Each plausible cost has its own best partition. Other partitions suit several costs: the counts that
 are best under one cost, with loads that are levelled under another; and the batch sorted by size
-and cut into runs, which suits padded batches, at places where the time under no plausible cost is
-far above that cost's best. `partition_hedged` takes the partition with the least expected time,
-where each cost's time counts relative to its best.
+and cut into slices, which suits padded batches, at places where the time under no plausible cost is
+far above the best time under that cost. `partition_hedged` returns the partition with the least
+expected time; each cost's time counts relative to the best time under that cost.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 Bools = npt.NDArray[np.bool_]
 
-# The number of bisections in the search for the best cut.
+# Number of bisections in the search for the best cut.
 _HALVINGS = 10
 
 
 def partition_hedged(
     sizes: Floats, models: Models, limits: Ints | None = None, *, laid_out: bool = False
 ) -> Ints:
-    """Return the rank of each sample of a global batch, [n], where `models` may have rivals.
+    """Return the rank of each sample of a global batch, [n]; `models` may have rivals.
 
     `sizes` are λ, [n]; `limits` and `laid_out` are as for `balance.partition`.
     """
@@ -75,7 +75,8 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
     """Return the number of samples of each rank in `turn`; fewer than all if no cut was found.
 
     `sizes` are f(λ) under each cost, descending, [costs, n]. `rates` are (a, c, b) of each rank
-    under each cost, ÷ the cost's best time, [costs, 3, W]. `padded` is a mask of the costs.
+    under each cost, ÷ the best time under that cost, [costs, 3, W]. `padded` is a mask of the costs
+    that are padded.
     """
     low, high = 1.0, 2.0
     best = np.zeros(len(turn), np.int64)
@@ -98,7 +99,7 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
 def _filled(
     sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints, until: float
 ) -> Ints:
-    """Return how many samples each rank in `turn` finishes by `until` under any cost."""
+    """Return the number of samples that each rank in `turn` finishes by `until` under any cost."""
     counts = np.zeros(len(turn), np.int64)
     load = np.zeros(len(sizes))
     at = 0

@@ -1,4 +1,4 @@
-"""Solves exactly the min–max integer program over batch sizes of BOA and LBB."""
+"""Exact solution of the min–max integer program over batch sizes of BOA and LBB."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import numpy as np
 
 from paceline_backend.policies.values import Floats, Ints
 
-# Maps the counts to each worker's time; both are [W].
+# Function from the workers' counts to the workers' times; both are [W].
 Times = Callable[[Ints], Floats]
 
-# The number of bisections of the makespan; more are below the precision of floats.
+# Number of bisections of the makespan; more bisections are below the precision of floats.
 _HALVINGS = 60
 
 
 def minmax(times: Times, total: int, limits: Ints) -> Ints:
     """Return counts n that minimise max_j times_j(n_j), [W].
 
-    The constraints are Σ n = total and 0 ≤ n_j ≤ limits_j. The result is exact: for times that do
-    not decrease, giving each sample to the worker that then ends first is optimal. Bisection on the
-    makespan gives all samples but a few at once, so that about W · log²(total) steps suffice. Of
-    equally good choices, the result is the one in which the worker that ends first ends as late as
-    possible; then the lowest ranks get the samples. `times` must not decrease with the counts.
+    n_j is the count of worker j. The constraints are Σ n = total and 0 ≤ n_j ≤ limits_j. The result
+    is exact: for times that do not decrease, giving each sample to the worker that then ends first
+    is optimal. Bisection on the makespan gives all samples but a few at once, so that about W ·
+    log²(total) steps suffice. Of equally good choices, the result is the choice in which the worker
+    that ends first ends as late as possible; if there are still several, the lowest ranks get the
+    samples. `times` must not decrease with the counts.
 
     Raises:
         ValueError: the sum of the limits is below the total.
@@ -36,7 +37,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
         )
     counts = _fill(times, total, limits)
     filled = counts.copy()
-    # The times of all workers with 0, 1, 2, … more samples.
+    # Times of all workers with 0, 1, 2, … more samples.
     ahead = [times(np.minimum(filled + more, limits)) for more in (0, 1)]
     heap = [
         (float(ahead[1][j]), float(ahead[0][j]), j)
@@ -78,7 +79,7 @@ def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
 
 
 def _fill(times: Times, total: int, limits: Ints) -> Ints:
-    """Return counts for most samples, by the largest makespan found that is too short for all."""
+    """Return counts for most samples, from the largest makespan found that does not fit all."""
     low, high = np.zeros_like(limits), limits.copy()
     short, enough = 0.0, float(times(high).max(initial=0.0))
     for _ in range(_HALVINGS):
@@ -94,7 +95,7 @@ def _fill(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _within(times: Times, makespan: float, low: Ints, high: Ints) -> Ints:
-    """Return the most samples between low and high that each worker ends in time, [W]."""
+    """Return the maximum count, from low to high, that each worker finishes in time, [W]."""
     while (open_ := low < high).any():
         middle = (low + high + 1) // 2
         fits = times(middle) <= makespan

@@ -1,8 +1,9 @@
-"""Keeps samples on nodes, for CHRONICA and for data that lives on nodes.
+"""Placements that keep samples on nodes, for CHRONICA and for data that lives on nodes.
 
 `homes_of` returns whether samples must stay on their nodes. `kept_on_nodes` exchanges samples of a
-placement so that fewer change their node, where this does not prolong any worker's work. `Room`
-tracks the free storage of nodes while samples get other holders. `dealt` is the first placement.
+placement so that fewer samples change their node, where this does not prolong any worker's work.
+`Room` tracks the free storage of nodes while samples get other holders. `dealt` is the first
+placement.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
 
     A sample that goes from node A to node B is exchanged for a sample of similar size that goes
     from B to A, unless the longer work of their two workers would become longer, or a node has no
-    room for the exchange (`Problem.storage`). The problem is the shuffler's, with `nodes`.
+    room for the exchange (`Problem.storage`). `problem` is the problem that the shuffler gets; its
+    `nodes` must be known.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()
@@ -45,7 +47,7 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
             out = _largest_first(away[(off == first) & (to == second)], sizes)
             back = _largest_first(away[(off == second) & (to == first)], sizes)
             for one_way, other_way in zip(out.tolist(), back.tolist(), strict=False):
-                # The bytes that the first node gains.
+                # Number of bytes that the first node gains.
                 more = lengths[one_way] - lengths[other_way]
                 if more > max(room[first], 0) or -more > max(room[second], 0):
                     continue
@@ -73,13 +75,13 @@ def _exchange(
 
 
 class Room:
-    """The bytes that nodes hold and give up, starting from a problem's placement."""
+    """Numbers of bytes that nodes hold and give up, starting from a problem's placement."""
 
     def __init__(self, problem: Problem) -> None:
         assert problem.nodes is not None and problem.storage is not None
         self._nodes, self._storage = problem.nodes, problem.storage
         self._left = problem.storage.room - held(problem.placement, problem.nodes, problem.storage)
-        # The bytes that each node gives up.
+        # Number of bytes that each node gives up.
         self._given = np.zeros_like(self._left)
 
     def over(self, rank: int) -> bool:
@@ -92,7 +94,7 @@ class Room:
         self._given[self._nodes[rank]] += self._storage.lengths[sample]
 
     def admitted(self, sample: int, giver: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of ranks that may take a sample that was given up, [W]; never empty."""
+        """Return a mask of ranks that may get a sample that was given up, [W]; never all False."""
         at_home: npt.NDArray[np.bool_] = self._nodes == self._nodes[giver]
         if not (self._storage.ahead or self._storage.loose[sample]):
             return at_home
@@ -112,13 +114,13 @@ class Room:
 
 
 def held(placement: Ints, nodes: Ints, storage: Storage) -> Ints:
-    """Return the bytes that each node holds, [nodes], given the ranks' nodes, [W]."""
+    """Return the number of bytes on each node, [nodes]; `nodes` has the ranks' nodes, [W]."""
     bytes_ = np.bincount(nodes[placement], storage.lengths, len(storage.room))
     return bytes_.astype(np.int64)
 
 
 def dealt(holders: Ints, nodes: Ints, storage: Storage) -> Ints:
-    """Return a rank for each sample of a data set, [N]: one of the node that has it, else in turn.
+    """Return a rank for each sample of a data set, [N], on the node that has the sample.
 
     `holders` are the nodes that have each sample, or -1, [N]. Samples that no node has go to ranks
     by their index, but not to nodes without room while others have room.

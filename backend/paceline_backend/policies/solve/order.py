@@ -1,4 +1,4 @@
-"""Computes the order of an epoch, as PyTorch draws it, without importing PyTorch."""
+"""Order of an epoch's samples, as PyTorch draws it, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import Ints
 
-# From this many samples on, torch.randperm draws 64 bits for each swap.
+# Number of samples from which on torch.randperm draws 64 bits for each swap.
 _LONGEST = (2**32 - 1) // 20
 
 
@@ -22,7 +22,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
     shared between callers, so read-only.
 
     Raises:
-        ValueError: PyTorch draws permutations of this many samples in another way.
+        ValueError: PyTorch draws permutations of this length in another way.
     """
     if n >= _LONGEST:
         raise ValueError(f"n: {n} samples; epoch_order handles fewer than {_LONGEST}")

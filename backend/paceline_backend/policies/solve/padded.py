@@ -1,9 +1,9 @@
-"""Solves padded batches: each sample of a local batch takes as long as the batch's longest sample.
+"""Division of padded batches, in which each sample takes as long as the batch's longest sample.
 
-The model is T_j = a_j·n_j·f(longest_j) + c_j·n_j + b_j. Some best partition gives each worker a run
-of the batch sorted by length, because exchanges that lead to runs make no longest sample longer.
-The batch is therefore sorted and cut. What remains to choose is the order of the workers and the
-places to cut.
+The time of worker j with n_j samples is T_j = a_j·n_j·f(longest_j) + c_j·n_j + b_j. Some best
+partition gives each worker a contiguous slice of the batch sorted by length, because exchanges that
+lead to slices make no worker's longest sample longer. The batch is therefore sorted and cut. The
+solver only chooses the order of the workers and the places to cut.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.policies.values import Floats, Ints
 
-# The most states of the table in `_reached`; enough for all orders of 10 workers.
+# Maximum number of states of the table in `_reached`; enough for all orders of 10 workers.
 _STATES = 1024
-# The relative precision of a step's time.
+# Relative precision of a step's time.
 _CLOSE = 1e-4
-# The number of rounds that sort an epoch's bins.
+# Number of times that an epoch's bins are sorted.
 _ROUNDS = 6
-# The number of bins of the sampled epoch on which counts are tried.
+# Number of bins of the sampled epoch on which counts are tried.
 _BINS = 16_384
 # Candidates for the number of extra samples of the fastest worker.
 _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -29,9 +29,9 @@ _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = False) -> Ints:
     """Return the rank of each sample, [n > 0], from their f(λ).
 
-    The partition is optimal for up to 10 workers, and for equal workers. With more workers, workers
-    of similar speed get their runs in order of speed. With `laid_out`, the cut of the samples in
-    the given order is tried, too.
+    The partition is optimal for up to 10 workers, and for equal workers. With more workers, the
+    order among workers of similar speed is fixed: by speed. With `laid_out`, the cut of the samples
+    in the given order is tried, too.
     """
     order = np.argsort(-effective, kind="stable")
     descending = effective[order]
@@ -56,7 +56,7 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
 
 
 def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
-    """Return the best counts for ranks in `turn`; too few samples if no cut is below `below_s`."""
+    """Return the best counts for ranks in `turn`; the sum is too small if no cut is found."""
     low, high = 0.0, below_s
     if high == np.inf:
         each = workers.a * sizes.max() + workers.c
@@ -87,7 +87,7 @@ def _slowest(sizes: Floats, turn: Ints, counts: Ints, w: Workers) -> float:
 
 @compiled
 def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
-    """Return how many samples, in order, each rank in `turn` finishes within a time."""
+    """Return the number of successive samples that each rank in `turn` finishes within a time."""
     counts = np.zeros(len(turn), np.int64)
     at = 0
     for k in range(len(turn)):
@@ -144,8 +144,9 @@ def _reached(
 ) -> tuple[Ints, Ints]:
     """Return the order of ranks, with counts, that uses the most sorted samples within a time.
 
-    This is dynamic programming. A state is the number of ranks of each group that have their run.
-    Its value is the largest number of used samples: more is better, because the rest is shorter.
+    The method is dynamic programming. A state is the number of ranks of each group that have got
+    their slice. The value of a state is the largest number of used samples. A larger number is
+    better, because the remaining samples are shorter.
     """
     groups = len(starts) - 1
     strides = np.ones(groups + 1, np.int64)
@@ -182,10 +183,10 @@ def compose_padded(
     """Return an order of the samples in which each `global_batch` of them is cut well, [R].
 
     An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
-    Each bin is a run of the epoch's samples sorted by length. The bins of a step have lengths with
-    which its workers end together. If workers have different counts, long samples share small bins,
-    where padding costs little. Steps come in random order; within a step, samples come rank by
-    rank. The samples of a smaller last step come last.
+    Each bin is a contiguous slice of the epoch's samples sorted by length. The lengths of a step's
+    bins are such that the workers end at the same time. If workers have different counts, long
+    samples share small bins, where padding costs little. Steps come in random order; within a step,
+    samples come rank by rank. The samples of a smaller last step come last.
     """
     # The permutation puts samples of equal lengths in random order.
     order = rng.permutation(len(effective))
@@ -248,7 +249,7 @@ def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[In
     """Return each bin's start in descending sizes, [steps, W], and the steps' total time.
 
     Bins are filled in the order of the longest sample that their step's time allows. The resulting
-    times of the steps then give a new order, for `_ROUNDS` rounds.
+    times of the steps then give a new order; this is repeated `_ROUNDS` times.
     """
     used = counts > 0
     n, a = np.maximum(counts, 1), workers.a

@@ -1,4 +1,4 @@
-"""Holds the workers' models for compiled code, and computes lower bounds of a step's time."""
+"""Workers' models for compiled code, and lower bounds of a step's time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 
 class Workers(NamedTuple):
-    """Models T_j = a_j·Λ' + c_j·n + b_j, and 0 for a worker without samples.
+    """Models of the time of worker j, T_j = a_j·Λ' + c_j·n + b_j, and 0 without samples.
 
-    `most` is the most samples of a worker in a step.
+    Λ' is the effective load of the worker's n samples. `most` is the maximum number of samples of
+    each worker in a step.
     """
 
     a: Floats  # [W] s per size unit
@@ -33,7 +34,7 @@ class Workers(NamedTuple):
 
 
 def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
-    """Return each worker's most samples, [W]; limits that allow too few are ignored."""
+    """Return each worker's maximum count, [W]; limits that allow too few samples are ignored."""
     if limits is None or int(np.sum(limits)) < samples:
         return np.full(world, samples, np.int64)
     return np.asarray(limits, np.int64)
@@ -65,8 +66,8 @@ def level(sizes: Floats, workers: Workers) -> float:
 def least(sizes: Floats, workers: Workers) -> float:
     """Return a proven lower bound of the time of any partition of these samples.
 
-    Without costs per sample this is `level`. Otherwise the relative cost of a sample depends on the
-    worker (c/a), and each sample counts with the least of its costs over the workers.
+    Without costs per sample, the bound is `level`. Otherwise the relative cost of a sample depends
+    on the worker (c/a), and each sample counts with its smallest cost over the workers.
     """
     if not len(sizes) or not workers.c.any():
         return level(sizes, workers)
@@ -76,7 +77,7 @@ def least(sizes: Floats, workers: Workers) -> float:
 
 
 def _rates(sizes: Floats, workers: Workers) -> Floats:
-    """Return the average samples that each worker does in a second, [W]."""
+    """Return the number of average samples that each worker computes in a second, [W]."""
     return np.asarray(1.0 / np.maximum(workers.a * sizes.mean() + workers.c, 1e-300))
 
 

@@ -48,7 +48,7 @@ __all__ = [
 def make(what: synchronisation.Synchronisation, world: int, seed: int) -> SimulatedSync:
     """Make the model of a plan's synchroniser for `world` ranks.
 
-    `seed` is for random draws; real ranks take the run's seed plus the segment's number.
+    `seed` is for random draws; real ranks use the run's seed plus the segment's number.
     """
     match what:
         case synchronisation.AllReduce():
@@ -89,11 +89,11 @@ def step_time_s(
 
     Args:
         what: the synchroniser.
-        work_s: each rank's time for each step besides exchanges, [S, W].
-        costs: of exchanges, as measured.
-        segment_steps: steps of a segment. All ranks synchronise at its end unless the synchroniser
-            goes on.
-        samples: of each step and rank, [S, W]; None: no batch is empty.
+        work_s: each rank's time for each step without exchanges, [S, W].
+        costs: measured costs of exchanges.
+        segment_steps: number of steps of a segment. All ranks synchronise at its end unless
+            `goes_on` is true for the synchroniser.
+        samples: number of samples of each step and rank, [S, W]; None: no batch is empty.
     """
     steps, world = work_s.shape
     work_s = work_s if what == ALLREDUCE else work_s + costs.own_s

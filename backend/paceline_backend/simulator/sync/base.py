@@ -1,4 +1,4 @@
-"""Defines the interface between the simulation and the models of synchronisers.
+"""Interface between the simulation and the models of synchronisers.
 
 The simulation passes `Work` to `SimulatedSync.run` and gets a `SimulatedTimeline`. `Dealing`,
 `Bodies` and `Prices` are for segments in which ranks take over batches of each other.
@@ -20,25 +20,25 @@ from paceline_backend.policies.base import Floats, Ints
 class Costs:
     """Durations of exchanges among ranks, without waiting for each other."""
 
-    # A round of all ranks: a reduction of gradients, or a mean of replicas.
+    # Duration of a round of all ranks: a reduction of gradients, or a mean of replicas.
     round_s: float = 0.0
-    # From a rank's call of a partial round until all ranks have received it.
+    # Time from a rank's request to start a partial round until all ranks have received the request.
     call_s: float = 0.0
-    # The bytes that a rank gives to an exchange.
+    # Number of bytes that a rank sends in an exchange.
     bytes: int = 0
-    # Each rank's time in each step besides loading and computing, a number or [W].
+    # Each rank's time in each step in addition to loading and computing, a number or [W].
     own_s: Floats | float = 0.0
-    # A vector to another rank and one back; None: `round_s`.
+    # Time to send a vector to another rank and get one back; None: `round_s`.
     pair_s: float | None = None
-    # A round by its number of ranks; None: `round_s`.
+    # Function from a round's number of ranks to the round's duration; None: `round_s`.
     group_s: Callable[[int], float] | None = None
 
     def exchange_s(self) -> float:
-        """Return the seconds that a vector to another rank and one back take."""
+        """Return the seconds to send a vector to another rank and get one back."""
         return self.round_s if self.pair_s is None else self.pair_s
 
     def among(self, ranks: int) -> Costs:
-        """Return the costs in a group of this many ranks."""
+        """Return the costs in a group of `ranks` ranks."""
         return self if self.group_s is None else replace(self, round_s=self.group_s(ranks))
 
 
@@ -58,18 +58,19 @@ class Prices(NamedTuple):
 class Bodies:
     """The batches that each rank trains in a span of R steps, one after the other.
 
-    Arrays are [N, W]. N is the most batches of a rank, and at least 1.
+    Arrays are [N, W]. N is the maximum number of batches of a rank, but at least 1.
     """
 
-    # The step of the segment with which the span begins.
+    # Step of the segment with which the span begins.
     first: int
-    # R.
+    # Number of steps of the span, R.
     span: int
     # Each rank's number of batches.
     count: Ints  # [W]
-    # The planned batch, as step of the segment × W + rank; -1: none.
+    # The planned batch, as step of the segment × W + rank; -1: there is no batch.
     batch: Ints
-    # The step of the segment in whose record a rank reports the batch; the last without a batch.
+    # Step of the segment in whose record a rank reports the batch; the span's last step if there is
+    # no batch.
     step: Ints
     work_s: Floats
     samples: Ints
@@ -94,12 +95,12 @@ class Bodies:
         return table
 
     def of_planned(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a table of planned batches, [S, W], as [N, W]; 0 without a batch."""
+        """Return values of planned batches, [S, W], as [N, W]; 0 where there is no batch."""
         return np.where(self.made, table.ravel()[self.batch], 0)
 
 
 class Dealing(Protocol):
-    """The times of batches on ranks for which they were not planned."""
+    """Times of batches on ranks for which they were not planned."""
 
     def room(self, rank: int) -> int:
         """Return the number of samples for which a rank's memory has room."""
@@ -110,7 +111,7 @@ class Dealing(Protocol):
         ...
 
     def pool(self, bodies: Bodies) -> None:
-        """Record each rank's batches in a span; called once if they are not as planned."""
+        """Record each rank's batches in a span. Called once, if batches differ from the plan."""
         ...
 
 
@@ -119,24 +120,25 @@ class Work:
     """The work of ranks in a segment of S steps. S may be 0.
 
     Where ranks run different numbers of steps, S is the largest number, and values beyond a rank's
-    own number are ignored. Such work is a span that ends with one step of the plan for all ranks.
+    own number are ignored. Such work is a span that ends with the same step of the plan on all
+    ranks.
     """
 
-    # The number of the first step in the run.
+    # Number of the first step, counted over the run.
     first_step: int
-    # Time of loading and computing: all that a rank does without other ranks.
+    # Time of loading and computing, which a rank does without other ranks.
     work_s: Floats  # [S, W]
     samples: Ints  # [S, W]
     # Time of each step's all-reduce.
     all_reduce_s: Floats  # [S, W]
     costs: Costs
-    # The epoch ends with the last step.
+    # True if the epoch ends with the last step.
     epoch_end: bool = False
-    # None: batches do not move between ranks.
+    # Times of batches on other ranks; None: batches do not move between ranks.
     dealing: Dealing | None = None
     # Each rank's number of steps; None: S.
     steps: Ints | None = None  # [W]
-    # The number of steps of the plan in this work; None: S.
+    # Number of steps of the plan in this work; None: S.
     planned: int | None = None
 
     @property
@@ -166,35 +168,36 @@ class Work:
 class SimulatedRound:
     """An exchange; see `paceline.wire.RoundRecord`."""
 
-    # The number in its segment.
+    # Number of the exchange in its segment.
     number: int
-    # The step of the segment in which the reporting rank was.
+    # Step of the segment in which the reporting rank was.
     step: int
     contributors: int
-    # The number of gradients that went in, by age in rounds; the last: that age or more.
+    # Number of contributed gradients by age in rounds; the last value counts that age and higher
+    # ages.
     staleness: list[int]
-    # Samples whose gradients were too old.
+    # Number of samples whose gradients were dropped as too old.
     dropped: int
-    # The response time; see the glossary.
+    # Response time; see the glossary.
     waited_s: float
     reduced_s: float
-    # The bytes that a rank gave.
+    # Number of bytes that a rank sent.
     bytes: int
     ended_at: float
     # The reporting rank.
     rank: int = 0
-    # The number of ranks that took part; None: all.
+    # Number of ranks that took part; None: all ranks.
     world: int | None = None
 
 
 @dataclass(frozen=True)
 class SimulatedTimeline:
-    """The times of a segment; arrays are [S, W].
+    """Times of a segment; arrays are [S, W].
 
-    A rank's step is its work, then `wait_s`, then `communication_s`. `work_s` is that of `Work`.
-    Where a rank continues to compute while gradients are exchanged, `communication_s` is 0. Where
-    ranks run different numbers of steps, the last row has the wait for the end of all ranks, also
-    for ranks with fewer steps.
+    A rank's step consists of its work (`work_s`, as in `Work`), then `wait_s`, then
+    `communication_s`. Where a rank continues to compute while gradients are exchanged,
+    `communication_s` is 0. Where ranks run different numbers of steps, the last row has the wait
+    for the end of all ranks, also for ranks with fewer steps.
     """
 
     work_s: Floats
@@ -206,13 +209,13 @@ class SimulatedTimeline:
 class SimulatedSync(Protocol):
     """A model of the ranks' waiting for each other, on the virtual clock.
 
-    An object is made when the synchroniser takes effect. The same arguments give the same
+    A new object is created when the synchroniser takes effect. The same arguments give the same
     timeline. For one thread.
     """
 
-    # True: ranks continue into the next segment without synchronising, if that has the same
-    # synchroniser. False: all synchronise at the segment's end, and each segment has an object of
-    # its own.
+    # True: ranks continue into the next segment without synchronising, if that segment has the same
+    # synchroniser. False: all ranks synchronise at the segment's end, and each segment has an
+    # object of its own.
     goes_on: bool
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
@@ -220,5 +223,5 @@ class SimulatedSync(Protocol):
         ...
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """Return when all ranks have synchronised if the synchroniser ends at `starts`, [W]."""
+        """Return when all have synchronised if the ranks stop at `starts`, [W], for a switch."""
         ...

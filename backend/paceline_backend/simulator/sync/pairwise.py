@@ -1,4 +1,4 @@
-"""Models AD-PSGD's means of two on the virtual clock; see `paceline.train.sync.pairwise`."""
+"""AD-PSGD's means of two replicas on the virtual clock; see `paceline.train.sync.pairwise`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from paceline.core import replicas
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
-# Means at the end: of replicas, and of their optimisers' states.
+# Number of means at an epoch's end: a mean of replicas, and a mean of optimiser states.
 _MEANS = 2
 
 
 class SimulatedPairwise:
-    """Ranks that step alone. After each step, a rank of even number asks one of odd number.
+    """Ranks that step alone. After each step, an even rank requests a mean from an odd rank.
 
-    A rank that asks computes its next step meanwhile; that step does not end before the answer
-    arrives. Partners are drawn as on real ranks, from `seed`. Questions to the same rank are
-    answered segment by segment: a question of a later segment is answered where earlier ones leave
-    time.
+    The requesting rank computes its next step meanwhile; that step does not end before the answer
+    arrives. Partners are drawn from `seed`, as on real ranks. Requests to the same rank are
+    answered segment by segment: a request of a later segment is answered in the time that earlier
+    requests leave free.
     """
 
     def __init__(self, world: int, seed: int) -> None:
-        # False as soon as an epoch ends.
+        # True until an epoch ends.
         self.goes_on = True
         asking = replicas.asking(world)
         self._partners = {rank: replicas.Partners(rank, world, seed) for rank in asking}
         self._answering = {rank: _Answering() for rank in replicas.answering(world)}
-        # Times are on a clock of this object, which continues from segment to segment.
-        # The end of each rank's newest step, [W].
+        # End of each rank's newest step, [W]. This and other times are on a clock of this object,
+        # which continues from segment to segment.
         self._ended_at: Floats | None = None
-        # The time of each rank's newest answer.
+        # Time of the newest answer to each requesting rank.
         self._answered_at = dict.fromkeys(asking, 0.0)
-        # Each rank's steps in earlier segments.
+        # Each rank's number of steps in earlier segments.
         self._steps = np.zeros(world, np.int64)
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         steps = len(work.work_s)
         wait_s, communication_s = np.zeros_like(work.work_s), np.zeros_like(work.work_s)
         if not steps:
@@ -47,7 +47,7 @@ class SimulatedPairwise:
         since = self._since(starts)
         now = starts + since
         made_s = np.where(work.made, work.work_s, 0.0)
-        # This is right for ranks that answer, because they do not wait.
+        # These times are right for answering ranks, because they do not wait.
         ended_at = now + np.cumsum(made_s, axis=0)
         ends = work.of_ranks(ended_at)
         for rank, answers in self._answering.items():
@@ -55,7 +55,8 @@ class SimulatedPairwise:
             answers.goes_on(ends[rank])
         work_s = work.of_ranks(work.work_s)
         answered_at, rounds = self._answered_at, []
-        # (time, rank, step) of the end of each asking rank's next step. They ask in order of time.
+        # (time, rank, step) of the end of each requesting rank's next step. Requests are sorted by
+        # time.
         through = [
             (max(ends[rank][0], answered_at[rank]), rank, 0)
             for rank in self._partners
@@ -86,7 +87,7 @@ class SimulatedPairwise:
         return SimulatedTimeline(work.work_s, wait_s, communication_s, rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`."""
+        """See `SimulatedSync.meet`."""
         since = self._since(starts)
         return self._met_at(starts + since) - since + _MEANS * costs.round_s
 
@@ -98,7 +99,7 @@ class SimulatedPairwise:
 
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> SimulatedRound:
         costs, takes_s = work.costs, work.costs.exchange_s()
-        # Steps of the rank before this one.
+        # Number of the rank's steps before this step.
         steps = int(self._steps[rank]) + k
         other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
@@ -118,21 +119,21 @@ class SimulatedPairwise:
 
 
 class _Answering:
-    """A rank that answers one question at a time, also while it computes."""
+    """A rank that answers one request at a time, also while it computes."""
 
     def __init__(self) -> None:
-        # The spans of time in which the rank answers, in order.
+        # Spans of time in which the rank answers, ascending.
         self._taken: list[tuple[float, float]] = []
-        # The ends of the rank's steps, in order.
+        # Ends of the rank's steps, ascending.
         self._ended_at: list[float] = []
-        # The number of earlier steps, whose ends are forgotten.
+        # Number of earlier steps, whose ends are dropped.
         self._before = 0
 
     def goes_on(self, ended_at: list[float]) -> None:
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """Return when the rank begins to answer a question at `at`, and reserve `takes_s`."""
+        """Return when the rank begins to answer a request sent at `at`, and reserve `takes_s`."""
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:
             if begun >= at + takes_s:

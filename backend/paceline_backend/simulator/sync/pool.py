@@ -1,15 +1,15 @@
-"""Models a segment's batches as a pool, on the virtual clock; `paceline.core.pool` decides.
+"""Pool of a segment's batches on the virtual clock, with the decisions of `paceline.core.pool`.
 
     pool = SimulatedPool(world)
     timeline = pool.run(what, model, starts, work)  # instead of `model.run(starts, work)`
 
-First the pool decides which rank trains which batch, span by span, as if no rank waited in between.
-`Queues` are the ranks' own batches. Until the time `settled`, each rank trains these, whatever the
-other ranks do. From then on `Events` processes one rank without a batch after the other, and keeps
-the ranks' shares on a `Board`.
+First the pool assigns batches to ranks, span by span, as if no rank waited in a span. `Queues` are
+the ranks' own batches. Until the time that `settled` returns, each rank trains its own batches,
+regardless of the other ranks. Later, `Events` processes the ranks that have no batch, one after the
+other, and keeps the ranks' shares on a `Board`.
 
-Then the synchroniser's model runs with each rank's own number of batches. Its times are added up to
-one record per rank and step, as real ranks report them.
+Then the synchroniser's model is called with each rank's own number of batches. The resulting times
+are added up to one record per rank and step, as real ranks report them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SimulatedPool:
 
     def __init__(self, world: int) -> None:
         self._world = world
-        # The recent time of each rank's batches; 0: unknown.
+        # Recent time of each rank's batches; 0: unknown.
         self._pace_s = np.zeros(world)
 
     def run(
@@ -49,8 +49,8 @@ class SimulatedPool:
     ) -> SimulatedTimeline:
         """Run the model of the synchroniser `what`; ranks may take over each other's batches.
 
-        `starts` is when each rank begins, [W]. The dealing of `work` records the batches that ranks
-        train instead of the planned ones.
+        `starts` has the time at which each rank begins, [W]. `work.dealing` records the batches
+        that ranks train instead of the planned batches.
         """
         steps = len(work.work_s)
         if not (steps and self._world > 1 and work.dealing and pool.is_pooled(what)):
@@ -73,7 +73,7 @@ class SimulatedPool:
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _share_out(self, starts: Floats, span: Work, first: int, dealing: Dealing) -> Bodies | None:
-        """Return what each rank trains in a span; None: its own batches, none of them empty."""
+        """Return each rank's batches in a span; None if all keep their own, non-empty batches."""
         queues = Queues.of(span.work_s, span.samples)
         ends_at = starts + np.vstack([np.zeros(self._world), np.cumsum(queues.work_s, axis=0)])
         pace_s = paces(self._pace_s, queues.work_s)
@@ -103,7 +103,7 @@ def without_empty(work: Work) -> Work:
 
 
 def _bodies(span: Work, first: int, queues: Queues, own: Ints, takes: Takes) -> Bodies:
-    """Return each rank's batches: the first `own` of its queue, [W], then those it took over."""
+    """Return each rank's batches: the first `own`, [W], of its queue, then batches it took over."""
     steps, world = span.work_s.shape
     taker = np.array(takes.rank, np.int64)
     count = own + np.bincount(taker, minlength=world)
@@ -163,7 +163,7 @@ def _uneven(span: Work, bodies: Bodies) -> Work:
 
 def _reported(timeline: SimulatedTimeline, bodies: Bodies) -> SimulatedTimeline:
     step, last = bodies.step.copy(), bodies.first + bodies.span - 1
-    # The wait at the span's end belongs to the last step.
+    # Attribute the wait at the span's end to the last step.
     step[-1] = last
     ends = replace(bodies, step=step)
     of_rank = [bodies.step[:count, k].tolist() for k, count in enumerate(bodies.count.tolist())]
@@ -191,23 +191,23 @@ def _joined(parts: list[SimulatedTimeline]) -> SimulatedTimeline:
 
 @dataclass
 class Takes:
-    """Batches that ranks took over, in order."""
+    """Batches that ranks took over, in the sequence of the events."""
 
     # The rank that took the batch.
     rank: list[int] = field(default_factory=list)
-    # The number of the batch among those that the rank took over.
+    # Number of the batch among the batches that the rank took over.
     number: list[int] = field(default_factory=list)
-    # The step of the span, and the rank for which the batch was planned.
+    # Step of the span, and rank for which the batch was planned.
     batch: list[tuple[int, int]] = field(default_factory=list)
     work_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Queues:
-    """Each rank's own batches in a span, without empty ones.
+    """Each rank's own batches in a span, without empty batches.
 
-    `step` is a step of the span; the first `count` values of a rank are those of its batches.
-    `work_s` is 0 beyond `count`.
+    `step` has the step of the span of each batch; only the first `count` values of a rank are
+    valid. `work_s` is 0 beyond `count`.
     """
 
     count: Ints  # [W]
@@ -228,9 +228,9 @@ class Queues:
         return np.asarray(np.arange(len(self.step))[:, None] < self.count)
 
     def begun_before(self, time: float, ends_at: Floats) -> Ints:
-        """Return how many batches each rank begins before a time if it trains all its own, [W].
+        """Return each rank's number of own batches that begin before a time, [W].
 
-        `ends_at` is when each rank begins and ends its batches, [S + 1, W].
+        `ends_at` has the times at which each rank begins and ends its batches, [S + 1, W].
         """
         return np.asarray((self.made & (ends_at[:-1] < time)).sum(axis=0))
 
@@ -246,11 +246,11 @@ def paces(before_s: Floats, work_s: Floats) -> Floats:
 
 
 def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
-    """Return a time before which each rank trains its own batches, whatever the other ranks do.
+    """Return a time before which each rank trains its own batches, regardless of other ranks.
 
-    Before this time no rank has an empty queue, and no rank would leave its queue to the others.
-    `ends_at` is when each rank begins and ends its batches, and `pace_s` its pace before and after
-    each batch, [S + 1, W].
+    Before this time no rank has an empty queue, and no rank would leave its queue to other ranks.
+    `ends_at` has the times at which each rank begins and ends its batches, and `pace_s` has its
+    pace before and after each batch, [S + 1, W].
     """
     world = len(queues.count)
     first_end = float(ends_at[queues.count, np.arange(world)].min())
@@ -259,7 +259,8 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
     slowest_s = float(np.where(known, pace_s, 0.0).max())
     if slowest_s <= pool.FASTEST * fastest_s.min():
         return first_end
-    # The inverse of `core.pool.finish_s`: if this many batches are left, the slowest rank stays.
+    # Compute the inverse of `core.pool.finish_s`: if this many batches are left, the slowest rank
+    # keeps its queue.
     left = slowest_s * float((1 / fastest_s).sum())
     settled = int(queues.count.sum() - left) - 1
     if settled <= 0:
@@ -271,7 +272,7 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
 
 
 class Board:
-    """The shares of all ranks, for decisions of `core.pool` in constant time for any world."""
+    """Shares of all ranks, with which `core.pool` decides in constant time for any world size."""
 
     def __init__(self, shares: list[Share]) -> None:
         self.shares = shares
@@ -280,10 +281,11 @@ class Board:
         self._working = len(working)
         self._unknown = sum(not share.batch_s for share in working)
         self._per_s = sum(1 / share.batch_s for share in working if share.batch_s)
-        # The batch time in s of the fastest rank at work, and this rank.
+        # Batch time in seconds of the fastest rank at work, and the number of this rank.
         self._least: tuple[float, int] | None = None
         self._versions = [0] * len(shares)
-        # Ranks with batches left, the last to finish first. Entries of older versions do not count.
+        # Heap of ranks with batches left; the rank that finishes last is first. Entries with older
+        # versions are ignored.
         self._last: list[tuple[float, int, int, int]] = []
         for rank, share in enumerate(shares):
             if share.left:
@@ -366,7 +368,7 @@ class Board:
 
 
 class Events:
-    """A span from event to event: each event is a rank that has no batch at the moment."""
+    """Simulation of a span by events; an event is a rank that has no batch at the moment."""
 
     def __init__(self, queues: Queues, samples: Ints, first: int, dealing: Dealing) -> None:
         self.takes = Takes()
@@ -376,17 +378,17 @@ class Events:
         self._steps: list[list[int]] = queues.step.tolist()
         self._samples: list[list[int]] = samples.tolist()
         self._dealing = dealing
-        # The prices of a step's batches, by step.
+        # Prices of the batches of each step, by step.
         self._prices: dict[int, Prices] = {}
         self._room = [dealing.room(rank) for rank in range(self._world)]
         # A batch that fits into its owner's memory may fit into no other rank's memory.
         self._may_leave = min(self._room) >= int(samples.max())
 
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:
-        """Run to the span's end; return each rank's own batches that it began, and its pace, [W].
+        """Simulate to the span's end; return each rank's begun own batches and pace, [W].
 
-        The arguments are as for `settled`; `begun` are the batches that each rank has begun
-        already, [W].
+        For the arguments see `settled`; `begun` is the number of batches that each rank has already
+        begun, [W].
         """
         ranks = np.arange(self._world)
         told_s = np.where(begun > 0, pace_s[np.maximum(begun - 1, 0), ranks], 0.0)

@@ -1,9 +1,9 @@
-"""Models partial all-reduces on the virtual clock: RNA, eager-SGD, n-soft, SSP, backup workers.
+"""Partial all-reduces on the virtual clock: RNA, eager-SGD, n-soft, SSP, backup workers.
 
-The protocol is that of real ranks, `paceline.core.rounds`. This module adds the clock: the times at
-which ranks have computed their steps, and the durations of calls and rounds. `SimulatedPartial` has
-rounds of all ranks. Under `SimulatedHierarchical` each of RNA's groups has such rounds of its own;
-see `paceline.train.sync.hierarchical`.
+Simulated ranks use the protocol of real ranks, `paceline.core.rounds`. This module adds the clock:
+the times at which ranks have computed their steps, and the durations of requests and reduction
+rounds. `SimulatedPartial` has rounds of all ranks. Under `SimulatedHierarchical` each of RNA's
+groups has rounds of its own; see `paceline.train.sync.hierarchical`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
-# Reductions at the end: of the server's parameters, and of the optimisers' states.
+# Number of reductions at the end: of the server's parameters, and of the optimisers' states.
 _REDUCTIONS = 2
 
 
 class SimulatedPartial:
     """Ranks that continue to compute while rounds reduce the gradients that are ready.
 
-    `call` is the rule by which ranks call a round; `drift` bounds the drift between ranks.
+    `call` is the rule by which ranks start a reduction round; `drift` bounds the drift between
+    ranks.
     """
 
     goes_on = False
@@ -36,7 +37,7 @@ class SimulatedPartial:
         self._call, self._drift = call, drift
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         if not len(work.work_s):
             return SimulatedTimeline(work.work_s, work.work_s, work.work_s, [])
         work_s, samples = work.of_ranks(work.work_s), work.of_ranks(work.samples)
@@ -56,12 +57,12 @@ class SimulatedPartial:
         return SimulatedTimeline(work.work_s, wait_s, np.zeros_like(wait_s), segment.rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`."""
+        """See `SimulatedSync.meet`."""
         return float(starts.max())
 
 
 class SegmentRounds:
-    """All ranks in one segment, from event to event. Ranks may have different numbers of steps.
+    """Event simulation of all ranks in one segment, with possibly different numbers of steps.
 
     `work_s` is each rank's time for each step, [W][its steps]; `samples` has the same shape. `call`
     and `drift` are as for `SimulatedPartial`.
@@ -77,7 +78,7 @@ class SegmentRounds:
     ) -> None:
         world = len(work_s)
         self.ended_at: list[list[float]] = [[] for _ in range(world)]  # [W][its steps]
-        # The time at which all ranks have synchronised.
+        # Time at which all ranks have synchronised.
         self.met_at = 0.0
         self.rounds: list[SimulatedRound] = []
         self._work_s, self._samples = work_s, samples
@@ -88,31 +89,31 @@ class SegmentRounds:
         self._drift = drift
         # Ranks that have offered a gradient for the next round.
         self._holding: list[int] = []
-        # Overfull ranks, whose gradients no round has taken yet.
+        # Overfull ranks, whose gradients no round has reduced yet.
         self._full = set[int]()
         # Ranks that were overfull before the current round.
         self._freed = set[int]()
-        # Ranks that wait.
+        # Ranks that may not begin their next step yet; see `Member.wait_reason`.
         self._blocked = set[int]()
-        # Ranks that have no more steps, which no round has reported yet.
+        # Ranks without further steps whose end no round has reported yet.
         self._through = set[int]()
         # Members with an event while a round is reduced.
         self._late: list[Member[int]] = []
-        # The number of ranks that are ready for the next round.
+        # Number of ranks that are ready for the next round.
         self._ready = 0
-        # The tally of the current round, and the state that it reports; see `Progress.end`.
+        # Tally of the current round, and the state that the round reports; see `Progress.end`.
         self._tally = RoundCounts(drift)
         self._reported = self._clocks, self._through
-        # A call is in progress.
+        # True while the request to start a round is in progress.
         self._called = False
-        # The time at which all ranks have received the current call, or the end of the round.
+        # Time at which all ranks have received the current request, or at which the round ends.
         self._until = math.inf
         self._called_at = self._waited_since = 0.0
-        # The time at which each rank will have computed its step.
+        # Heap of (time, rank): the time at which each rank will have computed its step.
         self._computed: list[tuple[float, int]] = []
 
     def run(self, starts: list[float]) -> None:
-        """Run from the first step until all have synchronised; rank j begins at `starts[j]`."""
+        """Simulate until all ranks have synchronised; rank j begins at `starts[j]`."""
         self._waited_since = starts[0]
         for rank, start in enumerate(starts):
             if self._work_s[rank]:
@@ -126,7 +127,8 @@ class SegmentRounds:
         while progress.working:
             now = min(computed[0][0] if computed else math.inf, self._until)
             assert now < math.inf, "ranks wait for each other"
-            # All steps that end at this moment are offered before a round begins or ends.
+            # Offer the gradients of all steps that end at this moment before a round begins or
+            # ends.
             while computed and computed[0][0] <= now:
                 self._offer(heapq.heappop(computed)[1], now)
             if self._until <= now:
@@ -212,7 +214,8 @@ class SegmentRounds:
             )
         )
         self._until, self._waited_since = math.inf, now
-        # Checking all waiting ranks after each round would take long where many wait.
+        # Check only some ranks, because checking all after each round takes long if many ranks
+        # wait.
         may_go = self._blocked if progress.end(*self._reported) else self._freed
         late, self._late = self._late, []
         for member in late:
@@ -228,7 +231,7 @@ class SegmentRounds:
 
 
 class SimulatedHierarchical:
-    """Groups that have rounds of their own. At the segment's end all ranks synchronise.
+    """Groups with reduction rounds of their own. All ranks synchronise at the segment's end.
 
     Earlier pushes to the server make no rank wait, so they take no time here. Each group has a
     model; rank 0's group is the first.
@@ -240,7 +243,7 @@ class SimulatedHierarchical:
         self._groups = list(groups)
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         wait_s, rounds = np.zeros_like(work.work_s), []
         if not len(wait_s):
             return SimulatedTimeline(work.work_s, wait_s, wait_s, [])
@@ -254,13 +257,14 @@ class SimulatedHierarchical:
         return SimulatedTimeline(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`."""
+        """See `SimulatedSync.meet`."""
         return float(starts.max())
 
     def _met_at(self, ended_at: Floats, costs: Costs) -> float:
-        """Return when all ranks have the server's parameters after the last pushes.
+        """Return the time at which all ranks have the server's parameters after the last pushes.
 
-        The server on rank 0 takes one push at a time. The push of its own group takes no time.
+        The server on rank 0 processes one push at a time. The push of rank 0's own group takes no
+        time.
         """
         free_at = 0.0
         of_groups = [float(ended_at[group].max()) for group, _ in self._groups]

@@ -1,4 +1,4 @@
-"""Models synchronisers under which each rank waits for all others, in each step or every few."""
+"""Models of synchronisers under which all ranks wait for each other, every one or more steps."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from paceline_backend.simulator.sync.base import Costs, SimulatedRound, Simulate
 
 
 class SimulatedAllReduce:
-    """DDP's all-reduce: a step ends for all ranks when the slowest has computed and reduced."""
+    """DDP's all-reduce: a step ends on all ranks when the slowest rank has reduced."""
 
     goes_on = False
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         wait_s = work.work_s.max(axis=1, keepdims=True) - work.work_s
         return SimulatedTimeline(work.work_s, wait_s, work.all_reduce_s, [])
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `Synchroniser.meet`."""
+        """See `SimulatedSync.meet`."""
         return float(starts.max())
 
 
 class SimulatedAveraging:
-    """Ranks that step alone. Every few steps all synchronise, and replicas become their mean.
+    """Ranks that step alone. Every few steps all ranks synchronise and average their replicas.
 
     Args:
-        every: steps between two means (H of local SGD), counted over the run; None: replicas become
-            their mean only at an epoch's end.
-        parts: number of parts of the parameters, which have their means in turn.
-        overlap: steps that ranks run while a mean is in flight. Where ranks share batches, the mean
-            is applied at the end of the span in which these steps end.
-        keep: fraction of its own parameters that a rank keeps then.
+        every: number of steps between two averages (H of local SGD), counted over the run; None:
+            replicas are averaged only at an epoch's end.
+        parts: number of parts of the parameters, which are averaged one after the other.
+        overlap: number of steps that ranks run while a mean is being exchanged. Where ranks share
+            batches, the mean is applied at the end of the span in which these steps end.
+        keep: fraction of its own parameters that a rank keeps when an overlapped mean is applied.
     """
 
     goes_on = True
@@ -44,14 +44,14 @@ class SimulatedAveraging:
         self, every: int | None, parts: int = 1, overlap: int = 0, keep: float = 0
     ) -> None:
         self._every, self._parts, self._overlap, self._keep = every, parts, overlap, keep
-        # The mean that is in flight.
+        # The mean that is being exchanged.
         self._flight: _SimulatedMean | None = None
-        # Samples since each part's previous mean, [P, W].
+        # Number of samples since each part's previous mean, [P, W].
         self._worked: Floats | None = None
         self._means = 0
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """See `Synchroniser.run`."""
+        """See `SimulatedSync.run`."""
         steps, world = work.work_s.shape
         wait_s, communication_s = np.zeros((steps, world)), np.zeros((steps, world))
         timeline = SimulatedTimeline(work.work_s, wait_s, communication_s, [])
@@ -67,7 +67,7 @@ class SimulatedAveraging:
                 now = self._land(now, k, work.costs, worked, timeline)
             part = part_due(step, self._every, self._parts)
             if self._overlap and part is not None:
-                # All ranks have received the news that all have contributed.
+                # Time at which all ranks know that every rank has contributed.
                 begins_at = float(now.max()) + work.costs.call_s
                 ends_at = begins_at + work.costs.round_s / self._parts
                 gave = worked[part].copy()
@@ -88,7 +88,7 @@ class SimulatedAveraging:
             wait_s[k] += waits_s
             communication_s[k] += round_s
             now = now + waits_s + round_s
-            # Rank 0 reports, with its own wait.
+            # Rank 0 reports the exchange, with its own wait.
             took_s = float(waits_s[0] + round_s)
             givers = int((worked[due] > 0).sum(axis=1).max())
             size, ended_at = work.costs.bytes * len(due) // self._parts, float(now[0])
@@ -101,7 +101,7 @@ class SimulatedAveraging:
         return timeline
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """Return the end of two means, as at an epoch's end; see `Synchroniser.meet`."""
+        """Return the end of the two averages at an epoch's end; see `SimulatedSync.meet`."""
         begins_at, flight, self._flight = float(starts.max()), self._flight, None
         if flight is not None:
             begins_at = max(begins_at, flight.ends_at)
@@ -115,7 +115,7 @@ class SimulatedAveraging:
         worked: Floats,
         timeline: SimulatedTimeline,
     ) -> Floats:
-        """Wait after step `k` for the rest of the mean in flight; return each rank's time, [W].
+        """Wait after step `k` for the rest of the current exchange; return each rank's time, [W].
 
         The wait, the time of the exchange and its round are added to `timeline`.
         """
@@ -139,19 +139,19 @@ class SimulatedAveraging:
 @dataclass(frozen=True)
 class _SimulatedMean:
     part: int
-    # The mean is applied after this step.
+    # Step after which the mean is applied.
     due: int
-    # The time at which all ranks have received the news that the last rank has contributed.
+    # Time at which all ranks know that the last rank has contributed.
     begins_at: float
     ends_at: float
-    # Samples since the part's previous mean.
+    # Number of samples since the part's previous mean.
     gave: Floats  # [W]
 
 
 def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
     """Return the ranks' seconds and samples before each planned step that may end with a mean; [W].
 
-    Where ranks run different numbers of steps, the single entry is all their work.
+    Where ranks run different numbers of steps, a single entry has the sums of all their work.
     """
     if work.planned is None:
         return list(zip(work.work_s, work.samples, strict=True))
