@@ -10,7 +10,7 @@
     thresholds  the numbers on which forecasts and decisions depend
     child       `Forecaster`: makes forecasts in a process of low priority
 
-`control.advice.advisor`, the route `/runs/{id}/whatif` and ``paceline whatif`` use this package::
+`control.advice`, the route `/runs/{id}/whatif` and ``paceline whatif`` use this package::
 
     with Forecaster(database) as forecaster:
         best = forecaster.submit(run, steps=64).result().forecasts[0]
