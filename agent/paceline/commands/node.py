@@ -107,8 +107,9 @@ def node(
 ) -> None:
     """Supervise one run on this node, until the run ends.
 
-    With a script, inside a job that you have started: the nodes of the job train it together, as a
-    run of the server. The output of rank 0 is shown. With --run, as engines such as Slurm start it.
+    Give a script inside a job that you have started: the nodes of the job train it together, as a
+    run of the server, and the output of rank 0 is shown. With --run, this node joins an existing
+    run: engines such as Slurm use this form.
 
     The exit code is 0 if the run has finished or the node left it on request, 2 if the server
     rejects the request; else 1.

@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
-    """Let a command take groups of options as parameters; see the module's docstring."""
+    """Let a command have groups of options as parameters; see the module's docstring."""
     hints = get_type_hints(command, include_extras=True)
     given = inspect.signature(command).parameters
     groups = {name: hints[name] for name in given if _is_group(hints[name])}
@@ -248,11 +248,11 @@ class ChangeOptions:
 
     @property
     def audit_fields(self) -> dict[str, str]:
-        """Fields of REST for the audit log."""
+        """Fields of the REST request for the audit log."""
         return {"by": "cli", "why": self.why}
 
     def confirm(self, question: str, as_json: bool) -> None:
-        """Ask before the run is changed; see `confirm`."""
+        """Request a confirmation before the run is changed; see `confirm`."""
         confirm(question, self.yes, as_json)
 
 
@@ -283,10 +283,10 @@ class Restarts:
 
 
 def confirm(question: str, yes: bool, as_json: bool = False) -> None:
-    """Ask before a run is changed, unless `yes` has answered already.
+    """Request a confirmation before a run is changed, unless `yes` is True.
 
     Raises:
-        InputError: there is no terminal to ask, or the output must be JSON only.
+        InputError: there is no terminal for the question, or the output must be JSON only.
         typer.Abort: the answer is no.
     """
     if yes:
@@ -319,7 +319,7 @@ def node_name(name: str | None) -> str:
 
 
 def parameters_of(pairs: Sequence[str] | None, option: str = "--param") -> dict[str, Any]:
-    """Parse ``name=value`` pairs of an option. A value that is no JSON is a string."""
+    """Parse ``name=value`` pairs of an option. A value that is not JSON is a string."""
     parameters = {}
     for pair in pairs or ():
         name, separator, text = pair.partition("=")

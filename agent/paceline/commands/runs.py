@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from paceline.node.client import Client
 
 COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
-# An additional column if runs have a cost.
+# Additional column, shown if runs have a cost.
 _COST = "cost"
-# Seconds between two lists.
+# Seconds between two updates of the list.
 _WATCH_S = 2.0
 _FACTS = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),
@@ -127,8 +127,8 @@ def runs(
 def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
     """List runs in place of the previous list, which stays if the server does not answer.
 
-    Return why the server does not answer, or an empty text. `problem` is the previous result, which
-    is not printed twice.
+    Return why the server does not answer, or an empty text. `problem` is the text that the previous
+    call returned; the same problem is not printed twice.
     """
     from rich.console import Console
 
@@ -141,7 +141,7 @@ def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: st
             typer.echo(f"paceline: {error}", err=True)
         return str(error)
     if not as_json:
-        # This does nothing without a terminal.
+        # Without a terminal, `clear` does nothing.
         Console().clear()
     _print(page, as_json)
     return ""
@@ -195,7 +195,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN[:FIRST-LAST|@VERSION]...",
-            help="Two to six runs; of each all steps, a range of steps, or the steps of a "
+            help="Two to six sides: a run, a range of its steps, or its steps under a "
             "policy version.",
         ),
     ],
@@ -333,7 +333,7 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
         if change is None:
             changes.append(None)
             continue
-        # The change compares two single measurements.
+        # Without bounds, each side of the comparison has only one measurement.
         if change["low"] is None:
             changes.append(form.format(change["value"]))
             continue

@@ -1,4 +1,4 @@
-"""The arguments that stay the same during a run, validated."""
+"""A run's arguments, validated; they stay the same during the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Terms:
 
     # N; 0: a stream, whose length is unknown.
     samples: int
-    # Samples of a step; with a token budget, of a mean step.
+    # Number of samples of a step; with a token budget, their mean number.
     global_batch: int
     seed: int
     drop_last: bool

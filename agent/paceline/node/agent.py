@@ -36,7 +36,7 @@ from paceline.wire.sealing import SealError, unseal
 HEARTBEAT_S = 2.0
 _TICK_S = 0.2
 _RECOVER_S = 10.0
-# Seconds to deliver the rest after the runs were stopped.
+# Maximum number of seconds for the last deliveries after the runs were stopped.
 _LAST_DELIVERY_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Agent:
         data: the data directory; only one agent may use it at a time (else PacelineError).
         find_session: requests another session during an outage of the bus; None: the URL is fixed.
         duty: the only run to supervise; None: all runs that the control plane launches here.
-        notices: the provider's notices that it takes this machine back; None: there are none.
+        notices: the cloud provider's notices that it reclaims this machine; None: there are none.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Agent:
 
     @property
     def _taken_back(self) -> str | None:
-        """The reason why the provider takes this machine back; None: the machine stays."""
+        """The provider's notice that it reclaims this machine; None: there is no notice."""
         return None if self._notices is None else self._notices.words()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -213,9 +213,9 @@ class Agent:
         supervisor.start()
 
     def _refuse_second(self, run: str, launch: Launch, first: Supervisor) -> None:
-        """Reject the launch of a run that is still here.
+        """Reject the launch of a run that this node still supervises.
 
-        A resumed run is still here if this node was cut off from the control plane.
+        This happens to a resumed run if this node was cut off from the control plane.
         """
         if launch.attempt <= first.attempt:
             _log.error("run %s is already running here; ignoring its second launch", run)
@@ -268,7 +268,7 @@ class Agent:
         return [run for run, supervisor in self._runs.items() if supervisor.running]
 
     def _recover(self) -> None:
-        """Deliver for runs whose agent or `paceline run` is gone and left something undelivered."""
+        """Deliver what ended agents and `paceline run` processes left undelivered for their run."""
         for directory in sorted((self._data / "runs").glob("*")):
             run = directory.name
             if run in self._runs or run in self._left_over or not directory.is_dir():

@@ -27,9 +27,10 @@ _EVERY_S = 1.0
 _MEND_S = 60.0
 # Seconds between two signs of life of a run.
 _ALIVE_S = 3.0
-# Seconds of draining at once, because an agent has other runs to serve.
+# Maximum number of seconds of draining at once, because an agent has other runs to serve.
 _DRAIN_S = 0.2
-# Entries on the bus. The control plane disconnects a writer that floods the bus.
+# Maximum number of entries in the bus stream. The control plane disconnects a writer that floods
+# the bus.
 _MOST_WAITING = 20_000
 _log = logging.getLogger(__name__)
 
@@ -260,7 +261,7 @@ def is_supervised(directory: Path) -> bool:
 
 
 def _speaks_for(fields: dict[bytes, bytes], run: str) -> bool:
-    """Return True if an entry is about this run.
+    """Return True if an entry of a spool is about this run.
 
     The script can write to the spool, and ingest accepts a node's entries about all runs of that
     node.

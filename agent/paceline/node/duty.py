@@ -26,7 +26,7 @@ from paceline.wire import Launch, State
 _log = logging.getLogger(__name__)
 
 _ASK_S = 2.0
-# Seconds without an answer and without processes of the run until the node gives up.
+# Seconds after which the node gives up, without an answer and without processes of the run.
 PATIENCE_S = 600.0
 
 
@@ -91,7 +91,7 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
 
 
 class Duty:
-    """Membership of a node in one run: asks the control plane whether the run needs this node.
+    """Membership of a node in one run, which asks the control plane if the run needs this node.
 
     The agent asks while it has no processes of the run. `host` is the engine's name of this
     machine; empty: unknown. With `shows_output`, the agent copies the output of rank 0 to its own

@@ -34,7 +34,7 @@ from paceline.wire import RunState
 T = TypeVar("T")
 
 _TAIL_BYTES = 65536
-# Characters of a log in a run's message.
+# Maximum number of characters of a log in a run's message.
 _SHOWN = 2000
 
 
@@ -45,7 +45,7 @@ class LauncherStatus(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     # Message of a failure in this attempt or in the previous one.
     message: str | None = None
-    # Unix time at which the ranks had ended; None: they have not.
+    # Unix time at which the ranks had ended; None: they have not ended.
     ended_at: float | None = None
 
 

@@ -1,4 +1,4 @@
-"""Sessions on the bus: the URL, streams and key with which an agent or `paceline run` takes part.
+"""Sessions on the bus: the URL, streams and key with which an agent or `paceline run` uses it.
 
 Functions that call the server raise `PacelineError` as `Client.call` does.
 """
@@ -25,7 +25,7 @@ class BusSession:
     entries that it reads carry no MAC.
     """
 
-    # Identifies the control plane: its id, or its bus's address.
+    # Identifies the control plane by its id, or by the address of its bus.
     control: str
     # URL.
     bus: str = field(repr=False)
@@ -39,7 +39,7 @@ class BusSession:
 def of_node(client: Client, node: str, address: str | None = None) -> BusSession:
     """Request the session of a node's agent.
 
-    `address` is the URL of the bus as this node reaches it; None: the URL that the server gives.
+    `address` is the URL of the bus as this node reaches it; None: the URL that the server returns.
     """
     # This call rejects a server with another protocol version.
     info = client.version()

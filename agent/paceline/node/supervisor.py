@@ -30,7 +30,7 @@ from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
 from paceline.wire.bus import is_loopback
 
-# The launcher gives its ranks 25 s.
+# Seconds before the launcher is killed; the launcher itself gives its ranks 25 s to end.
 _KILL_AFTER_S = 28.0
 # Paceline's variables that ranks inherit from this process. Other variables hold secrets, such as a
 # token, or are set by the supervisor.
@@ -129,7 +129,8 @@ class Supervisor:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._stopping: str | None = None
         self._kill_at = 0.0
-        # The launcher's last attempt, which may have been too short to be reported.
+        # The newest attempt that the launcher has begun, which may have been too short to be
+        # reported.
         self._reached = 0
         self._ending: Ending | None = None
         # Open until the launchers of several nodes start their rendezvous.
@@ -203,7 +204,7 @@ class Supervisor:
             _log.error("run %s: a command for an earlier launch is ignored", self.run)
 
     def stop(self, reason: str, *, leaves: bool = False) -> None:
-        """Ask the ranks to end; ranks that still run after 25 s are killed. Idempotent.
+        """Request that the ranks end; ranks that still run after 25 s are killed. Idempotent.
 
         With `leaves`, the run continues on its other nodes, if it has any. Then all ranks end after
         the same step.
@@ -308,7 +309,7 @@ class Supervisor:
             if name in _PASSED_ON or not name.startswith("PACELINE_")
         }
         if self._launch.nproc > 1 and driver.VARIABLE not in self._launch.env:
-            # As with torchrun, ranks share the cores.
+            # As under torchrun, each rank gets one thread, because the ranks share the cores.
             env.setdefault("OMP_NUM_THREADS", "1")
         env.update(self._launch.env)
         if (umask := private.given_umask()) >= 0:
@@ -390,7 +391,8 @@ def _spawn(
         cwd=cwd,
         env=env,
         pass_fds=() if door is None else (door.fileno(),),
-        # Ctrl-C reaches only this process, which ends the ranks in order.
+        # A session of its own, so that Ctrl-C reaches only this process, which ends the ranks
+        # cleanly.
         start_new_session=True,
         preexec_fn=die_with_parent,
     )

@@ -20,17 +20,17 @@ Floats = npt.NDArray[np.float64]
 
 # Sums of the same sizes in different orders differ by less than this relative error.
 ROUNDING = 1e-9
-# The number of samples in which the search for the first step's end begins.
+# Number of samples in the first window that is searched for the end of the first step.
 _FIRST = 64
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest total size of a step, in the unit of the sizes.
+    """The budget: the largest total size of a step, in the unit of the sizes.
 
     Args:
         tokens: the largest total size of a step over all ranks.
-        sizes: λ of each sample, [N]; none is more than `tokens`.
+        sizes: the size λ of each sample, [N]; none is above `tokens`.
         limits: the largest total size of each rank's local batch, [W]; None: there are no limits.
     """
 
@@ -55,7 +55,7 @@ class Budget:
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """Return a step's local batches [rank]; few samples have moved, to keep limits."""
+        """Return a step's local batches [rank] after moving few samples to keep the limits."""
         if self.limits is None:
             return parts
         samples = np.concatenate(parts)

@@ -51,7 +51,7 @@ HALF_PRECISION_TFLOPS = {
 
 
 class Capacities(NamedTuple):
-    """Speeds of the ranks relative to each other, and the measure behind them."""
+    """Speeds of the ranks relative to each other, and the measure that they come from."""
 
     # [W] above 0; empty: unknown.
     values: tuple[float, ...]

@@ -45,7 +45,7 @@ from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
 
 _MONITOR_S = 0.1
-# Restarts of a launcher whose failures `Roll` counts.
+# Maximum number of restarts for TorchElastic if `Roll` counts the failures.
 _UNBOUNDED = 2**31 - 1
 
 

@@ -49,21 +49,21 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from paceline.node.processes import number_of, reserved_port
 
 LOOPBACK = "127.0.0.1"
-# Seconds that launchers wait until there are enough of them.
+# Maximum number of seconds that launchers wait until the minimum number of nodes is present.
 JOIN_S = 600.0
-# Seconds that enough launchers wait for more that may come.
+# Seconds that launchers wait for further nodes once the minimum number is present.
 _LAST_CALL_S = 3.0
-# Seconds for notifying the other launchers.
+# Maximum number of seconds for notifying the other launchers.
 _LEAVE_S = 2.0
 # Seconds between two reads of the store.
 _POLL_S = 0.2
 # A launcher that sends no heartbeat for `_MISSED` intervals of `_ALIVE_S` seconds is lost.
 _ALIVE_S, _MISSED = 1, 8
-# Additional time for launchers of the last round.
+# Additional time that a round waits for launchers that took part in the last round.
 _LATE = timedelta(seconds=20)
-# Limit for an answer of the store.
+# Timeout of a request to the store.
 _STORE_TIMEOUT = timedelta(seconds=20)
-# Key of the launchers of the last round.
+# Key in the store: the launchers of the last round.
 _MEMBERS = "members"
 # Key in a round's store: a launcher that takes part wants to leave.
 _LEAVES = "leaves"
@@ -298,8 +298,8 @@ class _Executor(_DistributedRendezvousOpExecutor):
 def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address: str) -> Together:
     """Return the rendezvous of a run's launchers on several nodes.
 
-    `nodes` is the least and largest number of nodes; `address` is this node's for the others. This
-    raises a RendezvousConnectionError if the store does not answer.
+    `nodes` is the least and largest number of nodes. `address` is the address of this node, for the
+    other nodes. This raises a RendezvousConnectionError if the store does not answer.
     """
     # Otherwise all rounds share the first round's store, whose address nodes that join later do not
     # get.
@@ -364,11 +364,11 @@ class RunRendezvous:
 
     # Least and largest number of nodes.
     nodes: tuple[int, int]
-    # Address of this node for the others.
+    # Address of this node, for the other nodes.
     address: str
     # Address and port of the rendezvous store.
     store: tuple[str, int]
-    # Listening socket, if this launcher serves the store.
+    # Descriptor of the listening socket, if this launcher serves the store.
     door: int | None = None
 
     def open(self) -> TCPStore:
@@ -389,11 +389,11 @@ class RunRendezvous:
 
 
 def use_interface(address: str) -> str | None:
-    """Make collectives use the interface of this node's address, unless variables name another.
+    """Make collectives use the interface with this address, unless a variable names another one.
 
-    Otherwise collectives use the interface to which the host's name resolves. That may be the
-    loopback interface. Return the problem with the interface that a variable names; None if there
-    is none.
+    Without this call, collectives use the interface to which the host's name resolves, which may be
+    the loopback interface. Return the problem with the interface that a variable names; None if
+    there is none.
     """
     known = {
         name: {entry.address for entry in entries}

@@ -27,7 +27,7 @@ _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
 # Seconds between the last rank's report and the end of the processes.
 _GRACE_S = 15.0
-# Last lines of a log.
+# Number of last lines of a log to show.
 _SHOWN = 12
 
 
@@ -102,9 +102,9 @@ def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
 
 
 def merged(examined: Sequence[Examined]) -> list[Finding]:
-    """Return the findings of the first rank, and the problems that only other ranks have.
+    """Return the findings on the first rank, and the problems that were found only on other ranks.
 
-    If ranks failed, the first failure counts, because it causes the others.
+    If several ranks failed, only the first failure is returned, because it causes the others.
     """
     if not examined:
         return []

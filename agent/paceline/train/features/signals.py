@@ -4,8 +4,8 @@ Slurm, Kubernetes and the launcher of `paceline run` send SIGTERM some seconds b
 process; Slurm can send SIGUSR1 instead. A rank cannot save alone, and not in the middle of a step.
 So the handler only asks the leader to end the plan, as `paceline stop` does. All ranks leave their
 loop after the same step and save. Then the handler that the script had set runs, or the signal's
-default action. A signal that the script ignores, or whose handler is not Python's (faulthandler),
-keeps its handler. Without a declared checkpoint nothing changes.
+default action. This module leaves alone a signal that the script ignores, or that has a handler
+outside of Python (such as faulthandler). Without a declared checkpoint nothing changes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class Signals(Feature):
     """Handler of the signals that end a process. It does nothing outside of the main thread.
 
     Args:
-        ask: asks the leader to end the plan. The handler calls it, so it must not block. It
-            returns False outside of the loop: there the signal acts at once, as nothing is saved.
+        ask: requests that the leader ends the plan. A signal's handler calls it, so it must not
+            block. It returns False outside of the loop: then the signal takes effect at once,
+            because there is nothing to save.
         close: closes the session, before a default action ends the process.
     """
 

@@ -35,13 +35,13 @@ class FsdpWaits:
     def __init__(self, current: CurrentStep) -> None:
         self._current, self._model = current, current.models
         current.models += 1
-        # A wait that has begun.
+        # The context of a wait that has begun; None: there is none.
         self._meeting: AbstractContextManager[None] | None = None
         # By module: the outputs of its forward pass, between the two hooks after the pass.
         self._made: dict[int, list[Tensor]] = {}
         # The step whose backward pass is active.
         self._backward: RunningStep | None = None
-        # The callback for the end of the backward pass is not queued yet.
+        # True if a callback must still be queued for the end of the backward pass.
         self._ends = False
 
     def watch(self, modules: Iterable[nn.Module]) -> list[RemovableHandle]:
