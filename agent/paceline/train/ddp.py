@@ -186,7 +186,7 @@ def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) 
 
 
 def _refuse_gradient(current: CurrentStep, name: str, parameter: int, _: torch.Tensor) -> None:
-    """Refuse a frozen parameter's gradient; outside the loop the script may compute one."""
+    """Refuse a gradient of a frozen parameter; outside the loop the script may compute one."""
     if current.running is not None and parameter not in current.reduced:
         raise PacelineError(_FROZEN.format(name=name))
 

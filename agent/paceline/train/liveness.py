@@ -15,7 +15,7 @@ Activity: TypeAlias = tuple[int, Phase]
 
 
 class Liveness:
-    """Observer of one rank in another thread, which calls `look` a few times a second."""
+    """Observer of one rank. Another thread calls `look` a few times a second."""
 
     def __init__(
         self,

@@ -202,7 +202,7 @@ class Loop(TrainingState):
         return running
 
     def end_turn(self, closing: bool) -> None:
-        """End the loop's body; `closing` if a break, a return or an exception left the loop."""
+        """End an iteration; `closing`: a break, a return or an exception has left the loop."""
         running = self.running()
         if not closing:
             for end_turn in self.on.end_turn:

@@ -82,7 +82,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """Return the lanes in order, from each rank's part of the mesh; raise as `laned` does."""
+    """Return the lanes, by place, from each rank's part of the mesh; raise as `laned` does."""
     lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
     every = sorted(rank for lane in lanes for rank in lane)
     own = all(rank in word for rank, word in enumerate(words))

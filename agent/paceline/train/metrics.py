@@ -20,7 +20,7 @@ class MetricNames:
         self._known: set[str] = set()
 
     def check(self, metrics: Mapping[str, Value]) -> None:
-        """Check names and kinds of values, without reading values, which would wait for a device.
+        """Check names and kinds of values. Values are not read: that would wait for a device.
 
         Raises:
             TypeError, ValueError: a name or a value is wrong; the message names the metric.

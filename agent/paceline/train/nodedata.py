@@ -191,7 +191,7 @@ def _place(data: Sharded) -> dict[str, Any]:
 
 
 def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
-    """Raise the same error on each rank unless all have the same data, and a node one limit."""
+    """Raise the same error on each rank if data differ, or limits differ within a node."""
     for rank, word in enumerate(words):
         first = nodes.index(nodes[rank])
         if word["samples"] != words[0]["samples"]:

@@ -81,8 +81,8 @@ def _refuse_sharded(model: nn.Module, options: dict[str, Any], lanes: Lanes | No
 def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     """Return the reason to refuse a wrapper that reduces gradients before they are weighted.
 
-    FSDP2 is reported before its parameters, which are DTensors, are seen. `sharded` is True if
-    `fully_shard` was called for the whole model.
+    FSDP2 must be reported before its parameters, which are DTensors, cause another error. `sharded`
+    is True if `fully_shard` was called for the whole model.
     """
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (
@@ -104,7 +104,7 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
 
 
 def _plain_on_ray() -> str:
-    """Return the hint how Ray Train leaves a model plain, if the script uses Ray Train."""
+    """Return a hint on how to get a plain model from Ray Train, if the script uses Ray Train."""
     if "ray.train.torch" not in sys.modules:
         return ""
     return "; Ray Train's prepare_model(model, parallel_strategy=None) does not wrap it"

@@ -236,7 +236,7 @@ class Schedules:
             self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
-        """Step the schedules of a segment up to step `number`, which the work has reached."""
+        """Step the schedules up to step `number` of a segment, which ranks' work has reached."""
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
                 for _ in range(schedule.due(step, number)):

@@ -110,7 +110,7 @@ class FsdpWaits:
             _queue(self._reduced)
 
     def _computed(self) -> None:
-        """Stop computing; FSDP's own callback, which comes next, reduces the last gradients."""
+        """Stamp the end of computing; FSDP's own callback then reduces the last gradients."""
         self._end()
         if self._backward is not None:
             self._backward.gradients_ready()

@@ -201,7 +201,7 @@ class Observer:
             self._recorder.logged(value)
 
     def _bound(self) -> None:
-        """End observing if no step ever ends, because its spans would fill the memory."""
+        """End observing if a step has too many spans, which would fill the memory."""
         assert self._recorder is not None
         if self._recorder.timeline.spans > _MOST_SPANS:
             self.end("no optimiser steps the model")

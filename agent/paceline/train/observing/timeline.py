@@ -140,7 +140,7 @@ class Timeline:
         self._fetched = NOTHING
         # True if the step's size includes the batch that is being computed.
         self._counted = False
-        # True if the newest batch of the loader was counted in a step's size.
+        # True if a batch was counted in a step's size since the loader's newest batch arrived.
         self._sized = False
         self._loads = False
         # True if no batch has been loaded since the optimiser's newest step.
@@ -240,7 +240,7 @@ class Timeline:
         self._counted = False
 
     def logged(self, loss: Value) -> None:
-        """Take a logged loss: the open step's if it has computed already, else the last step's."""
+        """Record a logged loss: for the open step if it has computed already, else for the last."""
         newest = self._over[-1] if self._over and not self._open.spans else self._open
         newest.loss = loss
 
