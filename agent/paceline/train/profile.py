@@ -100,7 +100,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
-    """Keep wrapped models from reducing gradients; clear the gradients unless the body raises."""
+    """Keep wrapped models from reducing gradients; clear gradients on exit, except on an error."""
     with ExitStack() as local:
         for model in models:
             local.enter_context(model.unreduced())
@@ -253,12 +253,12 @@ class Limits:
 
     @property
     def of_parts(self) -> list[int]:
-        """Return the most samples of each rank's local batch, [W]; empty: no limits."""
+        """Return the maximum samples of each rank's local batch, [W]; empty: no limits."""
         return [] if self.micro_batches else self.samples
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return the most samples of each rank's micro-batches, [W]; empty: no cuts."""
+        """Return the maximum samples of each rank's micro-batches, [W]; empty: no cuts."""
         return self.samples if self.micro_batches else []
 
     @property

@@ -116,9 +116,9 @@ class Trained:
         self._ends: Ints | None = None
 
     def resume(self, epoch: int, step: int, used: int, ends: Ints | None = None) -> None:
-        """Continue from a checkpoint with a step, of whose epoch `used` samples are used already.
+        """Continue from a checkpoint before `step`; the epoch has used `used` samples until then.
 
-        `ends` is that of `begin_epoch`, for the epoch's remaining steps.
+        `ends` is as for `begin_epoch`, but for the epoch's remaining steps.
         """
         self._ends = ends
         self._before = epoch * self._of_epoch + used

@@ -126,7 +126,7 @@ def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
 
 
 def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
-    """Refuse layers, and options of DistributedDataParallel, that micro-batches train wrongly."""
+    """Refuse layers and options of DistributedDataParallel that are wrong with micro-batches."""
     reasons = {
         "static_graph": "PyTorch's reducer would reduce in each backward pass",
         "find_unused_parameters": "gradients of parameters that the last micro-batch does not use "

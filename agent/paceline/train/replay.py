@@ -303,7 +303,7 @@ def _tree(file: str) -> ast.Module:
     if file not in _trees:
         try:
             _trees[file] = ast.parse("".join(linecache.getlines(file)))
-        # The file may not be Python; for example, it may be a notebook.
+        # The source may not be plain Python, for example in a notebook's cell.
         except SyntaxError as error:
             raise NotProvableError(f"{file} cannot be read") from error
     return _trees[file]

@@ -76,7 +76,7 @@ class Follower:
         yield from planned
 
     def fail(self, error: Exception) -> None:
-        """Make `steps` raise this error where it would wait. Any thread may call it."""
+        """Make `steps` raise this error instead of waiting for a segment. Thread-safe."""
         if self._fetcher is not None:
             self._fetcher.fail(error)
 

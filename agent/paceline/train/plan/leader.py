@@ -49,8 +49,8 @@ MOST_COASTED = 16
 # on an overloaded machine planning takes seconds, in which small models train for many steps.
 MOST_COASTED_S = 10.0
 # If no control plane can plan, or local batches stay equal, a segment lasts at least `ALONE_S`, in
-# at most `MOST_ALONE` steps: planning takes 0.5 ms of that time, and no switch can come during such
-# a segment.
+# at most `MOST_ALONE` steps: planning takes 0.5 ms of that time, and no switch has to wait for the
+# end of such a segment.
 ALONE_S, MOST_ALONE = 0.25, 64
 # Number of segments whose plans came too late before the leader makes a long wait.
 MOST_LATE = 8
@@ -200,7 +200,7 @@ class Leader:
         return self._adopt(segment or self._coasted())
 
     def keep_equal(self, why: str) -> None:
-        """Plan without the controller from now on, with equal local batches, because of `why`."""
+        """Plan without the controller from now on, with equal local batches; `why` says why."""
         self._equal_because = why[:MOST_WHY]
 
     def _stops(self) -> bool:
@@ -327,7 +327,7 @@ class Leader:
         return max(MOST_COASTED, self._steps_in(MOST_COASTED_S))
 
     def _steps_in(self, seconds: float) -> int:
-        """Return how many steps fit into a duration, by the newest segments; 0 if unknown."""
+        """Return the number of steps that fit into a duration, from newest step times, or 0."""
         if not self._begun:
             return 0
         began, first = self._begun[0]
@@ -336,7 +336,8 @@ class Leader:
     def _patience_s(self, proposals: Proposals) -> float:
         """Return the seconds to wait for a proposal: 0 unless the controller seems alive.
 
-        It does if it made the last segment, or has proposed a segment since then.
+        The controller seems alive if it made the last segment, or has proposed a segment since
+        then.
         """
         kept_up = self._last is not None and self._last.source != "coast"
         if not kept_up and proposals.received == self._received:
@@ -510,7 +511,7 @@ class Waits:
 
     @property
     def due_s(self) -> float:
-        """Return the seconds to wait for the next plan; 0 means no longer than usual."""
+        """Return the seconds of a long wait for the next plan; 0 if no long wait is due."""
         rested_s = self._clock() - self._waited_at
         return (
             self._next_s

@@ -59,7 +59,7 @@ class Proposals:
         self._proposals: dict[int, Proposal] = {}
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        # The number of proposals for this attempt so far.
+        # Number of proposals for this attempt so far, and the newest proposal.
         self.received = 0
         self.newest: Proposal | None = None
         self.stop_reason: str | None = None
