@@ -84,7 +84,7 @@ class Progress:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the steps of the whole epoch that the loader is in, or of the next one."""
+        """Return the number of steps of the whole current epoch, or of the next epoch."""
         return self._epoch_steps.of(self.epoch if self.in_epoch else self.next_epoch)
 
 

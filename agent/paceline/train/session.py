@@ -240,7 +240,7 @@ class Session:
 
     @property
     def step(self) -> int:
-        """Return the run's step that the script is in, or was in last, across epochs; -1: none."""
+        """Return the run's current or last step, counted across epochs; -1 before any step."""
         return self._loop.progress.step
 
     @property
@@ -420,7 +420,7 @@ class Session:
         return profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the epochs left: fewer after a checkpoint, none after a stop."""
+        """Yield the remaining epochs' numbers: fewer after a checkpoint, none after a stop."""
         progress = self._loop.progress
         whole("epochs", total, 0)
         self._loop.refuse_closed()
@@ -443,7 +443,7 @@ class Session:
         every_s: float | None = None,
         keep: int = 2,
     ) -> None:
-        """Resume from the newest checkpoint, if any, and save more. Call it once, after `wrap`.
+        """Resume from the newest checkpoint, if any, and save others. Call once, after `wrap`.
 
         A checkpoint is saved when all ranks are synchronised after the same step: under a relaxed
         policy at the end of a segment or of an epoch. Give `every_steps` or `every_s`, or both.

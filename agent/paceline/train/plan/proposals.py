@@ -72,7 +72,7 @@ class Proposals:
         return self._forged.count
 
     def take(self, seq: int, wait_s: float) -> Proposal | None:
-        """Return the newest proposal for a segment, or None if none comes within `wait_s` seconds.
+        """Return the newest proposal for a segment; None if none arrives within `wait_s` seconds.
 
         Proposals for this segment and for earlier ones are discarded.
         """
