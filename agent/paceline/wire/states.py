@@ -1,17 +1,17 @@
-"""State machine of a run: its states, which of them are final, and what may follow what.
+"""State machine of a run: its states, which of them are final, and the allowed transitions.
 
 A run is recorded as PENDING, perhaps waits as QUEUED for an engine, starts, trains, and ends in one
 of three final states::
 
     pending -> queued -> starting -> running -> finished, failed or stopped
 
-Reports only move a run forward, and may skip states. Apart from that, an end may turn out to be
-wrong, or to have been requested; a user may resume an ended run; and the control plane relaunches a
-multi-node run that has lost the host of its rendezvous. `Cause` names these cases with those who
-cause them, and `TRANSITIONS` has the states before and after each.
+Reports only move a run forward, and may skip states. There are exceptions: an assumed end may turn
+out to be wrong, or to have been requested; a user may resume an ended run; and the control plane
+relaunches a multi-node run that has lost the host of its rendezvous. `Cause` names these cases and
+who causes them, and `TRANSITIONS` has the allowed states before and after each.
 
-The launch of a multi-node run also has a `Rendezvous` phase, in which the control plane agrees with
-the nodes where their launchers meet, and how the run is restarted when that place is lost.
+The launch of a multi-node run also has a `Rendezvous` phase: its progress in choosing the host of
+the rendezvous, and in relaunching the run after that host is lost.
 
 Agents, ranks and clients only read states (`State.final`, `ENDED`). Only the control plane writes
 them: `requests` for users and for the worker, and ingest for messages from nodes. Each write in
@@ -54,7 +54,7 @@ class State(StrEnum):
         return self in ENDED
 
 
-# States before the first message of a node.
+# States of a run before the first message of a node.
 WAITING = (State.PENDING, State.QUEUED)
 # States in which the run has processes.
 UNDER_WAY = (State.STARTING, State.RUNNING)
@@ -111,7 +111,7 @@ class Cause(Enum):
             )
 
 
-# By cause and state: the states that may follow.
+# For each cause and state: the states that may follow.
 TRANSITIONS: Mapping[Cause, Mapping[State, tuple[State, ...]]] = {
     # A queued run is queued again when its engine has another reason why it waits.
     Cause.QUEUE: dict.fromkeys(WAITING, (State.QUEUED,)),
@@ -160,7 +160,7 @@ class Rendezvous(StrEnum):
             )
 
 
-# Within an active run the phases form a circle. A user who resumes a run starts at WAITING.
+# Within an active run the phases form a cycle. A resumed run starts at WAITING.
 _NEXT_PHASE = {
     Rendezvous.WAITING: Rendezvous.READY,
     Rendezvous.READY: Rendezvous.HOST_LOST,

@@ -136,12 +136,12 @@ class Replica:
 class GradientSync(Protocol):
     """Synchroniser of one segment on one rank, until all ranks have synchronised at the end.
 
-    Methods are called in the thread that trains. They may take gradients out of ``.grad``, put
-    others in, and step the optimiser. `stepping` is not called for steps that they make themselves.
+    Methods are called in the thread that trains. They may remove gradients from ``.grad``, put
+    others there, and step the optimiser. `stepping` is not called for steps that methods make.
 
-    If `goes_on` is true, the synchroniser continues into a next segment with the same synchroniser;
-    else all ranks meet first. If `weighs` is True, ``.grad`` must have weight · M times the mean
-    over the rank's batch, with M ranks; else the mean itself.
+    If `goes_on` is True, this object continues in a next segment that has the same synchroniser;
+    else all ranks synchronise first. If `weighs` is True, ``.grad`` must have weight · M times the
+    mean over the rank's batch, with M ranks; else the mean itself.
     """
 
     goes_on: bool

@@ -148,7 +148,7 @@ class SyncGate:
 
     @property
     def stepped(self) -> bool:
-        """Return whether the optimiser stepped in the newest body, so no gradients accumulate."""
+        """Return True if the optimiser stepped in the newest iteration, and no gradients remain."""
         return self._stepped is self._body
 
     def declare(

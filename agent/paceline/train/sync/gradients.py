@@ -113,7 +113,7 @@ class Flat:
                     self._written.add(setting)
 
     def write(self, vector: torch.Tensor) -> None:
-        """Put a sum into ``.grad`` as views; None if no rank had a gradient of the parameter."""
+        """Set ``.grad`` to views of a sum, or None if no rank had a gradient of the parameter."""
         used = self._ends[-1]
         there = vector[used : used + len(self.parameters)].tolist()
         devices = {parameter.device for parameter in self.parameters}

@@ -53,7 +53,7 @@ class PartialSync:
         no_gradient(self._flat.parameters)
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.body_done`. If the optimiser did not step, the script accumulates."""
+        """See `Synchroniser.body_done`. Without an optimiser step, gradients accumulate."""
         self._count(step)
         if self._offered is not step:
             self._rounds.offer(None)

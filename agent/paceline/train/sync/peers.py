@@ -87,7 +87,7 @@ class Peers:
         _raise(self._error)
 
     def finish(self) -> None:
-        """End this rank's questions, and wait until all ranks have done so and have answers."""
+        """End this rank's questions, and wait until the questions of all ranks are answered."""
         store, ranks = self._ranks.store, self._ranks
         store.set(self._key("through", ranks.rank), "")
         if store.add(self._key("through"), 1) == ranks.world:

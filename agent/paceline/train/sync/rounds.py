@@ -120,7 +120,7 @@ class Rounds:
 
     @property
     def ahead(self) -> int:
-        """Return the number of steps that this rank is ahead of the slowest other rank at work."""
+        """Return the steps by which this rank is ahead of the slowest other rank that has steps."""
         with self._changed:
             return self._member.ahead
 
