@@ -121,7 +121,7 @@ class Channel:
     on_round: OnRound | None = None
 
     def reported_once(self) -> Channel:
-        """Return the channel with `on_round` on the first rank only, where all have each round."""
+        """Return a channel that calls `on_round` on the first rank only: all have each round."""
         return self if self.ranks.rank == 0 else replace(self, on_round=None)
 
 
