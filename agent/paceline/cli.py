@@ -147,7 +147,7 @@ def policies(connection: Connection, as_json: Json = False) -> None:
 @app.command()
 @grouped
 def backends(connection: Connection, as_json: Json = False) -> None:
-    """List the training backends, with the health of each."""
+    """List the training backends, and show which of them answer."""
     with connection.client() as client:
         known = client.call("GET", "/backends")
     if as_json:
@@ -308,8 +308,7 @@ def _bus_parts(url: str) -> SplitResult:
 def _add_plugin(entry: EntryPoint) -> None:
     """Add the commands of an entry point, or commands that report the missing packages."""
     try:
-        # An entry point loads even if packages are missing: its commands may import them when
-        # called.
+        # Loading may succeed although packages are missing: a command may import them when called.
         entry.load()(app)
     except ImportError as error:
         for name in _commands_of(entry):

@@ -121,7 +121,7 @@ class RankPlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The training script or module, its arguments, and how it is started."""
+    """The training script, its arguments, and whether it is observed or a driver."""
 
     script: Annotated[str, typer.Argument(help="Python script to train with.")]
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None

@@ -116,7 +116,7 @@ class Member(Generic[G]):
         """Add a gradient that the rank has computed for a round; return why the rank must wait.
 
         Args:
-            gradient: None: a step has ended without a gradient.
+            gradient: the new gradient, or None if a step has ended without a gradient.
             samples: number of samples from which the gradient was computed.
             ends_step: the gradient is the first of its step.
             on_host: the gradient is on the host; else it is being copied there, see `arrived`.

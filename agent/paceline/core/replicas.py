@@ -57,7 +57,7 @@ def asking(world: int) -> range:
 
 
 class Partners:
-    """The ranks with which a rank averages, a drawn one after each of its steps."""
+    """The ranks with which a rank averages: one is drawn for each of its steps."""
 
     def __init__(self, rank: int, world: int, seed: int) -> None:
         self._draw = random.Random(f"{seed} {rank}")

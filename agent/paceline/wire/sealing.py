@@ -45,7 +45,7 @@ def seal_answer(content: bytes, key: bytes) -> bytes:
 
 
 def unseal_answer(sealed: bytes, key: bytes) -> bytes:
-    """Decrypt the result of `seal_answer`; raise a SealError if this node did not encrypt it."""
+    """Decrypt the result of `seal_answer`; raise a SealError if it has another key."""
     try:
         return _fernet(key, b"answers").decrypt(sealed)
     except InvalidToken as error:

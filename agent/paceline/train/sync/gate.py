@@ -148,7 +148,7 @@ class SyncGate:
 
     @property
     def stepped(self) -> bool:
-        """Return True if the optimiser stepped in the newest iteration, and no gradients remain."""
+        """Return True if the optimiser stepped in the newest iteration: no gradients accumulate."""
         return self._stepped is self._body
 
     def declare(
