@@ -58,7 +58,8 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
         for name, parameter in given.items()
         for option in _expand(name, hints[name], parameter.default)
     ]
-    # Typer reads both, with `inspect.signature` and `typing.get_type_hints`.
+    # Typer reads the signature with `inspect.signature`, and annotations with
+    # `typing.get_type_hints`.
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {option.name: option.annotation for option in parameters}
     return flat

@@ -29,7 +29,7 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: list[int]
     factor: float
     first_step: int = 0
-    # None: to the end of the run.
+    # Number of steps; None: all steps to the end of the run.
     steps: int | None = None
     every: int = 0
     chance: float = 1.0
@@ -97,18 +97,18 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     a_s: list[float]  # [W] s per size unit
     b_s: list[float]  # [W] s per step
     c_s: list[float] = []  # [W] s per sample; empty: 0
-    # [W] s added to the loading of a batch; empty: 0
+    # Seconds added to the loading of a batch, [W]; empty: 0.
     data_s: list[float] = []
     cost: Cost = SUM
     slowdowns: list[Slowdown] = []
-    # Bounds of a uniformly distributed delay that is added to each rank's step.
+    # Bounds, in seconds, of a uniformly distributed delay that is added to each rank's step.
     delay_s: tuple[float, float] = (0.0, 0.0)
     # Relative standard deviation of each rank's step time.
     noise: float = 0.0
     # Fraction of the compute time that more threads do not shorten, 0 … 1.
     serial: float = 1.0
     seed: int = 0
-    # [W] devices that ranks report; empty: their real ones.
+    # Devices that ranks report, [W]; empty: their real devices.
     devices: list[EmulatedDevice] = []
 
     @staticmethod

@@ -16,7 +16,7 @@ from paceline.wire import Segment
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Samples per chunk in the search for the first unused one.
+# Number of samples per chunk in the search for the first unused sample.
 _CHUNK = 4096
 
 
@@ -271,7 +271,7 @@ def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[In
     if limits[shares > 0].sum() < len(samples):
         least = shares[shares > 0].min(initial=1.0)
         shares = np.where(limits > 0, np.maximum(shares, least), 0.0)
-    # The other ranks get nothing.
+    # Only ranks with a share get samples.
     able = np.flatnonzero(shares)
     load, pace = np.zeros(len(able)), 1.0 / shares[able]
     parts: list[list[int]] = [[] for _ in shares]

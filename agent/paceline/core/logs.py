@@ -42,9 +42,9 @@ _PATTERNS = (
     (re.compile(r"(--(?:token|password)[ =])[^\s\"']+"), rf"\1{_HIDDEN}"),
 )
 
-# The oldest first.
+# The values to hide, oldest first.
 _values: dict[str, None] = {}
-# The same values. Longer ones are replaced first, because one value may be the start of another.
+# The same values, longest first: one value may be the start of another, longer one.
 _longest_first: list[str] = []
 
 

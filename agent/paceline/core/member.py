@@ -101,7 +101,7 @@ class Member(Generic[G]):
         self._underway: list[Pending[G]] = []
         # The newest round for which the rank has been ready.
         self._ready_for = -1
-        # Rounds that must be over before the rank continues.
+        # Number of rounds that must be over before the rank continues.
         self._held_until = 0
         # The newest round for which the rank has announced that it is ready.
         self._announced = -1
@@ -178,7 +178,7 @@ class Member(Generic[G]):
             return _PENDING
         if self._waits and progress.rounds_done < clock:
             return _ROUNDS
-        # One gradient may be copied while the device computes the next.
+        # One gradient may be copied while the device computes the next gradient.
         if len(self._underway) > 1:
             return _COPYING
         if self._lead is None:

@@ -67,7 +67,7 @@ class Share(NamedTuple):
     begun: int
     # Number of the first batch that other ranks have taken over, with all later ones.
     end: int
-    # Seconds that a batch takes this rank; 0: unknown.
+    # Seconds that this rank takes for a batch; 0: unknown.
     batch_s: float = 0.0
     stance: Stance = Stance.WORKS
 

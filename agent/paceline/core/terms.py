@@ -21,7 +21,7 @@ class Terms:
         TypeError, ValueError: an argument is wrong; the message names the argument.
     """
 
-    # N; 0: a stream, whose length is unknown.
+    # Number of samples N; 0: a stream, whose length is unknown.
     samples: int
     # Number of samples of a step; with a token budget, their mean number.
     global_batch: int
@@ -30,7 +30,7 @@ class Terms:
     loss_mean: str  # one of `MEANS`
     coast_steps: int
     shapes: Shapes = field(default_factory=Shapes)
-    # Largest total size of a step; None: `global_batch` counts.
+    # Largest total size of a step; None: steps have `global_batch` samples.
     token_budget: float | None = None
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ class Moved:
     planned_bytes: int = 0
     bytes: int = 0
     samples: int = 0
-    # Time from the plan until the last sample was stored.
+    # Seconds from the plan until the last sample was stored.
     seconds: float = 0.0
 
 
@@ -90,11 +90,11 @@ class Prefetcher:
         self._comes: set[int] = set()
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
-        # The time at which the bandwidth allows the next sample.
+        # Time from which the bandwidth allows the next sample.
         self._free_at = 0.0
-        # A sample is being fetched.
+        # True while a sample is being fetched.
         self._busy = False
-        # There is no room until the next plan.
+        # True if there is no room until the next plan.
         self._full = False
         # Three numbers of plans: so far, when the sample that is being fetched was chosen, and when
         # `_removable` was listed.

@@ -107,7 +107,7 @@ class Stream:
     def shards(
         cls,
         shards: Sequence[Any],
-        # The name `open` is that of the documented argument.
+        # `open` is the name of the documented argument.
         open: Callable[[Any], Iterable[Any]],  # noqa: A002
         *,
         size: Callable[[Any], float],

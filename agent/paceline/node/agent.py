@@ -139,8 +139,8 @@ class Agent:
             elif run in self._runs:
                 self._runs[run].obey(command)
         if self._signal is not None:
-            # The process that ends this agent may also end the runs' processes. Those were stopped
-            # already.
+            # The process that ends this agent may also end the runs' processes, but those were
+            # stopped already.
             return
         if not self._link.up:
             # Without the bus, reading commands returns at once.
@@ -291,7 +291,7 @@ class Agent:
             _log.warning("%s; its runs leave this node", why)
         for supervisor in self._runs.values():
             supervisor.stop(why, leaves=True)
-        # Limits the delivery once all runs have ended.
+        # Time limit of the delivery; set once all runs have ended.
         deadline = None
         while self._runs:
             self._poll_runs()

@@ -34,9 +34,9 @@ PATIENCE_S = 600.0
 class Place:
     """The group of nodes that train together, and this process's slot among them."""
 
-    # The same on all nodes of the run, and on no others.
+    # Name of the group: the same on all nodes of the run, and on no other nodes.
     key: str
-    # Different on each node of a machine.
+    # Name of the slot: different for each of several nodes on one machine.
     slot: str
     nodes: int
 

@@ -109,7 +109,7 @@ def shorten(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            # The rank continues at its offset.
+            # The rank continues to write at its own offset.
             os.ftruncate(handle, 0)
     finally:
         os.close(handle)

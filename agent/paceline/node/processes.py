@@ -8,7 +8,7 @@ import socket
 import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-# Loaded here and not after a fork, because loading takes locks.
+# The library is loaded here and not after a fork, because loading takes locks.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 

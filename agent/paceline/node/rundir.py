@@ -54,9 +54,9 @@ class Record(msgspec.Struct):
 
     run: str
     node: str
-    # "agent" or "paceline run".
+    # Kind of the supervisor: "agent", "paceline run" or "paceline observe".
     supervisor: str
-    # The control plane to deliver to: its id, or its bus's address.
+    # The control plane that gets the states: its id, or the address of its bus.
     control: str
     states: list[RunState] = []
     # Number of `states` that the bus accepted.

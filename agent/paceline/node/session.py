@@ -27,11 +27,11 @@ class BusSession:
 
     # Identifies the control plane by its id, or by the address of its bus.
     control: str
-    # URL.
+    # URL of the bus.
     bus: str = field(repr=False)
-    # The stream to write to.
+    # The stream to which reports are written.
     reports: str
-    # The stream to read commands from.
+    # The stream from which commands are read.
     obeys: str
     key: bytes | None = field(repr=False)
 

@@ -83,7 +83,7 @@ def check(launch: Launch) -> None:
 class RankAccess:
     """The ranks' access to the bus."""
 
-    # URL.
+    # URL of the bus.
     bus: str = field(repr=False)
     # Key for MACs; None: there is no session.
     key: bytes | None = field(default=None, repr=False)
@@ -133,7 +133,7 @@ class Supervisor:
         # reported.
         self._reached = 0
         self._ending: Ending | None = None
-        # Open until the launchers of several nodes start their rendezvous.
+        # Socket that reserves the rendezvous port, open until the launchers of several nodes start.
         self._door: socket.socket | None = None
 
     @property
@@ -383,7 +383,7 @@ def _spawn(
     env: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        # -P: a script directory's own modules must not shadow ours.
+        # -P: modules in the script's directory must not shadow modules of Paceline.
         [sys.executable, "-P", "-m", *module_and_arguments],
         stdin=subprocess.DEVNULL,
         stdout=log,

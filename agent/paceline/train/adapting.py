@@ -58,7 +58,7 @@ class DrivenLoader:
         self._place = place
         self._loader = session.loader(**options)
         self._passing: Generator[Any] | None = None
-        # Called once, before the first batch.
+        # Function that is called once, before the first batch.
         self.begins: Callable[[], None] | None = None
 
     def __len__(self) -> int:

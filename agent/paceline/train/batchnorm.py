@@ -320,7 +320,7 @@ class Normalised(torch.autograd.Function):
             return None, *_given(weight, of_weight, of_bias), None, None, None
         share = ctx.exchange.weight
         sums = torch.stack([of_bias, of_weight]).to(mean.dtype)
-        # A filler contributes zeros, not a product: 0 · NaN is NaN.
+        # A filler contributes zeros and not its sums times 0, because 0 · NaN is NaN.
         sums = sums * share if share else torch.zeros_like(sums)
         ctx.exchange.add_up(sums)
         # A filler's gradients are part of no sum.
@@ -331,7 +331,7 @@ class Normalised(torch.autograd.Function):
         slope = -factor * scale * by_value
         offset = -factor * plain - slope * mean
         shape = (1, -1) + (1,) * (values.dim() - 2)
-        # In place, because a new tensor of this size takes as long as the arithmetic.
+        # The arithmetic is in place, because making a new tensor of this size takes as long again.
         if back.dtype == slope.dtype:
             whole = back.addcmul_(values, slope.view(shape)).add_(offset.view(shape))
         else:
@@ -419,7 +419,7 @@ def _average(tensors: list[Tensor], samples: int, group: dist.ProcessGroup | Non
         return
     device = tensors[0].device
     vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
-    # A rank without samples contributes zeros, not a product: 0 · NaN is NaN.
+    # A rank without samples contributes zeros and not its values times 0, because 0 · NaN is NaN.
     vector = vector * samples if samples else torch.zeros_like(vector)
     vector = torch.cat([vector, vector.new_tensor([samples])])
     dist.all_reduce(vector, group=group)

@@ -77,7 +77,7 @@ class CurrentStep:
         self.world, self.group = world, group
         self.accumulates = accumulates
         self._running: RunningStep | None = None
-        # This rank's batch is a filler. Compiled models read this attribute.
+        # True if this rank's batch is a filler. Compiled models read this attribute.
         self.filler = False
         # If False, gradients are not weighted: they stay means over each rank's own batch.
         self.weighs = True
@@ -92,9 +92,9 @@ class CurrentStep:
         # reduction of a backward pass. `explained` is called with the error of a failed reduction.
         self.reducing: Callable[[RunningStep, int], None] = lambda running, model: None
         self.explained: Callable[[Exception], Exception] = lambda error: error
-        # Called before a forward pass in a step that will have a backward pass.
+        # Function that is called before a forward pass in a step that will have a backward pass.
         self.forward: Callable[[], None] = lambda: None
-        # The number of wrapped models.
+        # Number of wrapped models.
         self.models = 0
         # Set while `paceline.train.proof` makes a trial.
         self.rehearsal: TrialHooks | None = None
@@ -178,7 +178,7 @@ class CurrentStep:
 
 
 def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> None:
-    # Parameters of other types have no gradients.
+    # Parameters of other types, such as integers, have no gradients.
     if parameter.is_floating_point() or parameter.is_complex():
         parameter.requires_grad_(True)
         parameter.register_hook(hook)  # type: ignore[no-untyped-call]

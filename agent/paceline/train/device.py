@@ -180,7 +180,8 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
     side, dtype = _SIDES.get(device.type, _OTHERS)
     try:
         with torch.no_grad():
-            # Constant instead of random, so that the script's generator stays untouched.
+            # The values are constant and not random, so that the script's random generator stays
+            # untouched.
             factor = torch.full((side, side), 0.5, dtype=dtype, device=device)
             product = torch.empty_like(factor)
             # The first product allocates memory and wakes the device.
@@ -192,7 +193,7 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
                 _multiply(factor, product)
                 hold(start)
                 done, ended = done + 1, time.perf_counter()
-    # Out of memory, or no kernel for half precision.
+    # The device may be out of memory, or have no kernel for half precision.
     except RuntimeError as error:
         logger.warning("the trial of %s failed: %s", device, error)
         return None

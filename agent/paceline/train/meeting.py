@@ -100,7 +100,7 @@ class Meeting:
     store: Store
     # The smallest sample; -1 for a stream, where a rank uses any sample that it has.
     filler: int
-    # [N] on rank 0; empty for a stream; None on other ranks.
+    # Sizes of the samples, [N], on rank 0; empty for a stream; None on other ranks.
     sizes: npt.NDArray[np.float64] | None
     # Ranks sign pickles in the store with this key, because other processes that reach the store
     # can write there.

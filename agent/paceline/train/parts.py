@@ -34,7 +34,7 @@ class Step(msgspec.Struct, frozen=True):
     # Weight of this rank's mean gradient in the update.
     weight: float
     ett_s: float | None
-    # CPU threads to use; 0: the script's own number.
+    # Number of CPU threads to use; 0: the script's own number.
     threads: int
     # True if all ranks have the same number of samples in the step.
     even: bool = True
@@ -50,7 +50,7 @@ class Step(msgspec.Struct, frozen=True):
     pooled: bool = False
     # True if this rank may train further batches under the same step number.
     shared: bool = False
-    # For a batch that was taken over: the step that it was planned for.
+    # For a batch that was taken over: the step for which it was planned.
     planned: int | None = None
     # The micro-batches of the step; empty: the step is computed at once.
     micro: tuple[Step, ...] = ()
@@ -89,7 +89,7 @@ class Batch:
     step: int
     # Number of samples n_j; 0: the batch is a filler.
     samples: int
-    # Λ_j, the sum of the samples' sizes.
+    # Load Λ_j: the sum of the samples' sizes.
     load: float
     # Weight of the batch's mean gradient in the update.
     weight: float

@@ -62,7 +62,7 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
     for samples in sizes:
         try:
             if not times:
-                # The first run allocates, compiles and warms up.
+                # The first pass is not timed, because it allocates, compiles and warms up.
                 timed(samples)
             several = [timed(samples) for _ in range(_TIMINGS)]
         except (MemoryError, RuntimeError) as error:

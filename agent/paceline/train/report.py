@@ -82,14 +82,14 @@ class Emitter:
         self._full = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
-        # The thread calls this before each flush.
+        # Function that the thread calls before each flush.
         self.feed: Callable[[], None] = lambda: None
         # Memory in use, measured at the last flush that was due by time.
         self.memory_bytes = 0
         # PyTorch takes 150 µs to measure memory on a GPU, so the thread does not do it at every
         # wake-up.
         self._measure_at = 0.0
-        # Records lost before the thread took them.
+        # Number of records lost because the queue was full.
         self.overflowed = 0
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()

@@ -60,7 +60,7 @@ _MIXED = (
     "session's batch needs {beside:.4g} there. Train a model with the batches of one session: put "
     "both data sets into one, whose samples are pairs, or let the second session wrap its own model"
 )
-# Gradients count as reduced if the relative difference of their norms is at most this.
+# Maximum relative difference of norms with which gradients count as reduced.
 _ALIKE = 1e-5
 # Number of steps in which rank 0 checks for norms of other ranks; a check takes about 50 µs.
 _LOOKS = 1000
@@ -109,7 +109,7 @@ class UnwrappedModels:
         # For each optimiser that has stepped, the parameters that are not yet compared.
         self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
-        # Numbers of optimisers to compare, by description.
+        # Number of optimisers to compare so far, by description.
         self._comparisons: Counter[str] = Counter()
         # Comparisons for which rank 0 waits for norms of other ranks: the number of checks that are
         # left.

@@ -47,7 +47,7 @@ class Wiring:
     rounds: RoundReporter | None
     # None on other ranks than rank 0, and without a control plane.
     on_fallback: OnFallback | None
-    # Ends the background threads.
+    # Stack whose exit ends the background threads.
     exit_stack: ExitStack
 
     def close(self, *, ran_out: bool, failed: Callable[[], bool]) -> None:

@@ -27,7 +27,7 @@ Output = Literal["stdout", "stderr"]
 class ListLogs(msgspec.Struct, frozen=True, tag="list_logs"):
     """A request for the list of a run's logs on the node; answered by `LogList`."""
 
-    # Attempts before this one are left out.
+    # Number of the first attempt to list.
     from_attempt: Whole = 0
 
 

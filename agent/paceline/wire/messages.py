@@ -63,11 +63,11 @@ class RankDevice(msgspec.Struct, frozen=True):
     name: str
     # CPU cores that the rank's process may use, by its affinity and its quota.
     cores: int
-    # The memory of the accelerator, or of the machine for a CPU.
+    # Memory of the accelerator, or of the machine if the device is a CPU.
     memory_bytes: int
     # CPU threads with which the script computes; 0: as many as cores.
     threads: int = 0
-    # Operations per second, measured in a trial; None: there was no trial.
+    # Floating-point operations per second, measured in a trial; None: there was no trial.
     flops: float | None = None
     # True if the rank only behaves as if it had this device.
     emulated: bool = False
@@ -165,9 +165,9 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     number: int
     # The step that the rank was in.
     step: int
-    # Ranks that took part, whether or not they contributed.
+    # Number of ranks that took part, whether or not they contributed.
     world: int
-    # Ranks that contributed gradients or a replica.
+    # Number of ranks that contributed gradients or a replica.
     contributors: int
     # Number of contributed gradients by age in rounds; for two replicas, by the number of steps
     # that one replica is behind the other. The last entry counts that age and all higher ages.
@@ -181,7 +181,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     # Seconds from the end of the response time until the result arrived. For a mean of all
     # replicas: the whole exchange, including the wait for the slowest rank.
     reduced_s: float
-    # Bytes that the rank contributed.
+    # Number of bytes that the rank contributed.
     bytes: int
     ended_at: float  # Unix time
     # Seconds for copying the rank's contribution from its device to one vector on the CPU.
@@ -254,7 +254,7 @@ class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
     read_bytes: int
     # Number of samples that were read from the source.
     read: int
-    # Steps of the rank that had to wait for such reads.
+    # Number of steps of the rank that had to wait for such reads.
     waits: int
     # Seconds that these steps waited.
     waited_s: float
@@ -270,7 +270,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     world: int
     global_batch: int
     seed: int
-    # Little-endian float64, one per sample.
+    # Sizes of the samples: little-endian float64, one per sample.
     sizes: bytes
     # Divisor of the user's mean loss: "samples", "size" or "ranks".
     loss_mean: str
@@ -482,7 +482,7 @@ class EndRanks(msgspec.Struct, frozen=True, tag="end_ranks"):
     """
 
     attempt: int
-    # May include ranks on other nodes; a node ignores those.
+    # Ranks to kill. Some may be on other nodes; a node ignores those.
     ranks: list[int]
     # One or more sentences for logs and messages.
     reason: str

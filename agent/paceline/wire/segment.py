@@ -88,7 +88,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     first_step: int
     # [step][rank] samples
     counts: list[list[int]]
-    # Little-endian uint32, all steps and ranks in order; see `samples`.
+    # Sample indices of all steps and ranks in order: little-endian uint32; see `samples`.
     indices: bytes
     # Name of the preset.
     policy: str

@@ -52,7 +52,7 @@ class Shards(msgspec.Struct, frozen=True):
 class Moves(msgspec.Struct, frozen=True):
     """Samples whose holder changes with the next epoch."""
 
-    # Little-endian uint32, [K], ascending.
+    # Ascending indices of the samples: little-endian uint32, [K].
     samples: bytes
     # The new holder of each of these samples: little-endian uint32, [K].
     ranks: bytes

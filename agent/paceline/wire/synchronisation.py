@@ -45,9 +45,9 @@ class OuterRules(_Rules, frozen=True, kw_only=True):
 class AveragingRules(_Rules, frozen=True, kw_only=True):
     """Parameters of averaging: when replicas become their mean, and how the mean is applied."""
 
-    # Steps between two means; None: only at an epoch's end.
+    # Number of steps between two means; None: replicas are averaged only at an epoch's end.
     every: Positive | None
-    # None: ranks continue with the mean itself.
+    # Rules of the outer optimiser; None: ranks continue with the mean itself.
     outer: OuterRules | None = None
     # Number of parts of the parameters, each of which is averaged at steps of its own.
     parts: Positive = 1

@@ -48,7 +48,8 @@ class Budget:
             return counts_within(self.sizes[samples], self.tokens)
         window = _FIRST * (steps + 1)
         while True:
-            # One more step is counted, because the last one found may extend beyond the window.
+            # One more step is counted, because the last step that is found may extend beyond the
+            # window.
             counts = counts_within(self.sizes[samples[:window]], self.tokens, steps + 1)
             if len(counts) > steps or window >= len(samples):
                 return counts[:steps]

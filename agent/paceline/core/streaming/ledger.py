@@ -70,10 +70,10 @@ class StreamLedger:
         self, epoch: int, world: int, rules: BatchRules, buffer: int, seed: int | None
     ) -> None:
         self.epoch = epoch
-        # Indexed by sample number. The arrays are longer than the reported samples, so that they
-        # seldom grow.
+        # Arrays that are indexed by sample number. They are longer than the number of reported
+        # samples, so that they seldom grow.
         self._sizes, self._places = np.zeros(buffer), np.zeros(buffer, np.int64)
-        # Number of steps for which the sample was passed over.
+        # For each sample, the number of steps that passed it over.
         self._waited = np.zeros(buffer, np.int64)
         # Number of reported samples.
         self._count = 0

@@ -63,7 +63,7 @@ class NodeLaunch:
     # The script and its arguments.
     command: list[str]
     first_attempt: int = 0
-    # None: this is the only node of the run.
+    # The run's rendezvous; None: this is the only node of the run.
     place: RunRendezvous | None = None
 
 

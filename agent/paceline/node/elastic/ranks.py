@@ -42,7 +42,8 @@ from paceline.wire import FAILED_ELSEWHERE
 # After a failure the other ranks cannot continue. Ranks that end by a signal save a declared
 # checkpoint, and Slurm and Kubernetes give the launcher 30 s.
 GRACE_S, STOP_GRACE_S = 5, 25
-# A rank that raised an exception may take longer to exit than its peers take to fail because of it.
+# Seconds to wait for further failures: a rank that raised an exception may take longer to exit than
+# its peers take to fail because of it.
 _LINGER_S = 0.5
 _MONITOR_S = 0.2
 # Number of attempts whose logs are kept: a run may be restarted any number of times.

@@ -77,7 +77,7 @@ class Alone(RendezvousHandler):
         self._run = run
         self._rounds = 0
         self._store = HashStore()
-        # Reserved for rank 0, from the rendezvous until the next round.
+        # Port that is reserved for rank 0, from the rendezvous until the next round.
         self._port: socket.socket | None = None
 
     @property
@@ -133,7 +133,7 @@ class Together(DynamicRendezvousHandler):
     _joined = 0
     # Store of the last round.
     _round: Store
-    # Reserved for rank 0, if it is here, until the next round.
+    # Port that is reserved for rank 0, if it is on this node, until the next round.
     _port: socket.socket | None = None
     members: Members
 
@@ -301,8 +301,8 @@ def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address
     `nodes` is the least and largest number of nodes. `address` is the address of this node, for the
     other nodes. This raises a RendezvousConnectionError if the store does not answer.
     """
-    # Otherwise all rounds share the first round's store, whose address nodes that join later do not
-    # get.
+    # Without this setting all rounds share the first round's store, and nodes that join later do
+    # not get its address.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     settings = RendezvousSettings(
         run,

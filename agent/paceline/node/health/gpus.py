@@ -36,7 +36,7 @@ class Gpus:
 
     def __init__(self) -> None:
         self._asked = threading.Event()
-        # None: the newest request is answered.
+        # Time of the newest request; None: it is answered.
         self._asked_at: float | None = None
         self._states: list[GpuState] = []
         # True once it was logged that the driver does not answer.

@@ -59,7 +59,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
     pid: int
     signal: int
-    # Ident of the main thread.
+    # `threading.Thread.ident` of the main thread.
     main: int
     # Folders of libraries, whose code is not the user's own.
     libraries: list[str]

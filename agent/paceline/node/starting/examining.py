@@ -22,7 +22,7 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 
-# Run by path.
+# Program of the ranks, which is run by path.
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
 # Seconds between the last rank's report and the end of the processes.
@@ -56,7 +56,7 @@ class Examined(msgspec.Struct, frozen=True):
     """The findings on one rank."""
 
     rank: int
-    # Number of steps that the rank made.
+    # Number of steps that the rank completed.
     steps: int
     findings: list[Finding]
     # Set if the script ended with an error.

@@ -25,11 +25,11 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.foreground import print_notice, register, say
 from paceline.wire import OBSERVED, Kill, Launch, State
 
-# Name in a `Record`.
+# Name of this supervisor in a `Record`.
 OBSERVER = "paceline observe"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-# torchrun waits 30 s for its ranks.
+# Seconds before the processes are killed; torchrun gives its ranks 30 s.
 _KILL_AFTER_S = 35.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTS, signal.SIGUSR1, signal.SIGUSR2)
@@ -223,7 +223,7 @@ def _become(command: Sequence[str]) -> NoReturn:
     """Replace this process with the command, as if it had been started without Paceline."""
     if (umask := private.given_umask()) != -1:
         os.umask(umask)
-    # Python ignores these signals.
+    # Python ignores these signals, and the command would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -210,7 +210,7 @@ class _Above(io.TextIOBase):
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        # For callers that write bytes.
+        # Some callers write bytes to `buffer`.
         self.buffer = sys.stderr.buffer
 
     def writable(self) -> bool:

@@ -39,13 +39,13 @@ class SeenSession:
     """
 
     where: str
-    # None if Paceline refused the session.
+    # The session; None if Paceline refused it.
     session: Session | None = None
     dataset: Any = None
-    # Known on rank 0 only, [samples].
+    # Sizes of the samples, [samples]; known on rank 0 only.
     sizes: npt.NDArray[np.float64] | None = None
     sizes_from: str = ""
-    # One entry for each wrapped model.
+    # Calls of each wrapped model.
     calls: list[Calls] = field(default_factory=list)
     # Set when the script starts to read the loader.
     loader: Loader | None = None
@@ -72,7 +72,7 @@ class ScriptRecord:
     stepped: set[int] = field(default_factory=set)
     # Warnings that Paceline logged.
     warnings: list[logging.LogRecord] = field(default_factory=list)
-    # The script ended with an error.
+    # True if the script ended with an error.
     failed: bool = False
 
     def of(self, session: Any) -> SeenSession | None:
@@ -271,9 +271,9 @@ class Calls:
 
     def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
         self.model = model
-        # The model was called in a step.
+        # True if the model was called in a step.
         self.called = False
-        # The model draws random numbers in its forward pass.
+        # True if the model draws random numbers in its forward pass.
         self.draws = False
         # Hash of torch's random state before the model's first call.
         self.random = ""

@@ -106,9 +106,9 @@ class Lockstep(Feature):
         self._passed: str | None = None
         # The newest publication of each rank: its number, and the time at which this rank read it.
         self._beats: dict[int, tuple[int, float]] = {}
-        # The number of notes that this rank has logged.
+        # Number of rank 0's notes that this rank has logged.
         self._notes = 0
-        # On rank 0, the conditions that a note was stored for.
+        # On rank 0, the conditions for which a note was stored.
         self._noted: set[object] = set()
         # On rank 0, the number of stored notes.
         self._stored = 0

@@ -39,7 +39,7 @@ class LearnedLimits(Feature):
 
     def __init__(self, state: TrainingState, budget: Budget) -> None:
         self._state, self._budget = state, budget
-        # None before the first iteration.
+        # Record of this rank's loads; None before the first iteration.
         self._memory: Memory | None = None
 
     def connect(self) -> None:

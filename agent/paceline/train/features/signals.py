@@ -34,7 +34,7 @@ class Signals(Feature):
 
     def __init__(self, ask: Callable[[], bool], close: Callable[[], None]) -> None:
         self._ask, self._close, self._process = ask, close, os.getpid()
-        # Handlers of the script, or default actions.
+        # Handlers that the script had set, or default actions, by signal.
         self._previous: dict[int, Any] = {}
         # Received signals that are not yet delivered to the script.
         self._came: list[int] = []
@@ -84,7 +84,8 @@ class Signals(Feature):
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # A fork, such as a DataLoader's worker, only restores the previous handler and runs it.
+        # In a forked process, such as a DataLoader worker, only restore the previous handler and
+        # run it.
         if os.getpid() != self._process:
             signal.signal(number, self._previous[number])
             signal.raise_signal(number)

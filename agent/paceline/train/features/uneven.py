@@ -197,12 +197,12 @@ class Schedules:
     def __init__(self, current: CurrentStep) -> None:
         self._current = current
         self._schedules: dict[int, _Schedule] = {}
-        # Classes with a wrapped `step`, and the original one.
+        # Classes whose `step` is wrapped, each with the original `step`.
         self._wrapped: dict[type, Any] = {}
         # True within a schedule's step, which may call the steps of other schedules.
         self._nested = False
         self._looked = False
-        # Iterations since `look`, in steps that all ranks made together.
+        # Number of iterations since `look`, in steps that all ranks made together.
         self._turns = 0
 
     @property
@@ -263,7 +263,7 @@ class Schedules:
             # A new scheduler makes its first step itself.
             begins = not getattr(scheduler, "_step_count", 1)
             if running is not None and running.in_body and running.step.more and not begins:
-                # The optimiser does not step either.
+                # The optimiser does not step in this iteration either.
                 return None
             if schedule is None or schedules._nested:
                 return original(scheduler, *args, **kwargs)
@@ -293,9 +293,9 @@ def _with_step(kind: type[Any]) -> Iterator[type[Any]]:
 class _Schedule:
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
-        # The script's calls, in steps that all ranks made together.
+        # Number of calls by the script, in steps that all ranks made together.
         self.calls = 0
-        # The calls made for this segment.
+        # The newest segment, and the number of calls made for it.
         self._segment, self._made = -1, 0
 
     def due(self, step: Step, number: int) -> int:

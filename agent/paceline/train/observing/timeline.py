@@ -156,7 +156,7 @@ class Timeline:
         # The stamp at which the rank stopped computing to load more of the step's data.
         self._paused: Any = None
         self._epoch = -1
-        # By data set: seconds of waiting for its batches that no step has counted yet.
+        # For each data set: seconds of waiting for its batches that no step has counted yet.
         self._loads_s: dict[int, float] = {}
         self._open = ObservedStep(0)
         # Steps that have ended; the newest one still lacks the time until the next step begins.

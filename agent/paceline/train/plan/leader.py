@@ -429,7 +429,7 @@ class Leader:
         uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
         weights = weights_of(self._terms.loss_mean, counts, of.load)
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
-        # Whole arrays become lists at once, because there may be thousands of ranks.
+        # Arrays are converted to lists as a whole, because there may be thousands of ranks.
         columns = zip(
             counts.T.tolist(),
             of.load.T.tolist(),

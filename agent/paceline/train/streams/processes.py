@@ -41,7 +41,7 @@ class _Pieces(IterableDataset[Any]):
                     piece: Claim | None = self._claimed.get(timeout=_ALIVE_S)
                 except queue.Empty:
                     if os.getppid() != parent or rank is None or not rank.is_alive():
-                        # The rank was killed, so no process takes the remaining samples.
+                        # The rank was killed, so no process reads the remaining samples.
                         os._exit(1)
                 else:
                     return piece

@@ -54,7 +54,7 @@ class AveragingSync:
             outer.begin(self._parts)
         # Σ of the steps' weights since each part's previous mean.
         self._work = [0.0] * rules.parts
-        # Samples of earlier steps whose gradients are still in .grad.
+        # Number of samples of earlier steps whose gradients are still in .grad.
         self._samples = 0
         # The newest iteration of the script's loop in which the optimiser stepped.
         self._stepped: Step | None = None

@@ -106,7 +106,7 @@ class SyncGate:
         self.suitability = Suitability(self._script, self.models)
         # The current step, or the last one of the epoch.
         self._step: Step | None = None
-        # The synchroniser in force, if it is relaxed.
+        # The current synchroniser if it is relaxed; None under the all-reduce.
         self._relaxed: GradientSync | None = None
         # True if ranks may have different loss scales.
         self._scales_differ = False
@@ -117,7 +117,7 @@ class SyncGate:
         # iteration.
         self._missed = 0
         self._ranks_made: Ranks | None = None
-        # None until a policy asks for a relaxed synchroniser.
+        # None until a policy has a relaxed synchroniser.
         self._agreement: LoopAgreement | None = None
         # The newest iteration in which the models' optimiser stepped, and the newest one that has
         # ended.
@@ -385,7 +385,8 @@ class SyncGate:
                 group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             else:
                 group = self._lanes.of_lane()
-            # Made once: on a busy host, one new connection in a few dozen took 5 s.
+            # The connections are made only once: on a busy host, one new connection in a few dozen
+            # took 5 s.
             store, blocking_store = (self._store.clone() for _ in range(2))  # type: ignore[attr-defined]
             world = self._current.world
             self._ranks_made = Ranks({"": group}, store, blocking_store, self._rank, world, TIMEOUT)

@@ -142,7 +142,7 @@ class ScriptOptimiser:
         scalers = self.scalers()
         states = [scaler.state_dict() for scaler in scalers]
         scales = [[state["scale"], state["_growth_tracker"]] for state in states]
-        # Ranks without a scaler take part with infinity.
+        # Ranks without a scaler contribute infinity to the minimum.
         vector = torch.tensor([*scales, [torch.inf, torch.inf]], dtype=torch.float64).amin(0)
         dist.all_reduce(vector, dist.ReduceOp.MIN, group)
         scale, grown = vector.tolist()

@@ -228,7 +228,7 @@ class SharedBatches:
         keys = [self._key(rank) for rank in range(self._world)]
         entries = [_Entry.of(text) for text in self._store.multi_get(keys)]
         read_s = time.perf_counter() - began
-        # Bounded, so that a single slow read does not count in full.
+        # The time is bounded, so that a single slow read does not count in full.
         self._read_s = min(read_s, 2 * self._read_s) if self._read_s else read_s
         self._mine = entries[self._rank]
         return entries
