@@ -36,7 +36,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     padded: bool = False
 
     def sizes(self, sizes: Floats) -> Floats:
-        """Return f(λ) of each sample."""
+        """Return the load f(λ) of each sample."""
         return sizes + self.kappa * sizes**2 if self.kappa else sizes
 
     def load(self, of: Features) -> Any:
@@ -52,7 +52,7 @@ class PaddedCost(Cost, frozen=True, forbid_unknown_fields=True):
     grid: float = 0.0  # in the unit of the sizes
 
     def sizes(self, sizes: Floats) -> Floats:
-        """Return f(λ) of each sample, with λ rounded up to the grid."""
+        """Return the load f(λ) of each sample, with its size λ rounded up to the grid."""
         return super().sizes(raised(sizes, self.grid))
 
     def load(self, of: Features) -> Any:

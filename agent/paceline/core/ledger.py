@@ -30,7 +30,7 @@ class BatchRules:
         limits: the maximum number of samples of each rank in a step, [W]. The sum of the limits is
             at least the global batch. None: there are no limits.
         grid: coasting gives ranks numbers of samples on this grid; see `Shapes.samples`.
-        budget: the budget of each step, instead of `global_batch` samples. Then steps take the
+        budget: the budget of each step, instead of `global_batch` samples. Then steps must have the
             samples in the epoch's order, in proposals and while coasting. None: steps have
             `global_batch` samples.
     """
@@ -168,7 +168,7 @@ class Ledger:
         """Plan the next steps in the epoch's order, [step][rank]; mark nothing as used.
 
         With `shares`, samples are dealt from the largest to the smallest, each to the rank whose
-        load divided by its share is the smallest at that moment. Without `shares`, rank r takes
+        load divided by its share is the smallest at that moment. Without `shares`, rank r gets
         positions r, r + W, … of each global batch, as DistributedSampler does. A rank at its limit
         gets no more. Then a few samples move to other ranks, until the numbers of samples lie on
         the grid, or each rank keeps the budget's limits.

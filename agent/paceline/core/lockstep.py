@@ -1,4 +1,4 @@
-"""Detection of ranks that are out of step, by comparing what each rank has done.
+"""Detection of ranks that are out of step: their gradient reductions can no longer match.
 
 Gradients are reduced in pairs of passes: the n-th reduction of one rank is matched with the n-th
 reduction of each other rank. If one rank leaves out a backward pass, its next reduction would be

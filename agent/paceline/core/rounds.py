@@ -17,7 +17,7 @@ A driver reports events (`offer`, `through`, `take`) and acts on the answers::
     if member.offer(gradient, samples): ...      # wait until `wait_reason` returns None
     match member.announce():
         case RoundAction.CALL: ...               # call round `progress.rounds_done`
-        case RoundAction.READY: ...              # count this rank, ask `progress.enough`
+        case RoundAction.READY: ...              # count this rank, call `progress.enough`
     # Once the round is called, each member contributes. The round's end gives all the same facts:
     gradients = member.contribute(tally)
     progress.begin()

@@ -1,13 +1,13 @@
 """A run's directory on its node: the files that launcher and supervisor write.
 
 ``<data>/runs/<run>/``
-    ``run.json``       `Record`: what the supervisor reported, and whether the control plane has it
+    ``run.json``       `Record`: reported states, and whether the control plane has them
     ``launcher.json``  `LauncherStatus`
-    ``launcher.log``   what the launcher prints
+    ``launcher.log``   output of the launcher
     ``arrived``        the launcher of one of several nodes has reached the rendezvous
     ``reform``         nodes join or leave, see `paceline.core.reform`
     ``logs/attempt_<k>/<rank>/{stdout,stderr}.log``
-    ``spool/``         telemetry that the bus did not take
+    ``spool/``         telemetry that the bus did not accept
     ``memory/``        ranks' memory limits, see `paceline.train.features.memory`
     ``ended.json``     `EndedRanks`
     ``launches``       launches that were obeyed: none is obeyed twice

@@ -96,11 +96,11 @@ class Supervisor:
     thread that lives as long as the run, because the kernel ends the launcher with this thread.
 
     Args:
-        launch: what to run.
+        launch: the script, its arguments and its environment.
         data: the data directory, in which the run's directory is created.
         record: the run and its supervisor.
         link: connection to the bus; None: ranks train without a control plane, nothing is reported.
-        ranks: the ranks' access to the bus; None: the same as the link's.
+        ranks: the ranks' access to the bus; None: the access of `link`.
 
     Raises:
         InputError: as `check`; or the record's run is no valid run id.

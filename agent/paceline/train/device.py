@@ -67,7 +67,7 @@ class Device:
             torch.cuda.synchronize(self._model if self._model.type == "cuda" else None)
 
     def memory(self) -> int:
-        """Return the memory in use, in bytes: the GPU's peak, or this process's. Any thread."""
+        """Return bytes of memory in use: the GPU's peak, or this process's memory. Thread-safe."""
         if self._model.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._model))
         return int(self._process.memory_info().rss)
@@ -171,7 +171,7 @@ class Device:
 
 
 def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
-    """Return floating-point operations/s of square matrix products over `TRIAL_S` seconds.
+    """Return floating-point operations/s of square matrix products, over `TRIAL_S` seconds.
 
     `hold` is called after each product with its start time; it waits until the emulated device
     would be done, if a device is emulated. None: the device failed, for example because its memory

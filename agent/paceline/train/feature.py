@@ -49,7 +49,7 @@ class Feature:
         """Run before the gate at a step's start; its batch is loaded."""
 
     def begin_turn(self, turn: Step) -> None:
-        """Run at the start of a turn, before the script's body."""
+        """Run at the start of a turn, before the body of the script's loop."""
 
     def end_turn(self, running: RunningStep) -> None:
         """Run before the gate at a turn's end, unless the script left the loop in this turn."""

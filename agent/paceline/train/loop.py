@@ -1,4 +1,4 @@
-"""Training loop of a rank: what happens around each iteration of the script's loop.
+"""Training loop of a rank: Paceline's work around each iteration of the script's loop.
 
 The session makes the `Loop`. The loader calls it around each iteration of the script's loop. This
 module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks

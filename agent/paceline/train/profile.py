@@ -111,7 +111,7 @@ def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
 
 @contextmanager
 def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
-    """Raise a PacelineError in the body if an optimiser steps wrapped models."""
+    """Raise a PacelineError if an optimiser steps wrapped models in this context."""
     ours = {id(parameter) for model in models for parameter in model.parameters()}
 
     def refuse(optimiser: torch.optim.Optimizer, *_: Any) -> None:

@@ -95,8 +95,8 @@ class Session:
         global_batch: samples per step, over all ranks, 1 … N. Give either `global_batch` or
             `token_budget`.
         token_budget: size of a step over all ranks, in the unit of the sizes (tokens, frames,
-            seconds), instead of `global_batch`. A step takes samples, in the epoch's order, until
-            the next one would exceed the budget.
+            seconds), instead of `global_batch`. A step gets samples, in the epoch's order, until
+            one more would exceed the budget.
         sizes: the size λ of each sample, its cost relative to other samples: N numbers > 0; or a
             callable that maps a sample to its size, for which rank 0 reads the data once; "auto":
             ``dataset.sizes``, else all 1.

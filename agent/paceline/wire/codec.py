@@ -45,7 +45,7 @@ def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
 
 
 def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, bytes]:
-    """Return what `encode` returns for a `StepBatch`, faster, from columns of record fields."""
+    """Encode a `StepBatch`, given as columns of record fields; faster than `encode`."""
     records = list(zip(*(columns[name] for name in StepRecord.__struct_fields__), strict=True))
     return {
         b"v": _VERSION,

@@ -115,8 +115,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         ett_s: the plan's forecast of `compute_s`, in seconds.
         loss: the loss that the script reported.
         memory_bytes: peak memory of the device, or resident set of the process on a CPU.
-        squares: Σλ² of the local batch.
-        longest: max λ of the local batch.
+        squares: Σλ² over the local batch, where λ is a sample's size.
+        longest: largest size of a sample in the local batch.
         recompiles: how often torch.compile recompiled a function in this step.
     """
 
@@ -323,7 +323,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     gradient_bytes: int | None = None
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
-        """Return λ of every sample, shape [N]."""
+        """Return the size λ of every sample, shape [N]."""
         return np.frombuffer(self.sizes, dtype="<f8").astype(np.float64)
 
     @property

@@ -48,7 +48,7 @@ _MOST_PACE = 1e6
 class Paces(msgspec.Struct, frozen=True):
     """Linear model of step times.
 
-    A step with n samples of total size Λ takes rank j ``a[j]·Λ + c[j]·n + b[j]`` seconds.
+    For a step with n samples of total size Λ, rank j needs ``a[j]·Λ + c[j]·n + b[j]`` seconds.
     """
 
     # [W] seconds per size unit, above 0 and at most 1e6

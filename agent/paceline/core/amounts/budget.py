@@ -1,8 +1,8 @@
 """Steps limited by a sum of sizes (tokens, frames, seconds) instead of a number of samples.
 
-A step takes samples, in the epoch's order, until the sum of their sizes would exceed the budget. A
-step's samples depend on no earlier step. So the rest of an epoch has the same steps after any
-resume, whatever the number of ranks.
+A step gets samples, in the epoch's order, until one more would exceed the budget. A step's samples
+depend on no earlier step. So the rest of an epoch has the same steps after any resume, whatever the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Budget:
     def counts(self, samples: Ints, steps: int | None = None) -> Ints:
         """Return the number of samples of each step, [S].
 
-        Steps take `samples` [R] in the given order, until `steps` steps are full; None: until the
-        end.
+        Steps are filled with `samples` [R] in the given order, until `steps` steps are full; None:
+        until all samples are used.
         """
         if steps is None:
             return counts_within(self.sizes[samples], self.tokens)
@@ -89,8 +89,8 @@ class Budget:
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
     """Return the number of samples of each step, [S], within the budget.
 
-    Steps take samples of `sizes` [R] in the given order, until `steps` steps are full; None: until
-    the end. The budget has the unit of the sizes.
+    Steps are filled with samples of `sizes` [R] in the given order, until `steps` steps are full;
+    None: until all samples are used. The budget has the unit of the sizes.
 
     Raises:
         ValueError: a sample is larger than the budget.

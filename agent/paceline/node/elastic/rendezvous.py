@@ -197,7 +197,7 @@ class Together(DynamicRendezvousHandler):
 
 
 class Members:
-    """The launchers of the last round, and which of them will not come to the next round."""
+    """The launchers of the last round, and which of them will not join the next round."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -219,13 +219,13 @@ class Members:
         return frozenset(self._store.get(_MEMBERS).decode().split("\n"))
 
     def are_in(self, present: Iterable[_NodeDesc]) -> bool:
-        """Return True if all launchers of the last round that may still come are present."""
+        """Return True if all launchers of the last round that may still join are present."""
         missing = self.known().difference(map(str, present))
         return all(self._store.check([f"gone/{each}"]) for each in missing)
 
 
 class _Holder(_BackendRendezvousStateHolder):
-    """A reader of the shared state that polls more often than PyTorch's; records lost launchers."""
+    """A reader of the shared state that polls often, and records launchers that were lost."""
 
     def __init__(self, backend: Signed, settings: RendezvousSettings, members: Members) -> None:
         super().__init__(backend, settings)
@@ -276,7 +276,7 @@ class _Executor(_DistributedRendezvousOpExecutor):
         there = state.participants
         if state.complete or state.closed or self._node not in there:
             return False
-        # These launchers are about to come.
+        # These launchers are about to join.
         if state.wait_list or state.redundancy_list:
             return False
         if len(there) < self._settings.min_nodes or not self._members.known():
@@ -284,7 +284,7 @@ class _Executor(_DistributedRendezvousOpExecutor):
         return self._members.are_in(there)
 
     def _some_are_late(self, context: _RendezvousContext) -> bool:
-        """Return True if the last call is over, but launchers of the last round are still coming.
+        """Return True if the last call is over, but launchers of the last round have yet to join.
 
         On a busy node three seconds may be too few. A round without these launchers would be
         followed by another one at once.

@@ -142,7 +142,7 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
-    """Wait until the ranks have ended, or all have reported; return True if that took too long."""
+    """Wait until the ranks have ended, or all have reported; return True on a timeout."""
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:
         supervisor.poll()

@@ -108,7 +108,7 @@ def train(
     """Register a run with the server, train, and report the end; return the exit code.
 
     Args:
-        launch: what to run.
+        launch: the script, its arguments and its environment.
         client: a client of the server.
         choice: further fields of ``POST /runs``, such as `policy` and `restart_hung_s`.
         node: this machine's name.
@@ -154,7 +154,7 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
 
     `choice` has further fields of ``POST /runs``, such as `launch`.
     """
-    # Fields that REST takes.
+    # Fields of a launch that the REST API accepts.
     names = ("script", "args", "nproc", "env", "cwd", "max_restarts")
     body = {name: getattr(launch, name) for name in names}
     # The server derives this variable from the policy, also if an agent restarts the run.

@@ -9,9 +9,9 @@ control plane is needed.
 The check adds no time to reductions that come in a regular rhythm, such as one in each step. The
 ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
 reduction that comes as expected therefore pairs with the right ones. In three other cases a rank
-waits until all ranks have come to the same point: before an unexpected reduction, after a step
+waits until all ranks have reached the same point: before an unexpected reduction, after a step
 without a backward pass, and before a collective that follows a loop which the script left early. If
-a rank cannot come to the point, the comparison finds that, and the wait ends with an error.
+a rank cannot reach the point, the comparison of ranks shows that, and the wait ends with an error.
 
 A rank that is blocked in a collective, in C++, cannot raise. If the failed rank's process ends, the
 collective fails, and `Lockstep.explained` names the failed rank. Otherwise the thread ends the
@@ -242,7 +242,7 @@ class Lockstep(Feature):
             raise PacelineError(self._failure)
 
     def _wait_at(self, point: str) -> None:
-        """Wait until all ranks have come to a point; raise a PacelineError if a rank cannot."""
+        """Wait until all ranks have reached a point; raise a PacelineError if a rank cannot."""
         with self._changed:
             self._point = point
             self._wake.set()
@@ -333,7 +333,7 @@ class Lockstep(Feature):
         if store.add(_key(point), 0) < self._world:
             return
         if self._rank == 0 and self._passed is not None:
-            # All ranks have left the previous point before they came here.
+            # All ranks had left the previous point before they reached this one.
             store.delete_key(_key(self._passed))
         self._passed = point
         with self._changed:

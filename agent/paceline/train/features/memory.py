@@ -91,7 +91,7 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
-    """Return what each worker of the plan learned, [W], given what this rank knows. Collective.
+    """Return what each worker of the plan has learned, [W]; `known` is by this rank. Collective.
 
     For ranks that share each batch, the smallest limit among them counts.
     """
@@ -109,7 +109,7 @@ def with_learned(
     budget: Budget,
     devices: Sequence[RankDevice] = (),
 ) -> Limits:
-    """Reduce the limits to what ranks learned when their memory ran out in earlier attempts.
+    """Reduce the limits to those that ranks learned when memory ran out in earlier attempts.
 
     With micro-batches, a learned limit applies to all ranks with an equal device: this costs at
     most one more micro-batch, and prevents these ranks from running out of memory, too. If the load
