@@ -1,4 +1,4 @@
-"""The command line. It starts fast: without torch, and imports server packages only when needed.
+"""The command line. It starts fast: it imports no torch, and server packages only when needed.
 
 Commands of this package are registered here; the entry points of the group `paceline.commands` add
 the others. Errors that the user can fix are printed on one line, with their exit code.
@@ -245,8 +245,8 @@ def resume(
 ) -> None:
     """Resume a failed or stopped run from its newest checkpoint.
 
-    Its node's agent, or its engine, starts it. A run that `paceline run` started here continues in
-    the foreground, unless an option moves it elsewhere.
+    The agent of the run's node, or the run's engine, starts the run. A run that `paceline run`
+    started here continues in the foreground, unless an option moves it elsewhere.
     """
     from paceline.node.starting import resume as resuming
 

@@ -49,8 +49,8 @@ class BatchRules:
 class Ledger:
     """A record of which samples of one epoch are used. For one thread.
 
-    The leader creates a ledger for each epoch. It calls `refusal` for each proposed segment, or
-    takes the assignments of `coast`, and records the adopted samples with `use`.
+    The leader creates a ledger for each epoch. The leader calls `refusal` for each proposed
+    segment, or `coast` for a segment of its own, and records the adopted samples with `use`.
 
     Args:
         epoch: number of the epoch.

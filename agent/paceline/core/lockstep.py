@@ -6,7 +6,8 @@ matched with the others' previous one, and the sums would mix two steps. Each ra
 `RankProgress`, and publishes it once a second (`paceline.train.features.lockstep`). Rank 0 compares
 them:
 
-- `conflict` returns a proof that ranks can never match again. It never guesses from elapsed time.
+- `conflict` returns a proof that ranks can never match again. Elapsed time is never taken as a
+  proof.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
 
 This module does not use torch, stores or threads.
@@ -18,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-# Number of newest entries that each list keeps. This is enough, because conflicts stop ranks within
-# two reductions.
+# Number of newest entries that each list keeps. A few entries are enough, because conflicts stop
+# ranks within two reductions.
 KEPT = 32
 
 _SKIP = (

@@ -6,8 +6,8 @@ rank that would be the last to finish. So ranks make as many steps as their spee
 batch is trained once.
 
 This module has only the rules, without I/O. Ranks (`paceline.train.sync.pool`) keep each `Share` in
-their store and change it by compare-and-set; the simulator keeps shares in a list. Both follow the
-same protocol::
+their store and change it by compare-and-set; the simulator keeps shares in a list. Ranks and the
+simulator follow the same protocol::
 
     while share.left and is_worth_it(shares, rank, batch_s): ...  # `share.begin()`, then train it
     if share.left: ...                                     # `share.leave()`: the others are sooner
@@ -107,9 +107,9 @@ class Share(NamedTuple):
 def is_pooled(what: Synchronisation) -> bool:
     """Return True if ranks take batches over from each other under a synchroniser.
 
-    They do not if the synchroniser's rules compare the ranks' numbers of steps: under SSP, where
-    fast ranks wait for slow ones, and if each step has its own all-reduce round (eager-SGD), unless
-    that round leaves slow ranks out (backup workers).
+    Ranks do not share batches if the synchroniser's rules compare the ranks' numbers of steps:
+    under SSP, where fast ranks wait for slow ones, and if each step has its own all-reduce round
+    (eager-SGD), unless that round leaves slow ranks out (backup workers).
     """
     if isinstance(what, Averaging | Pairwise):
         return True

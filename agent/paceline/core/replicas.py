@@ -94,9 +94,9 @@ class Pushes:
     """The schedule of a group's pushes of its changes to the parameter server.
 
     The group's first rank pushes every `every` rounds; None: it pushes only when all ranks
-    synchronise. A push also pulls the changes of other groups. This correction reaches all ranks of
-    the group with a later round. No push begins before the correction of the previous push has been
-    applied.
+    synchronise. A push also pulls the changes of other groups. All ranks of the group get these
+    changes, the *correction*, with a later round. No push begins before the correction of the
+    previous push has been applied.
     """
 
     def __init__(self, every: int | None) -> None:

@@ -51,8 +51,9 @@ class Sharded:
 
     Args:
         source: source of all samples, reachable from each node.
-        directory: a directory on the node's own disk; the ranks of a node share it. It remains
-            after the training, so that the next training on the same data can use its samples.
+        directory: a directory on the node's own disk; the ranks of a node share it. The directory
+            remains after the training, so that the next training on the same data can use its
+            samples.
         limit_bytes: the maximum number of bytes of the samples in the directory.
         bandwidth: limit for prefetching on each node, in bytes per second; None: no limit. The
             limit does not apply to samples that a step needs now.

@@ -259,7 +259,7 @@ class Sharding:
         """Yield the samples of a shard that belong to a claim.
 
         With `checks_order`, also yield the order of all samples if other ranks read other parts of
-        the shard. This takes time for each sample, so it is done in one epoch only.
+        the shard. Checking the order takes time for each sample, so it is done in one epoch only.
         """
         number = 0
         seen = SeenSamples() if checks_order and piece.end - piece.first < PARTS else None

@@ -1,7 +1,8 @@
 """`paceline agent`: registers this node and supervises the runs that are started on it.
 
 The agent's loop reads commands, polls the supervisors of its runs, sends heartbeats, and delivers
-what earlier processes left undelivered. It never trains itself: each run has a launcher process.
+what earlier processes left undelivered. The agent itself never trains: each run has a launcher
+process.
 """
 
 from __future__ import annotations
@@ -215,7 +216,8 @@ class Agent:
     def _refuse_second(self, run: str, launch: Launch, first: Supervisor) -> None:
         """Reject the launch of a run that this node still supervises.
 
-        This happens to a resumed run if this node was cut off from the control plane.
+        This node may still supervise a run that was resumed elsewhere, if it was cut off from the
+        control plane.
         """
         if launch.attempt <= first.attempt:
             _log.error("run %s is already running here; ignoring its second launch", run)

@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 class Delivery:
     """The undelivered states and telemetry of one run.
 
-    They are stored on disk and survive outages of the bus and the end of this process. A delivery
-    holds the lock of the run's directory until `close`, so that no other process delivers, too.
-    `link` None: there is no control plane, and nothing is delivered. `lock` is given if the caller
-    holds it already.
+    States and telemetry are stored on disk, and survive outages of the bus and the end of this
+    process. A delivery holds the lock of the run's directory until `close`, so that no other
+    process delivers, too. `link` None: there is no control plane, and nothing is delivered. `lock`
+    is given if the caller holds it already.
 
     Raises:
         OSError: the directory cannot be written.
@@ -77,7 +77,7 @@ class Delivery:
         path = directory / "run.json"
         try:
             record = rundir.read(path, Record)
-        # This happens after a power failure.
+        # A record may be broken after a power failure.
         except msgspec.DecodeError as error:
             _log.error("%s is quarantined as .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
@@ -151,7 +151,8 @@ class Delivery:
     def pump(self) -> None:
         """Deliver states and telemetry, at most once a second. Call it often, until `settled`.
 
-        It also repeats the last state as a sign of life: the server considers a silent run lost.
+        Each call may also repeat the last state as a sign of life: the server considers a silent
+        run lost.
         """
         if self._link is None or self.settled or time.monotonic() < self._next:
             return

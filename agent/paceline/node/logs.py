@@ -79,7 +79,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
         return NotThere(f"it has no {wanted.output} of rank {wanted.rank}")
     else:
         path = rundir.rank_log(directory, attempt, wanted.rank, wanted.output)
-    # This is computed before the log is read, so a log that cannot grow is complete.
+    # `may_grow` is computed before the log is read, so a log that cannot grow is complete.
     may_grow = _may_grow(directory, attempt)
     try:
         handle = opened(directory, path)

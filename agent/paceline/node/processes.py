@@ -34,8 +34,8 @@ def reserved_port(port: int = 0) -> socket.socket:
 
     A server that listens on the port can be started meanwhile, if it sets SO_REUSEADDR as most do.
     The kernel assigns the port neither to processes that request any free port, nor to outgoing
-    connections. Without a reservation, another process might take the port a moment later. This
-    raises an OSError if the port is not free.
+    connections. Without a reservation, another process might take the port a moment later. An
+    OSError is raised if the port is not free.
     """
     both = socket.has_dualstack_ipv6()
     reserved = socket.socket(socket.AF_INET6 if both else socket.AF_INET)

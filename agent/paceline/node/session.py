@@ -21,8 +21,8 @@ from paceline.wire.bus import at_address, connect, is_loopback
 class BusSession:
     """Access of a node or a run to the bus, as the control plane grants it.
 
-    An agent that got a URL of the bus with a password has no key. It reports on TELEMETRY, and
-    entries that it reads carry no MAC.
+    An agent that got a URL of the bus with a password has no key. Such an agent reports on
+    TELEMETRY, and the entries that it reads carry no MAC.
     """
 
     # Identifies the control plane by its id, or by the address of its bus.

@@ -2,7 +2,7 @@
 
 A writer appends to a ``.part`` file and renames the closed file to ``.spool``, so ``.spool`` files
 are always complete. A record is its length, its CRC-32 and its MessagePack bytes. Writes go
-straight to the kernel. They survive the end of the process, but not a power failure.
+straight to the kernel. Written records survive the end of the process, but not a power failure.
 
 The training script can write to the directory, too. So readers validate everything in it.
 """

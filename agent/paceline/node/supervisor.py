@@ -171,7 +171,7 @@ class Supervisor:
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 
     def poll(self) -> None:
-        """Check the processes, report changes, kill what does not stop in time, and deliver."""
+        """Check the processes, report changes, kill late processes, and deliver reports."""
         if self.running and self._launcher is not None:
             if self._stopping is not None and time.monotonic() > self._kill_at:
                 self.kill()
@@ -348,7 +348,8 @@ class Supervisor:
         exit_code = status.exit_code if status is not None else None
         # The launcher ends later than the ranks.
         at = status.ended_at if status is not None else None
-        # This also holds if the status could not be written because the disk is full.
+        # The exit code shows success even if the status could not be written because the disk is
+        # full.
         if code == 0:
             exit_code = 0
         if self._stopping is not None:

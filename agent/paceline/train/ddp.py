@@ -2,9 +2,9 @@
 
 Rank j has n_j samples of total size Λ_j, and g_j is the gradient of its mean loss. The update is
 Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient over the global
-batch, as a single process would compute it. It is computed as the mean of M w_j g_j over the M
-ranks. Once reduced, a gradient is equal on all ranks. If a script adds to it and reduces it again,
-the mean over ranks leaves the reduced part unchanged.
+batch, as a single process would compute it. Ranks compute this sum as the mean of M w_j g_j over
+the M ranks. Once reduced, a gradient is equal on all ranks. If a script adds to it and reduces it
+again, the mean over ranks leaves the reduced part unchanged.
 
 `Session.wrap` calls `wrap` for each model of the script. The loop sets `CurrentStep.running`.
 """
@@ -85,8 +85,9 @@ class CurrentStep:
         self.reduces = False
         # The `id`s of parameters that a wrapped model reduces.
         self.reduced = set[int]()
-        # Weighted gradients of the step's micro-batches so far, by the parameter's id. They are not
-        # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
+        # Weighted gradients of the step's micro-batches so far, by the parameter's id. These
+        # gradients are not in ``.grad``, which scripts set to zero before or after each step of
+        # their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
         # `reducing` is called with the step and the number of a wrapped model, before the first
         # reduction of a backward pass. `explained` is called with the error of a failed reduction.

@@ -1,8 +1,8 @@
 """Loader of `Session.loader`: a DataLoader whose batches follow the plan.
 
 The script iterates over the `Loader`, once per epoch. The loader calls `loop.Loop` around each
-iteration of the script's loop, in the order that `Loop` documents. It does not decide which samples
-a batch has; the plan does.
+iteration of the script's loop, in the order that `Loop` documents. The samples of a batch are
+chosen by the plan, not by the loader.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Loader:
             loop.begin_turn(turn, data_s)
         elif not loop.begin_step(step, data_s):
             return
-        # It stays True if a break, a return or an exception ends the body.
+        # `closing` stays True if a break, a return or an exception ends the body.
         closing = True
         try:
             yield batch

@@ -152,8 +152,8 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
     """Perform the rendezvous; each rank calls it.
 
     If a rank raises an error, every rank raises one. TypeErrors and ValueErrors keep their type on
-    the other ranks, and any other error becomes a PacelineError there. This includes errors that
-    `sizes` raises.
+    the other ranks, and any other error becomes a PacelineError there. The same holds for errors
+    that `sizes` raises.
 
     Args:
         arguments: the arguments that must be equal on all ranks, by name.

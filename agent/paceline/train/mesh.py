@@ -122,8 +122,8 @@ class GroupTimes:
     """Exchange of step times among the ranks of a group. For one thread.
 
     The ranks of a group wait for each other within their forward and backward passes, and these
-    waits count as computing. So their times are nearly equal. The rank that has its gradients last
-    is the slowest.
+    waits count as computing. So the times of a group's ranks are nearly equal. The rank that has
+    its gradients last is the slowest.
     """
 
     def __init__(self, lanes: Lanes) -> None:

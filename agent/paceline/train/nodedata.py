@@ -1,9 +1,10 @@
 """A rank's part in data that is stored on nodes.
 
 At a session's start, `settle` finds out which ranks share a node's directory, and which samples
-each node has. Its result is None unless the data set is a `paceline.data.Sharded`. Else the result
-is the rank's `NodeData`: it passes the node's parts of the plan to the prefetcher, counts the
-samples that batches missed (`Counting` is the loader's collate function), and records each epoch.
+each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Else the
+result is the rank's `NodeData`: it passes the node's parts of the plan to the prefetcher, counts
+the samples that batches missed (`Counting` is the loader's collate function), and records each
+epoch.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
         else:
             times.append((samples, statistics.median(several)))
             continue
-        # This is not done in the exception handler, because the traceback keeps the batch alive
-        # there.
+        # The cache is not emptied in the exception handler, where the traceback keeps the batch
+        # alive.
         torch.cuda.empty_cache()
         if not times:
             raise PacelineError(f"profile: memory ran out at the first batch, of {samples} samples")

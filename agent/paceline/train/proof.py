@@ -1,9 +1,9 @@
 """Check that a script's loss can be balanced: its gradient must not depend on how ranks split it.
 
 A balanced step is correct only if the weighted sum of the ranks' gradients is the gradient of the
-whole global batch. That depends on the loss, which the script computes in its own loop. So the
-loop's body runs on a few samples in several arrangements, called trials. All trials contain each
-sample equally often:
+whole global batch. Whether these gradients are equal depends on the loss, which the script computes
+in its own loop. So the loop's body runs on a few samples in several arrangements, called trials.
+All trials contain each sample equally often:
 
 - ``whole``: each rank has all samples, so its gradient is that of a single process;
 - ``uneven``: one rank of a pair has a quarter of the pair's samples, the other one the rest;

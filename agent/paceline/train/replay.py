@@ -2,15 +2,16 @@
 
 In a live run the loop must not have additional iterations: scripts count iterations, step schedules
 in them and accumulate gradients over them. So the replay finds the ``for`` statement that requests
-the first batch from the loader. It runs the statements of that loop's body with a copy of the
-loop's names, until all wrapped models have gradients and an optimiser would step. Names that the
-statements assign are dropped.
+the first batch from the loader. The replay runs the statements of that loop's body with a copy of
+the loop's names, until all wrapped models have gradients and an optimiser would step. Names that
+the statements assign are dropped.
 
 A statement that could have a lasting effect, for example one that extends a list or reads another
-loader, is not run. It is left out if it is only a call that prints, or a call that passes numbers
-to an object which nothing reads before the gradients, such as a meter. Otherwise the loss is not
-provable here, unless all gradients are computed already. Loops inside a library are not replayed
-either. `paceline doctor` can check the loss in both cases, because it ends the script afterwards.
+loader, is not run. Such a statement is left out if it is only a call that prints, or a call that
+passes numbers to an object which nothing reads before the gradients, such as a meter. Otherwise the
+loss is not provable here, unless all gradients are computed already. Loops inside a library are not
+replayed either. `paceline doctor` can check the loss in both cases, because it ends the script
+afterwards.
 """
 
 from __future__ import annotations

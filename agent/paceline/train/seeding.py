@@ -25,16 +25,17 @@ from paceline.core.terms import whole
 
 _LARGEST = 2**63 - 1
 
-# The epoch whose samples this process loads. It is not thread-local, because a data set may use
-# threads.
+# The epoch whose samples this process loads. The variable is not thread-local, because a data set
+# may use threads.
 _loaded: Epoch | None = None
 
 
 class Epoch:
     """The current epoch of a session's loader, and the session's seed.
 
-    It is a context around the loading of samples in this process, and is not entered twice at once.
-    If `shared`, DataLoader workers see the number change, as they may live for several epochs.
+    The object is a context around the loading of samples in this process, and is not entered twice
+    at once. If `shared`, DataLoader workers see the number change, as they may live for several
+    epochs.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
@@ -95,10 +96,10 @@ def generator(
 ) -> torch.Generator:
     """Return torch's random numbers of a sample, for data sets that `Session.loader` reads.
 
-    They depend only on the session's seed, the epoch and the index. So they are the same whichever
-    rank loads the sample, with any number of ranks and DataLoader workers, and after a restart.
-    Each epoch has other random numbers. Each call starts with the first number. If a sample needs
-    several generators, give each a `stream` of its own.
+    The numbers depend only on the session's seed, the epoch and the index. So the numbers are the
+    same whichever rank loads the sample, with any number of ranks and DataLoader workers, and after
+    a restart. Each epoch has other random numbers. Each call starts with the first number. If a
+    sample needs several generators, give each a `stream` of its own.
 
     If no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from
     torch's own random numbers.
@@ -123,9 +124,9 @@ def numpy_generator(index: SupportsIndex, *, stream: int = 0) -> np.random.Gener
 def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
     """Seed the global random numbers of torch (CPU), NumPy and Python for a sample, until exit.
 
-    This is for transforms that take no generator, such as torchvision's. The numbers differ from
-    those of `generator`. Afterwards the process's own random numbers continue as if nothing had
-    been drawn. Use it in one thread at a time::
+    Use it for transforms that accept no generator, such as those of torchvision. The numbers differ
+    from those of `generator`. Afterwards the process's own random numbers continue as if nothing
+    had been drawn. Use it in one thread at a time::
 
         def __getitem__(self, index):
             with paceline.seeded(index):

@@ -115,19 +115,21 @@ class Session:
             of memory, its limit is lower when the run resumes.
         micro_batches: a rank whose local batch exceeds its limit computes the batch in several
             iterations of the loop, and its optimiser steps only in the last one (`Batch.last`).
-            So limits restrict neither a fast rank's local batch nor the global batch. This is for
-            loops that call no collective of their own in the body, accumulate no gradients
-            themselves, and count steps by `step`.
+            So limits restrict neither a fast rank's local batch nor the global batch. Use
+            `micro_batches` for loops that call no collective of their own in the body, accumulate
+            no gradients themselves, and count steps by `step`.
         uneven_steps: under a relaxed policy, a fast rank's loop may have more iterations than a
-            slow rank's. This is for loops that call no collective of their own in the body, step
-            the optimiser in each iteration, and never end early. It excludes `micro_batches`.
+            slow rank's. Use `uneven_steps` for loops that call no collective of their own in the
+            body, step the optimiser in each iteration, and never end early; not with
+            `micro_batches`.
         shapes: keeps distinct shapes of batches few, for compiled models: each rank's number of
             samples in a step is a multiple of this number. `Shapes` also sets the lengths to which
             batches are padded.
         mesh: the data-parallel dimensions of a `torch.distributed.DeviceMesh` over all ranks, such
             as ``mesh["dp"]``: ranks that differ in its other dimensions only, as under tensor
             parallelism, are one group and get the same batches. Then `rank`, `world` and `limits`
-            are those of groups. This is for models that `fully_shard` has sharded over this mesh.
+            are those of groups. Use `mesh` for models that `fully_shard` has sharded over this
+            mesh.
         prove: before its first step, a run that may be balanced computes the gradient of a few
             samples as a whole and in uneven local batches. If these differ, the ranks train with
             equal local batches, and a warning gives the reason. False: skip this check.
@@ -476,9 +478,9 @@ class Session:
 
         Args:
             loss: this rank's mean loss. The dashboard shows the mean over the global batch.
-            **metrics: training metrics by name: numbers, or tensors without dimensions. They are
-                means over this rank's batch, too, and are weighted over ranks like the loss. A run
-                has 32 names at most.
+            **metrics: training metrics by name: numbers, or tensors without dimensions. Metrics are
+                means over this rank's batch, and are weighted over ranks like the loss. A run has
+                32 names at most.
 
         Raises:
             PacelineError: the call is outside the loop over the loader.
@@ -496,7 +498,7 @@ class Session:
             for name, value in session.figures.items():
                 writer.add_scalar(name, value, session.step)
 
-        This never waits for the device. Before the first step is over, the figures are empty.
+        The call never waits for the device. Before the first step is over, the figures are empty.
         ``paceline/samples`` and ``paceline/load`` are the number of samples and the load of the
         batch. Times are in s: ``paceline/data_s`` waiting for the batch, ``paceline/compute_s``
         forward and backward, ``paceline/sync_s`` reduction and waiting for other ranks,

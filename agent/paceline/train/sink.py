@@ -1,7 +1,7 @@
 """Sink of a rank's telemetry: the bus, else the spool on disk, else a queue in memory.
 
-`report.Emitter`'s thread calls the `Sink`. It never raises because of a failed delivery: it
-retries, and counts records as lost only when bus, spool and memory are full or at the end.
+`report.Emitter`'s thread calls the `Sink`. The sink raises no error for a failed delivery: it
+retries, and counts records as lost only if bus, spool and memory are full, or at the end.
 """
 
 from __future__ import annotations

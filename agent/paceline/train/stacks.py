@@ -1,7 +1,7 @@
 """Python stacks of a rank, which the agent can request even while the rank hangs.
 
 `faulthandler` writes them within the handler of a signal, which needs neither the interpreter's
-lock nor a thread of ours. So it works while all threads are blocked, in Python or in C.
+lock nor a thread of ours. xs while all threads are blocked, in Python or in C.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _registered: list[int] = []
 def register(variables: Mapping[str, str]) -> int | None:
     """Make a signal write the stacks of all threads to a file beside the rank's logs.
 
-    This is done once, and only in a rank that Paceline has launched. It uses a real-time signal
-    without a handler. Problems are logged and not raised, because training does not need the
-    stacks. Return the signal's number, or None if no signal was registered.
+    The signal is registered once, and only in a rank that Paceline has launched. It is a real-time
+    signal that has no handler. Problems are logged and not raised, because training does not need
+    the stacks. Return the signal's number, or None if no signal was registered.
     """
     errors = variables.get("TORCHELASTIC_ERROR_FILE")
     if _registered or not errors or not variables.get("PACELINE_RUN"):

@@ -2,8 +2,9 @@
 
 The control plane creates a stream for the answer (`streams.answers`), which expires after a while,
 and puts an `Ask` on ``commands(node)``. The node's agent appends an `Answer` to the answer's stream
-if the stream still exists. Both entries carry a MAC made with the node's key (`codec`). The
-content of an answer is encrypted (`sealing`), because the bus may write it to its disk.
+if the stream still exists. The entries of questions and answers carry a MAC made with the node's
+key (`codec`). The content of an answer is encrypted (`sealing`), because the bus may write it to
+its disk.
 """
 
 from __future__ import annotations

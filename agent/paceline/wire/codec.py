@@ -88,7 +88,7 @@ def decode(
 def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
     """Return the run id and the messages of a bus entry: each message of a `Committed` by itself.
 
-    It raises the same WireErrors as `decode`.
+    WireErrors are the same as in `decode`.
     """
     run, message = decode(fields)
     if not isinstance(message, Committed):

@@ -150,8 +150,8 @@ class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas.
 
-    One of the participating ranks reports it. All of these ranks would report the same values,
-    except for the times.
+    Only one of the participating ranks reports the exchange. All of them would report the same
+    values, except for the times.
     """
 
     attempt: int
@@ -416,12 +416,12 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
 class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
     """A plan that the controller offers.
 
-    It supersedes earlier proposals for the same `segment.seq`.
+    A proposal supersedes earlier proposals for the same `segment.seq`.
     """
 
     attempt: int
     segment: Segment
-    # The id of the planning controller. It shows in logs when two controllers plan the same run.
+    # The id of the planning controller. In logs, the id shows if two controllers plan the same run.
     controller: str
 
 

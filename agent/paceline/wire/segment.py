@@ -130,7 +130,8 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     moves: Moves | None = None
     # True if nodes train the samples that they hold, even while coasting.
     homes: bool = False
-    # For a stream: the speeds of ranks. Such a proposal has no samples; the leader picks them.
+    # For a stream: the speeds of ranks. A proposal with `paces` has no samples, because the leader
+    # picks them.
     paces: Paces | None = None
     # True if this segment was planned without the previous segment's memory, which was lost.
     anew: bool = False
@@ -215,7 +216,7 @@ def _of_counts(segment: Segment, width: int) -> str | None:
 def _of_indices(segment: Segment, samples: int | None) -> str | None:
     if samples is None or not segment.indices:
         return None
-    # This is a view of the bytes: most callers need the samples themselves later or never.
+    # The bytes are only viewed as an array: most callers need the samples later or never.
     most = int(np.frombuffer(segment.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None

@@ -144,7 +144,7 @@ class Rendezvous(StrEnum):
     READY = "ready"
     # The host went away, and the rendezvous with it. The launchers that are left are being killed.
     HOST_LOST = "host_lost"
-    # The next launch is recorded. Its nodes have not been ordered to start it yet.
+    # The next launch is recorded. The nodes of that launch have not been ordered to start it yet.
     RELAUNCH = "relaunch"
 
     @property

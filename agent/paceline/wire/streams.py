@@ -72,7 +72,7 @@ def node_telemetry(node: str) -> str:
 def writer_of(stream: str) -> tuple[str, str]:
     """Return the only writer of a stream: "run" or "node", and its name.
 
-    Both are empty if the stream has several writers.
+    Both results are empty if the stream has several writers.
     """
     parts = _WRITTEN.fullmatch(stream)
     return ("", "") if parts is None else (parts[1], parts[2])

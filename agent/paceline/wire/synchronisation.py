@@ -35,7 +35,7 @@ class NoRules(_Rules, frozen=True):
 class OuterRules(_Rules, frozen=True, kw_only=True):
     """Parameters of the outer optimiser: SGD with Nesterov momentum on the mean of replicas.
 
-    Its gradient is the change of the mean of all replicas since the previous mean.
+    The outer gradient is the change of the mean of all replicas since the previous mean.
     """
 
     rate: Annotated[float, Meta(gt=0, le=10)]

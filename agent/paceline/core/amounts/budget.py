@@ -119,7 +119,7 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
     """Return the rank of each sample of a step, so that no rank exceeds its limit, [n].
 
     A rank above its limit keeps the samples that fit, largest first. Each other sample goes to the
-    rank with the most room. This always succeeds under limits that `refuse_tight` accepts. `ranks`
+    rank with the most room. Under limits that `refuse_tight` accepts, there is always room. `ranks`
     [n] is the plan; `limits` [W] are in the unit of `sizes` [n].
 
     Raises:

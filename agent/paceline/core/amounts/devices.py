@@ -1,8 +1,8 @@
 """Relative speeds of ranks, estimated from their devices alone: capacities.
 
 Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B ("Estimating
-throughput"): CPU ranks count by their cores, other ranks by half-precision FLOP/s. These come from
-vendors' data sheets, or from a trial at the start of the process group if a sheet is missing.
+throughput"): CPU ranks count by their cores, other ranks by half-precision FLOP/s. FLOP/s are from
+vendors' data sheets or, if a sheet is missing, from a trial at the start of the process group.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def capacities(devices: Sequence[RankDevice]) -> Capacities:
 def need_trial(devices: Sequence[RankDevice]) -> bool:
     """Return True if only a trial can measure these ranks' capacities.
 
-    This is the case if their kinds differ, or if their devices differ and the table lacks one of
-    them. Ranks with equal devices never need a trial.
+    A trial is needed if ranks have different kinds of devices, or if their devices differ and the
+    table lacks one of them. Ranks with equal devices never need a trial.
     """
     return bool(devices) and not capacities(devices).values
 

@@ -56,7 +56,7 @@ class StreamLedger:
     """A record of the samples of one epoch of a stream. For one thread.
 
     The leader adds the ranks' reports with `record`, waits until the ledger is `ready`, and takes
-    the next steps with `coast` or `filled`. Then it records them with `use`.
+    the next steps with `coast` or `filled`. Then the leader records these steps with `use`.
 
     Args:
         epoch: number of the epoch.
@@ -70,8 +70,8 @@ class StreamLedger:
         self, epoch: int, world: int, rules: BatchRules, buffer: int, seed: int | None
     ) -> None:
         self.epoch = epoch
-        # Arrays that are indexed by sample number. They are longer than the number of reported
-        # samples, so that they seldom grow.
+        # Arrays that are indexed by sample number. The arrays are longer than the number of
+        # reported samples, so that they seldom grow.
         self._sizes, self._places = np.zeros(buffer), np.zeros(buffer, np.int64)
         # For each sample, the number of steps that passed it over.
         self._waited = np.zeros(buffer, np.int64)

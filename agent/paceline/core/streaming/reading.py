@@ -58,8 +58,8 @@ class ShardClaims:
     Args:
         read: returns the text in the ranks' store; empty: nothing is claimed yet.
         change: replaces the stored text if it is as expected; returns the text stored afterwards.
-        rank: this rank. It is part of the text that the rank stores, so that the texts of two ranks
-            differ.
+        rank: this rank. The number is part of the text that the rank stores, so that the texts of
+            two ranks differ.
     """
 
     def __init__(

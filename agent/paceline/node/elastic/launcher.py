@@ -1,7 +1,7 @@
 """``python -m paceline.node.elastic.launcher``: runs one run's ranks on one node.
 
-A `Supervisor` starts this process, which starts the ranks through TorchElastic. It leaves the
-outcome in ``launcher.json`` and as exit code.
+A `Supervisor` starts this process, which starts the ranks through TorchElastic. The launcher leaves
+the outcome in ``launcher.json`` and as its exit code.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class RankAgent(LocalElasticAgent):
     """A TorchElastic agent that finds which rank failed first and why, and ends the other ranks.
 
     TorchElastic itself records failures with a resolution of one second, and ends the other ranks
-    before it reports. It counts restarts and attempts on each node separately, so that two nodes of
-    one attempt may give it two numbers: `Roll` counts for all nodes. After more than
+    before it reports. TorchElastic counts restarts and attempts on each node separately, so that
+    two nodes may give one attempt two numbers: `Roll` counts for all nodes. After more than
     `most_failures` failures the run has failed; None: TorchElastic counts, for this node.
     """
 

@@ -163,8 +163,8 @@ class Together(DynamicRendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of launchers that require a new round.
 
-        These launchers wait for a round, are gone, or have announced that they will leave. This
-        raises a RendezvousConnectionError if the store is gone.
+        Launchers that wait for a round, are gone, or have announced that they will leave are
+        counted. A RendezvousConnectionError is raised if the store is gone.
         """
         waiting = int(super().num_nodes_waiting())
         try:
@@ -299,7 +299,7 @@ def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address
     """Return the rendezvous of a run's launchers on several nodes.
 
     `nodes` is the least and largest number of nodes. `address` is the address of this node, for the
-    other nodes. This raises a RendezvousConnectionError if the store does not answer.
+    other nodes. A RendezvousConnectionError is raised if the store does not answer.
     """
     # Without this setting all rounds share the first round's store, and nodes that join later do
     # not get its address.

@@ -173,7 +173,8 @@ class Memory:
     def close(self) -> None:
         """Learn a limit if the exception that ended the loop is now ending the script.
 
-        That exception is the one being handled, or the last one that the interpreter reported.
+        The exception that ends the script is the one being handled, or the last one that the
+        interpreter reported.
         """
         load, self._left = self._left, None
         error = sys.exception() or getattr(sys, "last_value", None)

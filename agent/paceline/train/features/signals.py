@@ -27,7 +27,7 @@ class Signals(Feature):
 
     Args:
         ask: requests that the leader ends the plan. A signal's handler calls it, so it must not
-            block. It returns False outside of the loop: then the signal takes effect at once,
+            block. `ask` returns False outside of the loop: then the signal takes effect at once,
             because there is nothing to save.
         close: closes the session, before a default action ends the process.
     """

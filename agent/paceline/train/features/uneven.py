@@ -95,8 +95,8 @@ class WorkSharing(_UnevenLoops):
     def may_differ(self) -> bool:
         """Return True if ranks may differ in their iterations from the next segment on.
 
-        They may not in the first segment of a relaxed synchroniser: it is not known yet if the
-        script suits the synchroniser, and how the script steps its schedules.
+        Ranks may not differ in the first segment of a relaxed synchroniser: it is not known yet if
+        the script suits the synchroniser, and how the script steps its schedules.
         """
         return self._schedules.known
 
@@ -189,8 +189,8 @@ class Schedules:
 
     A script that calls ``scheduler.step()`` in each iteration would be at different points of its
     schedule on fast and slow ranks, and beyond its end on fast ones. So while ranks share batches,
-    these calls do nothing, and this class steps the schedule by the numbers of steps instead. It
-    leaves alone a schedule that was not stepped exactly once in each iteration before. For one
+    these calls do nothing, and this class steps the schedule by the numbers of steps instead. A
+    schedule that was not stepped exactly once in each iteration before is left alone. For one
     thread.
     """
 

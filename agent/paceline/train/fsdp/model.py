@@ -31,8 +31,8 @@ _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 class WeightedFSDP(nn.Module):
     """A session's representation of a sharded model; the script keeps the model itself.
 
-    FSDP computes with whole parameters. It makes these objects when it first gathers the
-    parameters, and fills them again at each later gather. Each gradient of a whole parameter is
+    FSDP computes with whole parameters. FSDP makes the whole parameters when it first gathers them,
+    and fills the same objects again at each later gather. Each gradient of a whole parameter is
     weighed when autograd has computed it, before FSDP reduces it or adds it to a gradient from an
     earlier pass. So gradients that accumulate are weighed with the weights of their own steps, and
     FSDP's mean over ranks is the mean over the global batch.

@@ -1,10 +1,11 @@
 """Measures how long ranks wait for each other within the passes of a sharded model.
 
 FSDP gathers a unit's parameters before the unit's forward pass and, if they were freed, before its
-backward pass. After the backward pass it reduces the unit's gradients. It does all that in hooks,
+backward pass. After the backward pass it reduces the unit's gradients. FSDP does all that in hooks,
 which torch calls in the order of registration. So this module registers a hook before and after
-each of FSDP's hooks, and the time between the two is not computing. On a CUDA device, a stamp is an
-event of the computing stream, so collectives that overlap in other streams take no time there.
+each of FSDP's hooks, and the time between the two does not count as computing. On a CUDA device, a
+stamp is an event of the computing stream, so collectives that overlap in other streams take no time
+there.
 """
 
 from __future__ import annotations

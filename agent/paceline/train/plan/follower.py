@@ -3,8 +3,8 @@
 A `Follower` yields a rank's steps. On rank 0 it drives the leader. On the other ranks a `Fetcher`
 reads parts from the ranks' store before they are needed: each call to a remote store takes a round
 trip, and reading a part takes three calls: to wait for it, to get it and to delete it. A thread
-makes these calls while the rank trains. It reads no parts beyond the rank's current epoch, because
-after the last epoch no part follows, and the store ends.
+makes these calls while the rank trains. The thread reads no parts beyond the rank's current epoch,
+because after the last epoch no part follows, and the store ends.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Fetcher:
     """Queue of one rank's parts, in the order of their segments. Call `close` at the end.
 
     The thread has its own connection to the store, because a call that waits blocks all others on
-    its connection. It calls `on_node` with each segment's part for this rank's node.
+    its connection. The thread calls `on_node` with each segment's part for this rank's node.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Fetcher:
                 return
             self._closing = True
             self._changed.notify_all()
-            # This is False after the plan's end, when the store may have ended.
+            # `calls` is False after the plan's end, when the store may have ended.
             calls = self._calls
         segment = self._segment
         if calls:

@@ -2,9 +2,10 @@
 
 Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the controller's newest
 valid proposal. If none is there in time, it coasts: it plans a few steps itself and keeps the
-ranks' shares, policy and synchronisation of the last segment. It never waits for a controller that
-has not shown that it is alive, and `Waits` is the schedule of longer waits if plans always arrive
-too late. `cut_steps` cuts local batches that do not fit into a rank's memory into micro-batches.
+ranks' shares, policy and synchronisation of the last segment. The leader never waits for a
+controller that has not shown that it is alive, and `Waits` is the schedule of longer waits if plans
+always arrive too late. `cut_steps` cuts local batches that do not fit into a rank's memory into
+micro-batches.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ class StreamReader(Feature):
     """Reader of one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
 
     A sample's number is the number of samples that the rank had read before it in the epoch. The
-    thread reads while the buffer has room. It withholds the newest sample until it knows whether
-    another sample follows. So a rank that has not reported its end has at least one more sample.
-    `seed` seeds the order of a source's shards.
+    thread reads while the buffer has room. The thread withholds the newest sample until it knows
+    whether another sample follows. So a rank that has not reported its end has at least one more
+    sample. `seed` seeds the order of a source's shards.
     """
 
     def __init__(self, stream: Stream, meeting: Meeting, seed: int) -> None:
@@ -197,8 +197,8 @@ class StreamReader(Feature):
             )
 
     def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
-        # This is a separate connection, because with reading processes another thread makes the
-        # claims.
+        # The claims get a separate connection, because with reading processes another thread makes
+        # them.
         store, key = self._store.clone(), news.claims_key(epoch)  # type: ignore[attr-defined]
         claims = ShardClaims(
             lambda: store.get(key).decode() if store.check([key]) else "",

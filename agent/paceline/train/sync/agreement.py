@@ -42,8 +42,8 @@ class LoopAgreement:
         self._took_s = now - self._began if self._step == step - 1 else 0.0
         self._step, self._began = step, now
         self._store.set(self._at(self._ranks.rank), str(step))
-        # This comes after the step is announced: so either this rank sees that another rank has
-        # left, or the rank that leaves sees that this rank has started the step.
+        # The check comes after the step is announced: so either this rank sees that another rank
+        # has left, or the rank that leaves sees that this rank has started the step.
         if not self._store.check([self._key("count")]):
             return
         left = self._left()

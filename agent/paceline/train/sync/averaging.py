@@ -29,7 +29,7 @@ class AveragingSync:
     synchronise between two outer steps, parameters become the mean itself, and the next outer step
     has the whole change since the previous outer step.
 
-    With an overlap, a mean is reduced while ranks step on. Its result takes effect `rules.overlap`
+    With an overlap, a mean is reduced while ranks step on. The mean takes effect `rules.overlap`
     steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard et al., Streaming
     DiLoCo with overlapping communication, 2025). In the next mean, a rank's weight then includes α
     times its work in this mean. Before all ranks synchronise, a mean in flight takes effect. So no
@@ -109,7 +109,7 @@ class AveragingSync:
         if self._task_thread is not None:
             self._calls.abort(self._flights - (self._flight is not None), reason)
             self._task_thread.close(timeout_s=1.0)
-        # This makes the collectives of other ranks fail.
+        # Without the group, the collectives of other ranks fail.
         dist.destroy_process_group(self._ranks.group)
 
     def _take_off(self, part: int, step: int) -> None:

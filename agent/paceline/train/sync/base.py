@@ -136,7 +136,7 @@ class Replica:
 class GradientSync(Protocol):
     """Synchroniser of one segment on one rank, until all ranks have synchronised at the end.
 
-    Methods are called in the thread that trains. They may remove gradients from ``.grad``, put
+    Methods are called in the thread that trains. Methods may remove gradients from ``.grad``, put
     others there, and step the optimiser. `stepping` is not called for steps that methods make.
 
     If `goes_on` is True, this object continues in a next segment that has the same synchroniser;

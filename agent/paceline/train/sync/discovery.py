@@ -1,7 +1,7 @@
 """Finds a script's optimisers and scalers through Python's garbage collector.
 
-This is the fallback if `session.optimizer` was not called, or was called without a scaler. Its
-limits:
+Searching is the fallback if `session.optimizer` was not called, or was called without a scaler. The
+search has limits:
 
 - **Optimisers and gradient scalers**: a search finds every living object of the class in the whole
   process. A dropped object may live until Python collects it, so a second search follows a

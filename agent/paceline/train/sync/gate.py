@@ -80,8 +80,8 @@ class SyncGate:
 
     The loop calls `begin` for each batch, `body_done` when the script is done with it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
-    steps its optimiser; torch's hook calls the gate before each of these steps. These methods raise
-    a PacelineError if another rank left its loop at another step; the message names the rank.
+    steps its optimiser; torch's hook calls the gate before each of these steps. The gate's methods
+    raise a PacelineError if another rank left its loop at another step; the message names the rank.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class SyncGate:
         if unchanged and self._relaxed is not None:
             return
         self._meet()
-        # This applies also if the script does not suit the new synchroniser.
+        # Gradients are also all-reduced if the script does not suit the new synchroniser.
         self._reduce(True)
         self.outer.keep_for(step.synchroniser)
         if self._current.world == 1:
@@ -233,8 +233,8 @@ class SyncGate:
         if self._relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
-        # This comes first, because other ranks may wait in the script's collectives for a rank that
-        # raised.
+        # The check for an exception comes first, because other ranks may wait in the script's
+        # collectives for a rank that raised.
         raised = closing and self._failure is None and exception_ends_loop()
         if self._step.epoch_end and not self.pools(self._step):
             self._through(self._step, raised)
@@ -379,8 +379,8 @@ class SyncGate:
     def _ranks(self) -> Ranks:
         if self._ranks_made is None:
             assert self._store is not None
-            # A new process group, because two threads that use one group get wrong sums. Its
-            # backend is gloo, because the vectors are on the CPU.
+            # A new process group, because two threads that use one group get wrong sums. The
+            # group's backend is gloo, because the vectors are on the CPU.
             if self._lanes is None:
                 group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             else:

@@ -136,7 +136,7 @@ def _copied(flat: torch.Tensor, out: torch.Tensor) -> Callable[[], float]:
         begun.record()
         out.copy_(flat, non_blocking=True)
         ended.record()
-    # This keeps the allocator from reusing the memory before the copy is done.
+    # `record_stream` keeps the allocator from reusing the memory before the copy is done.
     flat.record_stream(stream)
 
     def arrive() -> float:

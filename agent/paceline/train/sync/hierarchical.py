@@ -57,7 +57,7 @@ class ParameterServer:
     def abort(self, reason: str) -> None:
         """Leave in the middle of the segment."""
         self._peers.abort(reason)
-        # This makes the broadcast of other ranks fail.
+        # Without the group, the broadcast of other ranks fails.
         dist.destroy_process_group(self.ranks.group)
 
     def _add(self, rank: int, change: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ class Outer:
     """Outer optimiser: the parameters after its newest step, and its momentum. For one thread.
 
     This state outlives segments and epochs, is part of checkpoints, and is the same on all ranks.
-    It is dropped when another synchroniser takes effect. Vectors are on the CPU, in 32 bits, one
-    for each part of the parameters.
+    The state is dropped when another synchroniser takes effect. Vectors are on the CPU, in 32 bits,
+    one for each part of the parameters.
 
     Douillard et al., DiLoCo, Alg. 1: with the pseudo-gradient Δ = θ − mean of the replicas,
     ``v ← μ v + Δ``, ``θ ← θ − η (Δ + μ v)``.

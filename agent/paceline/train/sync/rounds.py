@@ -74,7 +74,7 @@ class Rounds:
         self._drift, self._vector = drift, RoundVector(length, drift.bins, ranks.world)
         self._timeout_s = ranks.timeout.total_seconds()
         self._on_round, self._extra = channel.on_round, extra
-        # A condition's lock is reentrant. It protects all attributes below.
+        # A condition's lock is reentrant. The lock protects all attributes below.
         self._changed = threading.Condition()
         self._progress = RoundProgress(ranks.world, call, drift)
         self._member = Member[torch.Tensor](ranks.rank, self._progress)
