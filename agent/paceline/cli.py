@@ -217,7 +217,8 @@ class ResumeOptions:
         ),
     ] = None
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each node.", show_default="as before")
+        int | None,
+        typer.Option(min=1, help="Number of ranks on each node.", show_default="as before"),
     ] = None
 
     def elsewhere(self) -> dict[str, Any]:

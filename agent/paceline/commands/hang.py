@@ -76,7 +76,7 @@ def stacks(
     *,
     run_id: RunId,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Only this rank.", show_default="all ranks")
+        int | None, typer.Option(min=0, help="Only stacks of this rank.", show_default="all ranks")
     ] = None,
     connection: Connection,
     as_json: Json = False,

@@ -40,7 +40,7 @@ class LogSelection:
 
     rank: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="Only this rank; repeatable.", show_default="all ranks"),
+        typer.Option(min=0, help="Only logs of this rank; repeatable.", show_default="all ranks"),
     ] = None
     launcher: Annotated[
         bool,
@@ -49,14 +49,22 @@ class LogSelection:
         ),
     ] = False
     attempt: Annotated[
-        int | None, typer.Option(min=0, help="Only this attempt.", show_default="the newest")
+        int | None,
+        typer.Option(min=0, help="Only logs of this attempt.", show_default="the newest"),
     ] = None
     output: Annotated[
-        Literal["stdout", "stderr", "both"], typer.Option(help="Output of the ranks to print.")
+        Literal["stdout", "stderr", "both"],
+        typer.Option(help="Standard stream of the ranks to print."),
     ] = "both"
     lines: Annotated[
         int,
-        typer.Option("--lines", "-n", min=0, max=10_000, help="Last lines of each log; 0: all."),
+        typer.Option(
+            "--lines",
+            "-n",
+            min=0,
+            max=10_000,
+            help="Number of last lines of each log to print; 0: all.",
+        ),
     ] = 50
 
     @property

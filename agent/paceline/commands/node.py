@@ -85,7 +85,9 @@ class JobTraining:
             show_default="1, or the number of tasks of Slurm's step",
         ),
     ] = None
-    nproc: Annotated[int, typer.Option(min=1, help="With a script: ranks on each node.")] = 1
+    nproc: Annotated[
+        int, typer.Option(min=1, help="With a script: number of ranks on each node.")
+    ] = 1
     choice: PolicyChoice
     restarts: Restarts
 

@@ -134,7 +134,7 @@ Notice = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_NOTICE",
-        help="Leave runs in good order before the provider reclaims this machine: ec2, gce, "
+        help="Leave runs cleanly before the provider reclaims this machine: ec2, gce, "
         "azure, or the URL of a notice that returns 404 until then.",
         show_default="no provider",
     ),

@@ -38,40 +38,49 @@ _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 class RunListOptions:
     """Filter, order and number of the listed runs."""
 
-    state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None
-    policy: Annotated[str | None, typer.Option(help="Only under this policy.")] = None
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only runs in this state; repeatable.")
+    ] = None
+    policy: Annotated[str | None, typer.Option(help="Only runs under this policy.")] = None
     used: Annotated[
-        str | None, typer.Option(help="Only if this policy was in force at some time.")
+        str | None, typer.Option(help="Only runs that had this policy at some time.")
     ] = None
     param: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="Only with this parameter of the policy; repeatable."
+            metavar="NAME=VALUE", help="Only runs with this policy parameter; repeatable."
         ),
     ] = None
     text: Annotated[
         str | None,
         typer.Option(
-            help="Only with this text in name, script, note, policy, device, tag or node."
+            help="Only runs with this text in name, script, note, policy, device, tag or node."
         ),
     ] = None
-    node: Annotated[str | None, typer.Option(help="Only on this node.")] = None
+    node: Annotated[str | None, typer.Option(help="Only runs on this node.")] = None
     device: Annotated[
-        str | None, typer.Option(help="Only on a device with this text in its name.")
+        str | None, typer.Option(help="Only runs on a device with this text in its name.")
     ] = None
-    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; repeatable.")] = None
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(help="Only runs with this tag; repeatable."),
+    ] = None
     since: Annotated[
-        datetime | None, typer.Option(formats=_DATES, help="Only created at this time or later.")
+        datetime | None,
+        typer.Option(formats=_DATES, help="Only runs created at this time or later."),
     ] = None
     until: Annotated[
-        datetime | None, typer.Option(formats=_DATES, help="Only created before this time.")
+        datetime | None, typer.Option(formats=_DATES, help="Only runs created before this time.")
     ] = None
     waste_min: Annotated[
-        float | None, typer.Option(help="Only with at least this mean waste, such as 0.2.")
+        float | None, typer.Option(help="Only runs with at least this mean waste, such as 0.2.")
     ] = None
-    se_min: Annotated[float | None, typer.Option(help="Only with at least this mean SE.")] = None
+    se_min: Annotated[
+        float | None,
+        typer.Option(help="Only runs with at least this mean SE."),
+    ] = None
     step_s_min: Annotated[
-        float | None, typer.Option(help="Only with at least this mean time per step.")
+        float | None, typer.Option(help="Only runs with at least this mean time per step.")
     ] = None
     sort: Annotated[
         str,
