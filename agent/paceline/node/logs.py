@@ -116,7 +116,7 @@ def shorten(path: Path) -> None:
 
 
 def _free(handle: int, offset: int, length: int) -> None:
-    """Return the disk space of a part of a file, which then reads as zeros.
+    """Release the disk space of a part of a file; the part then reads as zeros.
 
     An OSError has EOPNOTSUPP or ENOSYS if the system or the file system does not support this.
     """

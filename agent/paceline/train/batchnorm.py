@@ -12,9 +12,9 @@ ranks. `Session.wrap` calls `adapt`, and the training loop calls `agree`::
 
 **Normalising by the global batch.** Each rank's loss L_j is the mean over its own batch, and
 `paceline.train.ddp` multiplies its gradients by w_j where they arrive at the parameters. w_j is the
-rank's weight in the update. So the gradient that reaches a layer is the gradient of L_j. The
-gradient of the global loss L = Σ w_j L_j is w_j times as large, and the backward pass needs its
-sums over all ranks::
+rank's weight in the update. So the gradient that reaches a layer is the gradient of L_j. In the
+global loss L = Σ w_j L_j, that gradient is w_j times as large, and the backward pass needs its sums
+over all ranks::
 
     Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
 

@@ -16,7 +16,7 @@ from paceline.train.timing import RunningStep
 
 
 class Feature:
-    """An optional feature of the loop. It overrides the hooks that it needs; here they do nothing.
+    """An optional feature of the loop, whose hooks do nothing here; subclasses override some.
 
     A *turn* is one iteration of the script's loop. A step has several turns if its batch is cut
     into micro-batches, or if this rank takes over batches of other ranks.

@@ -46,7 +46,7 @@ class Step(msgspec.Struct, frozen=True):
     # The first step of its segment, and the first step after the segment.
     segment_first: int = 0
     segment_end: int = 0
-    # Ranks take batches of the segment over from each other.
+    # True if ranks take batches of the segment over from each other.
     pooled: bool = False
     # True if this rank may train further batches under the same step number.
     shared: bool = False
@@ -134,7 +134,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     synchroniser: Synchronisation = ALLREDUCE
     # True, together with `stop`: nodes join or leave, and the ranks' processes end.
     reform: bool = False
-    # Ranks take batches of the segment over from each other.
+    # True if ranks take batches of the segment over from each other.
     pooled: bool = False
     # The micro-batches of each step, [steps]; empty: each step is computed at once.
     micro: list[list[MicroBatch]] = []

@@ -50,7 +50,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold: Hold) -> Profile:
-    """Time batches of 2, 4, 8, … samples, until memory runs out, and of `most`.
+    """Time batches of 2, 4, 8, … samples, until memory runs out, and one of `most` samples.
 
     `finish` waits for the model's device. `hold` waits until the emulated device would be done.
     A PacelineError means that memory runs out at the first batch. Other errors of `run_batch` pass

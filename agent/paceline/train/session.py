@@ -430,7 +430,7 @@ class Session:
         while progress.next_epoch < total and not self.stopped:
             epoch = progress.next_epoch
             yield epoch
-            # The body may have left the loader unused.
+            # The body of the script's loop may not have read the loader.
             progress.next_epoch = max(progress.next_epoch, epoch + 1)
 
     def checkpoint(

@@ -283,7 +283,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     # Versions of Paceline and PyTorch.
     paceline: str
     torch: str
-    # "cpu" or the accelerator's name. If ranks differ, each name once.
+    # "cpu" or the accelerator's name. If the ranks' devices differ: each device name once.
     device: str
     # Position at which this attempt starts: epoch, first step, and the samples of the epoch that
     # were used before, packed as in `Segment.indices`.

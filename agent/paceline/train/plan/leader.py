@@ -201,7 +201,7 @@ class Leader:
         return self._adopt(segment or self._coasted())
 
     def keep_equal(self, why: str) -> None:
-        """Plan without the controller from now on, with equal local batches; `why` says why."""
+        """Plan with equal local batches, without the controller, from now on; `why`: the reason."""
         self._equal_because = why[:MOST_WHY]
 
     def _stops(self) -> bool:

@@ -304,7 +304,7 @@ class RoundCalls:
         self._ranks, self._prefix = ranks, prefix
 
     def key(self, number: int) -> str:
-        """Return the key that calls a round."""
+        """Return the store's key that is set to call a round."""
         return f"{self._prefix}/{number}"
 
     def call(self, number: int) -> None:
