@@ -94,7 +94,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     Raises:
         PacelineError: a plugin shards the model or reduces its gradients in another way.
-        TypeError: an option of Paceline's is unknown or decided by Accelerate.
+        TypeError: an option in `paceline` is unknown, or Accelerate sets it.
     """
 
     def __init__(
@@ -116,11 +116,12 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return self._driven.session
 
     def prepare(self, *args: Any, device_placement: Any = None) -> Any:
-        """Prepare objects as Accelerate does, with the shuffled DataLoader as training loader.
+        """Prepare objects as Accelerate does; the shuffled DataLoader becomes the training loader.
 
         Raises:
-            PacelineError: there are two shuffled DataLoaders, or a trained model without one.
-            ValueError: the model, or how the loader samples, would train wrongly.
+            PacelineError: there are two shuffled DataLoaders, or a model to train but no shuffled
+                DataLoader.
+            ValueError: with this model, or with this loader's sampler, the training would be wrong.
         """
         placed = device_placement or [None] * len(args)
         objects = [
@@ -153,10 +154,10 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         super().backward(loss, **kwargs)
 
     def gather(self, tensor: Any) -> Any:
-        """Gather as Accelerate does; in the training loop, first dimensions may differ over ranks.
+        """Gather as Accelerate does; in the training loop, ranks' first dimensions may differ.
 
-        A rank without samples has a filler, which is included here; `gather_for_metrics` leaves
-        fillers out.
+        A rank without samples trains a filler sample, whose rows are included in the result.
+        `gather_for_metrics` leaves them out.
         """
         if not self._in_training:
             return super().gather(tensor)
@@ -222,7 +223,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return prepared
 
     def _train_on(self, loader: DataLoader[Any], device_placement: bool | None) -> Loader:
-        """Make the only training loader, which replaces the script's."""
+        """Make the only training loader, which replaces the script's DataLoader."""
         if self._driven is not None:
             raise PacelineError(
                 "a second DataLoader with shuffle=True was prepared, but an Accelerator supports "
@@ -249,14 +250,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return driven
 
     def _declare(self) -> None:
-        """Declare the only optimiser; with several optimisers, relaxed policies act on none."""
+        """Declare the optimiser if there is only one; relaxed policies do not support several."""
         if len(self._optimizers) == 1 and self._driven is not None:
             self._driven.session.optimizer(self._optimizers[0].optimizer, self.scaler)
 
     def _gather_ragged(self, data: Any, *, drop: bool) -> Any:
         """Gather tensors whose first dimensions differ between ranks.
 
-        With `drop`, this rank's rows are those of a filler and are left out.
+        `drop`: this rank has only the rows of a filler sample, which are left out.
         """
         gather = super().gather
 
@@ -296,7 +297,7 @@ def wrap_prepared(
 
 
 def refuse_settings(accelerator: accelerate.Accelerator) -> None:
-    """Refuse settings that reduce or shard gradients in another way, or decide over batches."""
+    """Refuse settings that reduce or shard gradients in another way, or that choose the batches."""
     kind, config = accelerator.distributed_type, accelerator.dataloader_config
     if kind not in _KINDS:
         refuse(

@@ -1,4 +1,4 @@
-"""The command line. It starts fast: without torch, and imports server packages only when needed.
+"""The command line. It starts fast: it imports no torch, and server packages only when needed.
 
 Commands of this package are registered here; the entry points of the group `paceline.commands` add
 the others. Errors that the user can fix are printed on one line, with their exit code.
@@ -50,7 +50,8 @@ app = typer.Typer(
 )
 _log = logging.getLogger(__name__)
 _VERSION = "--version"
-# Names of the commands of an entry point that adds several. The others add one of their name.
+# Entry points that add several commands, with the commands' names. Each other entry point adds one
+# command, which has the entry point's name.
 _ADDED = {
     "demo": ("demo", "up"),
     "server": ("server", "db", "open", "replay", "simulate", "token", "whatif"),
@@ -78,7 +79,7 @@ def _options(
             _VERSION,
             callback=_print_version,
             is_eager=True,
-            help="Print the version; `paceline version` also prints PyTorch's and the protocol's.",
+            help="Print the version; see also `paceline version`.",
         ),
     ] = False,
 ) -> None:
@@ -146,7 +147,7 @@ def policies(connection: Connection, as_json: Json = False) -> None:
 @app.command()
 @grouped
 def backends(connection: Connection, as_json: Json = False) -> None:
-    """List the training backends, and whether each answers."""
+    """List the training backends, and show which of them answer."""
     with connection.client() as client:
         known = client.call("GET", "/backends")
     if as_json:
@@ -182,7 +183,7 @@ def stop(
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions:
-    """The run to resume, and what changes for its ranks."""
+    """The run to resume, and the settings that change for its ranks."""
 
     run_id: RunId
     max_restarts: Annotated[
@@ -216,11 +217,12 @@ class ResumeOptions:
         ),
     ] = None
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each node.", show_default="as before")
+        int | None,
+        typer.Option(min=1, help="Number of ranks on each node.", show_default="as before"),
     ] = None
 
     def elsewhere(self) -> dict[str, Any]:
-        """Return REST's fields of other nodes or another backend; empty if nothing moves."""
+        """Return the REST fields for other nodes or another backend; empty if the run stays."""
         from paceline.node.starting.several import counted
 
         asked: dict[str, Any] = {"backend": self.backend, "nproc": self.nproc}
@@ -244,8 +246,8 @@ def resume(
 ) -> None:
     """Resume a failed or stopped run from its newest checkpoint.
 
-    Its node's agent, or its engine, starts it. A run that `paceline run` started here continues in
-    the foreground, unless an option moves it elsewhere.
+    The agent of the run's node, or the run's engine, starts the run. A run that `paceline run`
+    started here continues in the foreground, unless an option moves it elsewhere.
     """
     from paceline.node.starting import resume as resuming
 
@@ -272,7 +274,7 @@ def resume(
 
 @app.command("version")
 def show_version(as_json: Json = False) -> None:
-    """Print versions: Paceline's, its protocol's, Python's and PyTorch's."""
+    """Print the versions of Paceline, its protocol, Python and PyTorch."""
     from paceline.wire import PROTOCOL_VERSION
 
     versions = {
@@ -295,19 +297,19 @@ def _bus_parts(url: str) -> SplitResult:
     except ValueError as error:
         raise InputError(f"--bus: {error}") from error
     try:
-        # This sends nothing yet: a wrong kind of URL is rejected before any wait.
+        # This call sends nothing: it only rejects an invalid URL before any wait.
         connect(url).close()
     except ValueError as error:
         raise InputError(f"bus {linking.place(url)}: {error}") from error
     return parts
 
 
-# A process that runs several commands has each plugin once.
+# The cache ensures that a process that runs several commands adds each plugin only once.
 @cache
 def _add_plugin(entry: EntryPoint) -> None:
     """Add the commands of an entry point, or commands that report the missing packages."""
     try:
-        # The command may import its requirements only when it is called.
+        # Loading may succeed although packages are missing: a command may import them when called.
         entry.load()(app)
     except ImportError as error:
         for name in _commands_of(entry):

@@ -1,4 +1,4 @@
-"""Lightning with Paceline: a strategy for its Trainer.
+"""Lightning with Paceline: a strategy for Lightning's Trainer.
 
 A script changes one argument::
 
@@ -53,7 +53,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
 
     Raises:
         PacelineError: an option reduces gradients in another way.
-        TypeError: an option of Paceline's is unknown, or decided by Lightning.
+        TypeError: an option in `paceline` is unknown, or Lightning sets it.
     """
 
     strategy_name = "paceline"
@@ -73,10 +73,10 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         super().__init__(**options)
         name = "PacelineStrategy(paceline=…)"
         self._session_options, self._batchnorm = checked(paceline or {}, name)
-        # Set while the trainer fits.
+        # The trainer, while its `fit` is active.
         self._trainer: pl.Trainer | None = None
         self._driven: DrivenLoader | None = None
-        # The session's state of a checkpoint.
+        # The session's state in the loaded checkpoint.
         self._loaded: dict[str, Any] | None = None
 
     @property
@@ -99,7 +99,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         super().setup(trainer)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Return the training loader for the script's."""
+        """Return the training loader that replaces the script's DataLoader."""
         trainer = self._trainer
         if trainer is None or not trainer.training or trainer.state.fn != TrainerFn.FITTING:
             return dataloader
@@ -112,7 +112,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return driven
 
     def on_train_start(self) -> None:
-        """Declare the only optimiser; with several optimisers, relaxed policies act on none."""
+        """Declare the optimiser if there is only one; relaxed policies do not support several."""
         if len(self.optimizers) == 1:
             scaler = getattr(self.precision_plugin, "scaler", None)
             self.session.optimizer(self.optimizers[0], scaler)
@@ -222,7 +222,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
 
 
 class _LightningEnds(pl.Callback):  # type: ignore[misc]
-    """Callback that ends the session's epoch after the last body, since Lightning counts steps."""
+    """Callback that ends the session's epoch after its last step, since Lightning counts steps."""
 
     def __init__(self, strategy: PacelineStrategy) -> None:
         self._strategy = strategy

@@ -35,13 +35,13 @@ except ModuleNotFoundError as error:
 
 @dataclass
 class PacelineConfig(TorchConfig):  # type: ignore[misc]
-    """`TorchConfig` of Ray Train whose workers take part in the driver's run. One for each trainer.
+    """`TorchConfig` of Ray Train whose workers are ranks of the driver's run. One for each trainer.
 
     Each start of the workers by Ray is an attempt of the run. Sessions are closed when the training
     loop returns or raises. Without a run, the workers train without a control plane.
 
-    The arguments are those of `TorchConfig`. A PacelineError is raised if several ranks of a
-    launcher make a config each, because each rank would start all workers.
+    The arguments are those of `TorchConfig`. A PacelineError is raised if the script runs as
+    several ranks of a launcher, because each rank would start all workers.
     """
 
     variables: dict[str, str] | None = field(

@@ -46,7 +46,7 @@ STATE = "paceline_session.pt"
 
 
 class _Chunks:
-    """Collation of a rank's local batch as the batches over which Trainer accumulates."""
+    """Collation of a rank's local batch into the batches over which Trainer accumulates."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], number: int) -> None:
         self._collate, self._number = collate, number
@@ -54,7 +54,8 @@ class _Chunks:
     def __call__(self, items: list[Any]) -> list[Any]:
         chunks, start = [], 0
         for count in counts_of(len(items), self._number):
-            # If a rank has fewer samples than batches, a sample is repeated, and counts nothing.
+            # If a rank has fewer samples than batches, a sample is repeated, and the repetition has
+            # weight 0.
             chunks.append(self._collate(items[start : start + count] or items[:1]))
             start += count
         return chunks
@@ -67,7 +68,7 @@ def counts_of(samples: int, chunks: int) -> list[int]:
 
 
 class Loader(DrivenLoader):
-    """Loader of Trainer's loop: an item is a step, as the list of its batches."""
+    """Loader of Trainer's loop. Each item is the list of a step's batches."""
 
     accumulates = 1
 
@@ -80,9 +81,12 @@ class _Turn:
     """Step that Trainer's loop is in.
 
     Args:
-        counts: samples of each of its batches on this rank; all 0 if the rank has a filler.
-        items: labels of each of its batches that count in the loss; None: they are not counted.
-        all_items: the same on all ranks, or on this rank if Trainer does not average over ranks.
+        counts: number of samples of each of the step's batches on this rank; all 0 if the rank has
+            a filler.
+        items: number of labels of each of these batches that count in the loss; None: labels are
+            not counted.
+        all_items: number of such labels of the step on all ranks, or on this rank if Trainer does
+            not average over ranks.
         weight: this rank's weight in the update.
     """
 
@@ -98,11 +102,11 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Loss:
-    """Normalisation of the script's loss, which only the script's code determines.
+    """Normalisation of the script's loss, as measured: only the script's code determines it.
 
-    With `by_items` the loss is a sum over labels, divided by ``num_items_in_batch``; otherwise it
-    is a mean over the batch, whatever that number is. Trainer multiplies the loss by `times`
-    because DistributedDataParallel takes the mean.
+    With `by_items` the loss is a sum over labels, divided by ``num_items_in_batch``; otherwise the
+    loss is a mean over the batch, whatever ``num_items_in_batch`` is. Trainer multiplies the loss
+    by `times` because DistributedDataParallel takes the mean.
     """
 
     by_items: bool
@@ -127,8 +131,9 @@ class PacelineMixin:
         **kwargs: keyword arguments of the trainer.
 
     Raises:
-        PacelineError: an argument of training would decide over batches, or shards the model.
-        TypeError: an option of Paceline's is unknown, or decided by Trainer.
+        PacelineError: a training argument would change which samples a batch has, or shards the
+            model.
+        TypeError: an option in `paceline` is unknown, or Trainer sets it.
     """
 
     def __init__(
@@ -206,7 +211,7 @@ class PacelineMixin:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """Return a step's batches on this rank, and its number of labels on all ranks."""
+        """Return a step's batches on this rank, and the step's number of labels on all ranks."""
         trainer, loader = self._trainer, self._loader
         chunks = next(epoch_iterator, None)
         if chunks is None:
@@ -265,8 +270,9 @@ class PacelineMixin:
     def _factor(self, turn: _Turn) -> torch.Tensor | float:
         """Return the factor for the mean loss of a batch.
 
-        The update is Σ_j w_j Σ_c ∇X_jc over ranks j and their batches c, where X is the mean loss
-        times this factor. For even ranks it is Trainer's update, which is the mean over ranks.
+        The update is Σ_j w_j Σ_c ∇X_jc over ranks j with weights w_j and their batches c, where
+        X_jc is the mean loss of the batch times this factor. If local batches are equal, this is
+        Trainer's update, which is the mean over ranks.
         """
         trainer, accumulates = self._trainer, self._loader.accumulates
         samples, place = sum(turn.counts), turn.place
@@ -282,11 +288,11 @@ class PacelineMixin:
         return share if self._loss.by_items else accumulates * turn.counts[place] / samples
 
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
-        """Find out the loss's normalisation by three evaluations before the first step.
+        """Determine the loss's normalisation by three evaluations before the first step.
 
         Many models accept ``num_items_in_batch`` and do not use it, and a script may compute a loss
-        of its own. None: this batch proves nothing, because its loss is 0 or not finite. Its loss
-        is 0 or not finite if none of its labels count.
+        of its own. Return None if this batch proves nothing, because its loss is 0 or not finite,
+        as when none of its labels count.
         """
         trainer = self._trainer
         placed = trainer._prepare_inputs(inputs)
@@ -326,7 +332,7 @@ class PacelineMixin:
     def _items(
         self, chunks: list[Any], counts: list[int], device: torch.device
     ) -> list[torch.Tensor] | None:
-        """Return each batch's number of labels that count in the loss; None: not counted."""
+        """Return each batch's number of labels that count in the loss; None: it is unknown."""
         with self._averaging(False):
             items = [self._trainer._get_num_items_in_batch([chunk], device) for chunk in chunks]
         if any(item is None for item in items):
@@ -426,7 +432,7 @@ _skip_first_batches = transformers.trainer.skip_first_batches
 
 
 def _skip(loader: Any, *args: Any, **kwargs: Any) -> Any:
-    """Skip nothing for Paceline's loader, which resumes automatically; else call Accelerate's.
+    """Skip nothing for Paceline's loader, which resumes automatically; else call Accelerate.
 
     Trainer calls `skip_first_batches` by its name in the middle of its loop.
     """

@@ -1,4 +1,4 @@
-"""Data frames and figures of the server's answers.
+"""Data frames and figures made from the server's answers.
 
 `server` reads tables with `of_csv`, `of_columns` and `of_rows` as data frames of pandas or polars,
 and draws a run with `figure`. The libraries are imported only here and only when they are used;
@@ -78,7 +78,7 @@ def figure(
     switches: Sequence[Mapping[str, Any]],
     metrics: Sequence[str],
 ) -> Any:
-    """Plot metrics over steps, one below the other, with a dashed line where each policy began.
+    """Plot metrics over steps, one below the other, with a dashed line at each policy's first step.
 
     `columns` and `switches` are answers of `GET steps` and `GET switches`.
 

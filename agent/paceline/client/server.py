@@ -25,9 +25,9 @@ Table = Literal["steps", "worker-steps", "rounds", "segments", "switches"]
 Format = Literal["csv", "ndjson", "parquet"]
 _FORMATS = {".csv": "csv", ".ndjson": "ndjson", ".jsonl": "ndjson", ".parquet": "parquet"}
 _PAGE = 500
-# Bytes of an export that are held in memory; a larger export goes to a temporary file.
+# Maximum size in bytes of an export that is held in memory; a larger one goes to a temporary file.
 _IN_MEMORY = 64 << 20
-# Points of a figure.
+# Maximum number of steps that a figure shows for each metric.
 _POINTS = 2_000
 
 
@@ -178,8 +178,8 @@ class Run:
         """Return complete steps, a row for each: times in seconds, SE, waste, loss and so on.
 
         Args:
-            first: first step; None: the run's first.
-            last: last step, included; None: the run's last.
+            first: first step; None: the first step of the run.
+            last: last step, included; None: the last step of the run.
             since: only steps that ended at this Unix time or later.
             until: only steps that ended before this Unix time.
         """
@@ -206,7 +206,7 @@ class Run:
         return self._table("rounds", {})
 
     def segments(self) -> DataFrame:
-        """Return the plans that ran."""
+        """Return the run's segments: the plans that the ranks have trained."""
         return self._table("segments", {})
 
     def switches(self) -> DataFrame:
@@ -248,7 +248,7 @@ class Run:
         return dict(self._get("/verdict", {"from": first, "to": last}))
 
     def plot(self, metrics: Sequence[str] = ("step_s", "waste", "loss")) -> Any:
-        """Plot metrics over steps, with a line where each policy began; return a Plotly figure.
+        """Plot metrics over steps, with a line at each policy's first step; return a Plotly figure.
 
         Metrics are any of ``step_s``, ``waste``, ``se``, ``loss``, ``comm_s``, ``compute_max``,
         ``dif``, ``ett_error``.
@@ -260,17 +260,18 @@ class Run:
     def export(self, file: str | Path, table: Table = "steps", form: Format | None = None) -> Path:
         """Write all rows of a table to a file while they arrive.
 
-        `form` None: the format that the file's name ends with.
+        `form` None: the format is that of the file's name extension.
 
         Raises:
-            InputError: the file's name has another end.
+            InputError: the file's name has no known extension.
             PacelineError: the server does not answer, or cannot write Parquet.
             OSError: the file cannot be written.
         """
         path = Path(file)
         query = {"table": table, "format": form or form_of(path)}
         pieces = self._server.client.download(f"/runs/{self.id}/export", query)
-        # If the server rejects the request, an earlier file stays as it is.
+        # This request comes before the file is opened: if the server rejects it, an existing file
+        # stays.
         first = next(pieces, b"")
         with path.open("wb") as opened:
             opened.writelines(chain([first], pieces))
@@ -313,7 +314,7 @@ def _cost_of(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def form_of(path: Path) -> Format:
-    """Return the format that a file's name ends with; else raise an InputError."""
+    """Return the format of a file's name extension; raise an InputError if it is unknown."""
     form = _FORMATS.get(path.suffix)
     if form is None:
         raise InputError(f"{path}: the name must end with {', '.join(_FORMATS)}")

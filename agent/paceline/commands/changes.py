@@ -61,7 +61,7 @@ def auto(
     run_id: RunId,
     mode: Annotated[
         Literal["off", "recommend", "switch"] | None,
-        typer.Argument(help="What `auto` may do from now on; omit it to show the setting."),
+        typer.Argument(help="New permission of `auto`; omit it to show the setting."),
     ] = None,
     relaxed: Annotated[
         bool | None,

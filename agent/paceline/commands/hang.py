@@ -1,7 +1,7 @@
-"""`paceline hang` and `paceline stacks`: which ranks wait for which, and where they are.
+"""`paceline hang` and `paceline stacks`: which ranks wait for which, and where in the code.
 
-Both need a running server: `hang` reads the reports of ranks, and `stacks` asks the agents of the
-run's nodes. `hang --stacks` does both.
+Both need a running server: `hang` reads the ranks' reports, and `stacks` requests the ranks' stacks
+from the agents of the run's nodes. `hang --stacks` does both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def hang(
         if with_stacks and answer["hung"]:
             try:
                 answer["stacks"] = _blocking_stacks(client, run_id, answer)
-            # The hang itself is reported even without stacks.
+            # An error in reading stacks must not hide the hang, which is reported anyway.
             except PacelineError as error:
                 typer.echo(f"paceline: {plain(str(error))}", err=True)
         words = answer["words"] or _state(client, run_id)
@@ -76,7 +76,7 @@ def stacks(
     *,
     run_id: RunId,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Only this rank.", show_default="all ranks")
+        int | None, typer.Option(min=0, help="Only stacks of this rank.", show_default="all ranks")
     ] = None,
     connection: Connection,
     as_json: Json = False,
@@ -107,7 +107,7 @@ def _stacks_of(client: Client, run: str, rank: int | None) -> dict[str, Any]:
 
 
 def _where(stack: dict[str, Any]) -> str:
-    """Describe where a rank is, in a sentence."""
+    """Describe in a sentence where in the code a rank is."""
     who = f"Rank {stack['rank']}"
     if stack["problem"] is not None:
         return f"{who}: {plain(stack['problem'])}."

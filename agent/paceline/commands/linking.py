@@ -43,7 +43,7 @@ def wait_for_session(
 ) -> BusSession:
     """Return a node's session; wait for a server that starts later, at most `patience_s` seconds.
 
-    `bus` is the URL of the bus as this machine reaches it; None: the URL that the server gives. A
+    `bus` is the URL of the bus as this machine reaches it; None: the URL that the server returns. A
     PacelineError means that the server rejects the request, or does not answer in time.
     """
     from paceline.node import session

@@ -1,8 +1,8 @@
 """`paceline logs`: prints the output of a run's ranks, on whatever nodes they run.
 
-The command lists the logs, chooses those that it was asked for, and prints their last lines; with
-``--follow`` it then asks for new lines until the run has ended. `Printer` puts the lines of several
-logs on one standard output, each with the rank that printed it.
+The command lists the run's logs, chooses those that the options select, and prints their last
+lines. With ``--follow`` it then requests new lines until the run has ended. `Printer` puts the
+lines of several logs on one standard output, each with the rank that printed it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.node.client import Client
 
 _POLL_S = 1.0
-# Bytes of a log per request.
+# Maximum number of bytes of a log per request.
 _PART = 262_144
 _FINAL = ("finished", "failed", "stopped")
 
@@ -40,7 +40,7 @@ class LogSelection:
 
     rank: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="Only this rank; repeatable.", show_default="all ranks"),
+        typer.Option(min=0, help="Only logs of this rank; repeatable.", show_default="all ranks"),
     ] = None
     launcher: Annotated[
         bool,
@@ -49,14 +49,22 @@ class LogSelection:
         ),
     ] = False
     attempt: Annotated[
-        int | None, typer.Option(min=0, help="Only this attempt.", show_default="the newest")
+        int | None,
+        typer.Option(min=0, help="Only logs of this attempt.", show_default="the newest"),
     ] = None
     output: Annotated[
-        Literal["stdout", "stderr", "both"], typer.Option(help="Output of the ranks to print.")
+        Literal["stdout", "stderr", "both"],
+        typer.Option(help="Standard stream of the ranks to print."),
     ] = "both"
     lines: Annotated[
         int,
-        typer.Option("--lines", "-n", min=0, max=10_000, help="Last lines of each log; 0: all."),
+        typer.Option(
+            "--lines",
+            "-n",
+            min=0,
+            max=10_000,
+            help="Number of last lines of each log to print; 0: all.",
+        ),
     ] = 50
 
     @property
@@ -132,9 +140,9 @@ class LogReader:
         self._printer = Printer()
         # The offset up to which each log is printed.
         self._offsets: dict[Log, int] = {}
-        # The attempt that is being printed.
+        # The attempt whose logs are being printed.
         self._attempt: int | None = None
-        # Problems that were printed.
+        # Problems that were printed: each is printed only once.
         self._problems: set[str] = set()
         self._begun = False
 
@@ -153,7 +161,7 @@ class LogReader:
         return bool(self._problems)
 
     def follow(self) -> bool:
-        """Print existing and new output until the run has ended; return the same as `once`."""
+        """Print existing and new output until the run has ended; return what `once` returns."""
         while not self._tried(self._followed):
             time.sleep(_POLL_S)
         self._printer.finish()
@@ -167,7 +175,7 @@ class LogReader:
         return self._look(known)
 
     def _tried(self, look: Callable[[], bool]) -> bool:
-        """Return True if there will be no more output; retry errors of a run that continues."""
+        """Return True if no more output follows; while the run is active, retry after errors."""
         from paceline.node.client import ServerUnreachable
 
         try:
@@ -183,7 +191,7 @@ class LogReader:
 
     def _look(self, known: dict[str, Any]) -> bool:
         files = self._selection.of(known["logs"])
-        # The last output of an earlier attempt is printed first.
+        # The rest of the earlier attempt's output is printed before the new attempt's output.
         earlier = [file for file in known["logs"] if Log.of(file) in self._offsets]
         newest = max((file["attempt"] or 0 for file in files), default=None)
         if newest is not None and newest != self._attempt:
@@ -203,7 +211,7 @@ class LogReader:
         for file in files:
             log = Log.of(file)
             if file["size"] < self._offsets.get(log, 0):
-                # Another log has replaced this one.
+                # Another log file has replaced this one.
                 self._offsets[log] = 0
             if file["size"] > self._offsets.get(log, 0):
                 for text in self._parts(log):
@@ -321,7 +329,7 @@ class Printer:
     # True if the logs are of several ranks.
     prefixed: bool = False
     terminal: bool = field(default_factory=lambda: sys.stdout.isatty())
-    # The line of each log that has not ended.
+    # For each log, the start of a line whose end has not arrived yet.
     _rest: dict[Log, str] = field(default_factory=dict)
 
     def write(self, log: Log, text: str) -> None:
@@ -336,7 +344,7 @@ class Printer:
             self._rest[log] = rest
 
     def finish(self) -> None:
-        """Print lines that never ended."""
+        """Print the lines that have no newline at the end of their log."""
         for log, rest in self._rest.items():
             self._out(f"{log.prefix if self.prefixed else ''}{rest}\n")
         self._rest.clear()

@@ -85,7 +85,9 @@ class JobTraining:
             show_default="1, or the number of tasks of Slurm's step",
         ),
     ] = None
-    nproc: Annotated[int, typer.Option(min=1, help="With a script: ranks on each node.")] = 1
+    nproc: Annotated[
+        int, typer.Option(min=1, help="With a script: number of ranks on each node.")
+    ] = 1
     choice: PolicyChoice
     restarts: Restarts
 
@@ -107,8 +109,9 @@ def node(
 ) -> None:
     """Supervise one run on this node, until the run ends.
 
-    With a script, inside a job that you have started: the nodes of the job train it together, as a
-    run of the server. The output of rank 0 is shown. With --run, as engines such as Slurm start it.
+    Give a script inside a job that you have started: the nodes of the job train it together, as a
+    run of the server, and the output of rank 0 is shown. With --run, this node joins an existing
+    run: engines such as Slurm use this form.
 
     The exit code is 0 if the run has finished or the node left it on request, 2 if the server
     rejects the request; else 1.

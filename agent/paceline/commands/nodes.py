@@ -37,7 +37,7 @@ def nodes(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """List the nodes: whether they answer, what they train, and whether they are cordoned."""
+    """List the nodes: their health, the runs that they train, and cordons."""
     if context.invoked_subcommand is not None:
         return
     with connection.client() as client:

@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
-    """Let a command take groups of options as parameters; see the module's docstring."""
+    """Let a command have groups of options as parameters; see the module's docstring."""
     hints = get_type_hints(command, include_extras=True)
     given = inspect.signature(command).parameters
     groups = {name: hints[name] for name in given if _is_group(hints[name])}
@@ -58,7 +58,8 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
         for name, parameter in given.items()
         for option in _expand(name, hints[name], parameter.default)
     ]
-    # Typer reads both, with `inspect.signature` and `typing.get_type_hints`.
+    # Typer reads the signature with `inspect.signature`, and annotations with
+    # `typing.get_type_hints`.
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {option.name: option.annotation for option in parameters}
     return flat
@@ -133,7 +134,7 @@ Notice = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_NOTICE",
-        help="Leave runs in good order before the provider reclaims this machine: ec2, gce, "
+        help="Leave runs cleanly before the provider reclaims this machine: ec2, gce, "
         "azure, or the URL of a notice that returns 404 until then.",
         show_default="no provider",
     ),
@@ -248,11 +249,11 @@ class ChangeOptions:
 
     @property
     def audit_fields(self) -> dict[str, str]:
-        """Fields of REST for the audit log."""
+        """Fields of the REST request for the audit log."""
         return {"by": "cli", "why": self.why}
 
     def confirm(self, question: str, as_json: bool) -> None:
-        """Ask before the run is changed; see `confirm`."""
+        """Request a confirmation before the run is changed; see `confirm`."""
         confirm(question, self.yes, as_json)
 
 
@@ -283,10 +284,10 @@ class Restarts:
 
 
 def confirm(question: str, yes: bool, as_json: bool = False) -> None:
-    """Ask before a run is changed, unless `yes` has answered already.
+    """Request a confirmation before a run is changed, unless `yes` is True.
 
     Raises:
-        InputError: there is no terminal to ask, or the output must be JSON only.
+        InputError: there is no terminal for the question, or the output must be JSON only.
         typer.Abort: the answer is no.
     """
     if yes:
@@ -319,7 +320,7 @@ def node_name(name: str | None) -> str:
 
 
 def parameters_of(pairs: Sequence[str] | None, option: str = "--param") -> dict[str, Any]:
-    """Parse ``name=value`` pairs of an option. A value that is no JSON is a string."""
+    """Parse ``name=value`` pairs of an option. A value that is not JSON is a string."""
     parameters = {}
     for pair in pairs or ():
         name, separator, text = pair.partition("=")

@@ -13,7 +13,7 @@ import typer
 
 # Columns with ids of runs or nodes.
 _IDS = ("id", "run", "runs", "spare_of")
-# Largest width of a line in characters.
+# Width of a line in characters if the output is not a terminal.
 _PIPED = 1_000
 # A terminal executes control characters, and a script may have printed any. The pattern keeps the
 # harmless ones: new lines, tabs, carriage returns, and colours.
@@ -54,7 +54,7 @@ def _longest_word(cells: Iterable[Any]) -> int:
 
 
 def plain(words: str) -> str:
-    """Escape control characters, which any client may have written and a terminal would execute."""
+    """Escape control characters: a terminal would execute them, and any client may write them."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from paceline.node.client import Client
 
 COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
-# An additional column if runs have a cost.
+# Additional column, shown if runs have a cost.
 _COST = "cost"
-# Seconds between two lists.
+# Seconds between two updates of the list.
 _WATCH_S = 2.0
 _FACTS = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),
@@ -38,40 +38,49 @@ _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 class RunListOptions:
     """Filter, order and number of the listed runs."""
 
-    state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None
-    policy: Annotated[str | None, typer.Option(help="Only under this policy.")] = None
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only runs in this state; repeatable.")
+    ] = None
+    policy: Annotated[str | None, typer.Option(help="Only runs under this policy.")] = None
     used: Annotated[
-        str | None, typer.Option(help="Only if this policy was in force at some time.")
+        str | None, typer.Option(help="Only runs that had this policy at some time.")
     ] = None
     param: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="Only with this parameter of the policy; repeatable."
+            metavar="NAME=VALUE", help="Only runs with this policy parameter; repeatable."
         ),
     ] = None
     text: Annotated[
         str | None,
         typer.Option(
-            help="Only with this text in name, script, note, policy, device, tag or node."
+            help="Only runs with this text in name, script, note, policy, device, tag or node."
         ),
     ] = None
-    node: Annotated[str | None, typer.Option(help="Only on this node.")] = None
+    node: Annotated[str | None, typer.Option(help="Only runs on this node.")] = None
     device: Annotated[
-        str | None, typer.Option(help="Only on a device with this text in its name.")
+        str | None, typer.Option(help="Only runs on a device with this text in its name.")
     ] = None
-    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; repeatable.")] = None
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(help="Only runs with this tag; repeatable."),
+    ] = None
     since: Annotated[
-        datetime | None, typer.Option(formats=_DATES, help="Only created at this time or later.")
+        datetime | None,
+        typer.Option(formats=_DATES, help="Only runs created at this time or later."),
     ] = None
     until: Annotated[
-        datetime | None, typer.Option(formats=_DATES, help="Only created before this time.")
+        datetime | None, typer.Option(formats=_DATES, help="Only runs created before this time.")
     ] = None
     waste_min: Annotated[
-        float | None, typer.Option(help="Only with at least this mean waste, such as 0.2.")
+        float | None, typer.Option(help="Only runs with at least this mean waste, such as 0.2.")
     ] = None
-    se_min: Annotated[float | None, typer.Option(help="Only with at least this mean SE.")] = None
+    se_min: Annotated[
+        float | None,
+        typer.Option(help="Only runs with at least this mean SE."),
+    ] = None
     step_s_min: Annotated[
-        float | None, typer.Option(help="Only with at least this mean time per step.")
+        float | None, typer.Option(help="Only runs with at least this mean time per step.")
     ] = None
     sort: Annotated[
         str,
@@ -127,8 +136,8 @@ def runs(
 def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
     """List runs in place of the previous list, which stays if the server does not answer.
 
-    Return why the server does not answer, or an empty text. `problem` is the previous result, which
-    is not printed twice.
+    Return why the server does not answer, or an empty text. `problem` is the text that the previous
+    call returned; the same problem is not printed twice.
     """
     from rich.console import Console
 
@@ -141,7 +150,7 @@ def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: st
             typer.echo(f"paceline: {error}", err=True)
         return str(error)
     if not as_json:
-        # This does nothing without a terminal.
+        # Without a terminal, `clear` does nothing.
         Console().clear()
     _print(page, as_json)
     return ""
@@ -195,7 +204,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN[:FIRST-LAST|@VERSION]...",
-            help="Two to six runs; of each all steps, a range of steps, or the steps of a "
+            help="Two to six sides: a run, a range of its steps, or its steps under a "
             "policy version.",
         ),
     ],
@@ -333,7 +342,7 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
         if change is None:
             changes.append(None)
             continue
-        # The change compares two single measurements.
+        # Without bounds, each side of the comparison has only one measurement.
         if change["low"] is None:
             changes.append(form.format(change["value"]))
             continue

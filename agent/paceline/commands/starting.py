@@ -99,7 +99,7 @@ class RankPlacement:
         return self.nodes is not None or self.backend is not None
 
     def check(self) -> None:
-        """Raise an InputError for an option that needs another one."""
+        """Raise an InputError for an option that requires another option."""
         if self.backend_option and self.backend is None:
             raise InputError("--backend-option: name the backend with --backend")
         if not self.remote and self.join_check is not None:
@@ -121,7 +121,7 @@ class RankPlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The training script, and the kind of script that it is."""
+    """The training script, its arguments, and whether it is observed or a driver."""
 
     script: Annotated[str, typer.Argument(help="Python script to train with.")]
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None
@@ -240,7 +240,7 @@ def run(
 
 
 def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
-    """Return the name that stands in place of a policy; reject options that need a Session."""
+    """Return the name to use instead of a policy's name; reject options that need a Session."""
     from paceline.wire import OBSERVED
 
     if choice.policy is not None or choice.param or emulates:
@@ -255,7 +255,7 @@ def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
 def observe(*, command: _ObservedCommand, name: Name = None, connection: NodeConnection) -> None:
     """Run a command and show how its ranks train, which ranks are slow, and why.
 
-    The script and its training are not changed, and nothing is planned. It may use
+    The script and its training are not changed, and nothing is planned. The script may use
     DistributedDataParallel, FSDP2, Accelerate, Hugging Face's Trainer or Lightning::
 
         paceline observe -- torchrun --nproc-per-node 2 train.py

@@ -24,7 +24,7 @@ from paceline.core.errors import PacelineError
 if TYPE_CHECKING:
     from paceline.node.client import Client
 
-# The changes of a preset to the training, in words.
+# How each kind of preset changes the training, in words.
 _CHANGES = {
     "nothing": "The training stays as under plain DDP.",
     "batches": "Global batches will have other samples than under plain DDP.",
@@ -52,8 +52,8 @@ def switch(
         run_id = client.run(run_id)
         # The revision is read before anything that takes time: the user decides on this revision.
         seen = client.revision(run_id)
-        # This is requested before the switch: a later failure must not look as if the run was not
-        # switched.
+        # The words and warnings are requested before the switch: if they failed afterwards, it
+        # would look as if the run was not switched.
         words, warnings = "", []
         if not as_json:
             words = _changes_of(client.call("GET", "/policies"), policy, given_parameters)

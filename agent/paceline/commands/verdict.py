@@ -69,7 +69,8 @@ def lines(answer: dict[str, Any]) -> list[str]:
         made += [plain(cause["words"]), f"  What to do: {plain(cause['to_do'])}."]
     dear = [cause for cause in answer["causes"] if cause["cost_s"] > 0]
     if (price := answer.get("price")) is not None and dear:
-        # This counts the hours of all ranks.
+        # The price is per worker-hour. The first cause has its cost in both units, so its ratio
+        # converts the total cost.
         hours = answer["cost_s"] * dear[0]["worker_hours"] / dear[0]["cost_s"]
         cost = money(hours * price["amount"], price["currency"])
         made.append(f"In these steps that is {hours:.3g} worker-hours, {cost}.")

@@ -24,10 +24,11 @@ class Features(NamedTuple):
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rule that adds sizes up to a batch's effective load, in which a step's time is linear.
+    """The rule for a batch's effective load, computed from sizes; step times are linear in it.
 
-    A sample counts f(λ) = λ + κ·λ². κ is above 0 if a sample's cost grows faster than its length,
-    as with attention. A batch counts Σ f(λ), or n · f(max λ) if samples are padded to the longest.
+    The load of a sample of size λ is f(λ) = λ + κ·λ². κ is above 0 if a sample's cost grows faster
+    than its length, as with attention. The load of a batch of n samples is Σ f(λ), or n · f(max λ)
+    if samples are padded to the longest.
     """
 
     # κ per size unit, ≥ 0
@@ -35,7 +36,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     padded: bool = False
 
     def sizes(self, sizes: Floats) -> Floats:
-        """Return f(λ) of each sample."""
+        """Return the load f(λ) of each sample."""
         return sizes + self.kappa * sizes**2 if self.kappa else sizes
 
     def load(self, of: Features) -> Any:
@@ -51,7 +52,7 @@ class PaddedCost(Cost, frozen=True, forbid_unknown_fields=True):
     grid: float = 0.0  # in the unit of the sizes
 
     def sizes(self, sizes: Floats) -> Floats:
-        """Return f(λ) of each sample, with λ rounded up to the grid."""
+        """Return the load f(λ) of each sample, with its size λ rounded up to the grid."""
         return super().sizes(raised(sizes, self.grid))
 
     def load(self, of: Features) -> Any:
@@ -65,8 +66,8 @@ SUM = Cost()
 def features(sizes: Floats, counts: Ints) -> Features:
     """Return the features of consecutive batches.
 
-    `sizes` [counts.sum()] has λ of the samples, batch after batch; `counts` has any shape, in C
-    order.
+    `sizes` [counts.sum()] has the samples' sizes λ, batch after batch. `counts` has each batch's
+    number of samples, in an array of any shape, in C order.
     """
     counts = np.asarray(counts, np.int64)
     ends = np.cumsum(counts.ravel())

@@ -12,14 +12,14 @@ from paceline.core.amounts.budget import counts_within
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Steps of the bisection for a micro-batch's bound: enough for sums that are equal to within 1 %.
+# Number of bisection steps for the bound of a micro-batch: enough for sums equal to within 1 %.
 _HALVINGS = 6
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
     """Return each rank's number of samples if they are dealt in turn, skipping full ranks, [W].
 
-    The sum of `limits` [W], the most samples of each rank, is at least `samples`.
+    `limits` [W] has the maximum number of samples of each rank; their sum is at least `samples`.
     """
     rounds = bisect(range(samples + 1), samples, key=lambda n: int(np.minimum(limits, n).sum())) - 1
     counts = np.minimum(limits, rounds)
@@ -46,9 +46,10 @@ def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
     in the batch, micro-batch by micro-batch.
 
     Args:
-        sizes: λ of the batch's samples, [n], n ≥ 1.
-        most: samples of a micro-batch, ≥ 1.
-        grid: counts are multiples of it, except for a remainder. Ignored above `most`.
+        sizes: the sizes λ of the batch's samples, [n], n ≥ 1.
+        most: maximum number of samples of a micro-batch, ≥ 1.
+        grid: counts are multiples of `grid`, except for a remainder. A `grid` above `most` is
+            ignored.
     """
     order = np.argsort(sizes, kind="stable")
     if grid > most:
@@ -61,9 +62,9 @@ def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
 def cut_within(sizes: Floats, most: float) -> list[Ints]:
     """Cut a batch into micro-batches, none of which has a total size above `most`.
 
-    Each micro-batch has samples of similar sizes. Their number is the smallest possible, and their
-    total sizes are about equal. `sizes` is λ of the samples, [n], n ≥ 1. Return positions in the
-    batch, micro-batch by micro-batch.
+    Each micro-batch has samples of similar sizes. The number of micro-batches is the smallest
+    possible, and their total sizes are about equal. `sizes` has the samples' sizes λ, [n], n ≥ 1.
+    Return positions in the batch, micro-batch by micro-batch.
 
     Raises:
         ValueError: a sample is larger than `most`.

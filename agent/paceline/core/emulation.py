@@ -29,7 +29,7 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: list[int]
     factor: float
     first_step: int = 0
-    # None: to the end of the run.
+    # Number of steps; None: all steps to the end of the run.
     steps: int | None = None
     every: int = 0
     chance: float = 1.0
@@ -79,7 +79,7 @@ _ANY_DEVICE = RankDevice("cpu", "any", cores=1, memory_bytes=0)
 
 
 class Rates(NamedTuple):
-    """Cost of a batch on each rank in a step: ``load_s · Λ' + sample_s · n + batch_s`` seconds."""
+    """Rates of each rank: n samples of load Λ' take ``load_s · Λ' + sample_s · n + batch_s`` s."""
 
     load_s: Floats  # [W] s per unit of effective load
     sample_s: Floats  # [W] s per sample
@@ -89,26 +89,26 @@ class Rates(NamedTuple):
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Emulated device speeds: rank j's step takes ``a_s[j]·Λ' + c_s[j]·n + b_s[j]`` seconds.
 
-    Λ' is the effective load, which `cost` computes from the batch. CPU threads shorten the first
-    two terms by Amdahl's law. Then slowdowns, delays and noise are applied. A rank without samples
-    takes no time. The same seed gives the same times.
+    Λ' is the effective load of the rank's local batch of n samples; `cost` computes Λ'. CPU threads
+    shorten the first two terms by Amdahl's law. Then slowdowns, delays and noise are applied. A
+    rank without samples takes no time. The same seed gives the same times.
     """
 
     a_s: list[float]  # [W] s per size unit
     b_s: list[float]  # [W] s per step
     c_s: list[float] = []  # [W] s per sample; empty: 0
-    # [W] s added to the loading of a batch; empty: 0
+    # Seconds added to the loading of a batch, [W]; empty: 0.
     data_s: list[float] = []
     cost: Cost = SUM
     slowdowns: list[Slowdown] = []
-    # Bounds of a uniformly distributed delay that is added to each rank's step.
+    # Bounds, in seconds, of a uniformly distributed delay that is added to each rank's step.
     delay_s: tuple[float, float] = (0.0, 0.0)
     # Relative standard deviation of each rank's step time.
     noise: float = 0.0
-    # Share of computing that more threads do not shorten, 0 … 1.
+    # Fraction of the compute time that more threads do not shorten, 0 … 1.
     serial: float = 1.0
     seed: int = 0
-    # [W] devices that ranks report; empty: their real ones.
+    # Devices that ranks report, [W]; empty: their real devices.
     devices: list[EmulatedDevice] = []
 
     @staticmethod
@@ -178,7 +178,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.asarray(self._compute_s(None, step, batch, threads))
 
     def rank_s(self, rank: int, step: int, batch: Features, threads: int = 1) -> float:
-        """Return `compute_s` for one rank, computed faster: each rank needs it before each step.
+        """Return one rank's element of `compute_s`, faster: each rank calls this before each step.
 
         The features in `batch` are numbers, not arrays. 0 `threads` count as 1.
         """
@@ -202,7 +202,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def factors(self, step: int) -> Floats:
-        """Return the factor of slowdowns in each rank's computing in a step, [W]."""
+        """Return the factor by which slowdowns multiply each rank's compute time in a step, [W]."""
         factor = self._factor(None, step, self._draw(step))
         return np.asarray(np.broadcast_to(factor, len(self.a_s)))
 

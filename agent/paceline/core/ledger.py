@@ -16,7 +16,7 @@ from paceline.wire import Segment
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Samples per chunk in the search for the first unused one.
+# Number of samples per chunk in the search for the first unused sample.
 _CHUNK = 4096
 
 
@@ -27,10 +27,10 @@ class BatchRules:
     Args:
         global_batch: samples per step.
         drop_last: leave out an incomplete last step.
-        limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
-            batch. None: there are no limits.
+        limits: the maximum number of samples of each rank in a step, [W]. The sum of the limits is
+            at least the global batch. None: there are no limits.
         grid: coasting gives ranks numbers of samples on this grid; see `Shapes.samples`.
-        budget: the budget of each step, instead of `global_batch` samples. Then steps take the
+        budget: the budget of each step, instead of `global_batch` samples. Then steps must have the
             samples in the epoch's order, in proposals and while coasting. None: steps have
             `global_batch` samples.
     """
@@ -49,16 +49,16 @@ class BatchRules:
 class Ledger:
     """A record of which samples of one epoch are used. For one thread.
 
-    The leader creates a ledger for each epoch. It calls `refusal` for each proposed segment, or
-    takes the assignments of `coast`, and records the adopted samples with `use`.
+    The leader creates a ledger for each epoch. The leader calls `refusal` for each proposed
+    segment, or `coast` for a segment of its own, and records the adopted samples with `use`.
 
     Args:
         epoch: number of the epoch.
         order: all samples in the order in which coasting uses them, [N].
         rules: the rules that each step's batch keeps.
         used: samples that a resumed epoch has used already.
-        ends: with a budget, the number of unused samples up to each step's end, [S], if known.
-            None: the ledger computes it.
+        ends: with a budget, the number of unused samples up to the end of each of the S remaining
+            steps, [S]. None: the ledger computes these numbers.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Ledger:
         if used is not None:
             self.use(used)
         self._to_use = self.left
-        # With a budget: samples up to each step's end, [S].
+        # With a budget: number of unused samples up to the end of each remaining step, [S].
         self._ends = ends
         if rules.budget is not None and ends is None:
             counts = rules.budget.counts(order if used is None else order[self._unused[order]])
@@ -97,8 +97,8 @@ class Ledger:
     def batch_sizes(self, steps: int) -> list[int]:
         """Return the number of samples of each of the next steps.
 
-        This is the global batch, or less in an epoch's last step; with a budget, as many as fit
-        into it.
+        The number is the global batch, or less in an epoch's last step. With a budget, it is the
+        number of samples that fit into the budget.
         """
         if self._ends is not None:
             done = self._to_use - self.left
@@ -121,7 +121,7 @@ class Ledger:
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Return why this segment cannot come next in this epoch; None if it can."""
+        """Return why a segment cannot be the next one of this epoch; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, not {self.epoch}"
         return segment.problem(world, len(self._unused)) or self._misfit(segment)
@@ -167,20 +167,20 @@ class Ledger:
     ) -> list[list[Ints]]:
         """Plan the next steps in the epoch's order, [step][rank]; mark nothing as used.
 
-        With `shares`, samples are dealt from the largest to the smallest, each to the rank that has
-        the least load/share at that moment. Without `shares`, rank r takes positions r, r + W, … of
-        each global batch, as DistributedSampler does. A rank at its limit gets no more. Then a few
-        samples move to other ranks, until the numbers of samples lie on the grid, or each rank
-        keeps the budget's limits.
+        With `shares`, samples are dealt from the largest to the smallest, each to the rank whose
+        load divided by its share is the smallest at that moment. Without `shares`, rank r gets
+        positions r, r + W, … of each global batch, as DistributedSampler does. A rank at its limit
+        gets no more. Then a few samples move to other ranks, until the numbers of samples lie on
+        the grid, or each rank keeps the budget's limits.
 
         Args:
             steps: the largest number of steps.
             world: W.
-            sizes: λ, [N].
+            sizes: the size λ of each sample, [N].
             shares: each rank's share of the load, [W], or empty.
             homes: the node of each rank, [W], and the node that holds each sample or -1, [N]. Then
-                each sample goes to a rank of its node, unless these are full or the grid prevents
-                it.
+                each sample goes to a rank of the node that holds it, unless these ranks are full or
+                the grid prevents it.
         """
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
@@ -267,11 +267,11 @@ def _deal_at_home(
 def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:
     """Deal samples to ranks of unequal speed, longest processing time first."""
     shares = np.where(limits > 0, shares, 0.0)
-    # Ranks without a share must help.
+    # The ranks with a share have too few free places, so ranks without a share get samples, too.
     if limits[shares > 0].sum() < len(samples):
         least = shares[shares > 0].min(initial=1.0)
         shares = np.where(limits > 0, np.maximum(shares, least), 0.0)
-    # The other ranks get nothing.
+    # Only ranks with a share get samples.
     able = np.flatnonzero(shares)
     load, pace = np.zeros(len(able)), 1.0 / shares[able]
     parts: list[list[int]] = [[] for _ in shares]

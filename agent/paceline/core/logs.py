@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from paceline.core.errors import InputError
 
 _HIDDEN = "***"
-# In characters. Hiding shorter values would make logs unreadable.
+# Minimum number of characters of a hidden value. Hiding shorter values would make logs unreadable.
 _LEAST = 8
 # Short words and paths are no secrets, and logs are full of them.
 _COMMON = re.compile(r"(?=.{1,15}\Z)([a-z]+|/[\w./-]*)")
@@ -24,11 +24,11 @@ _COMMON = re.compile(r"(?=.{1,15}\Z)([a-z]+|/[\w./-]*)")
 _SECRET_NAME = re.compile(
     r"(password|passwd|passphrase|secret|token|key|credential|_pass|_pwd)s?(_|\Z)", re.IGNORECASE
 )
-# In characters: the bound for variables whose names match `_SECRET_NAME`.
+# The same minimum for the values of variables whose names match `_SECRET_NAME`.
 _LEAST_NAMED = 4
 # Values of settings whose names look like secrets: MAX_TOKENS=4096.
 _SETTING = re.compile(r"true|false|none|null|auto|[0-9.]{1,7}", re.IGNORECASE)
-# Number of values to remember.
+# Maximum number of values to hide.
 _MOST = 10_000
 
 _SECRETS = ("PACELINE_TOKEN", "PACELINE_AGENT_TOKEN", "PACELINE_VIEWER_TOKEN")
@@ -42,9 +42,9 @@ _PATTERNS = (
     (re.compile(r"(--(?:token|password)[ =])[^\s\"']+"), rf"\1{_HIDDEN}"),
 )
 
-# The oldest first.
+# The values to hide, oldest first.
 _values: dict[str, None] = {}
-# The same values. Longer ones are replaced first, because one value may be the start of another.
+# The same values, longest first: one value may be the start of another, longer one.
 _longest_first: list[str] = []
 
 
@@ -111,7 +111,7 @@ class Json(logging.Formatter):
 def to_stderr(
     logger: logging.Logger, text: str, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Send the records of a logger and its children to standard error.
+    """Send the log records of a logger and its children to standard error.
 
     `text` is the format of a line, unless ``PACELINE_LOG_FORMAT`` is ``json``. Secrets of
     `environment` are hidden.

@@ -9,7 +9,8 @@ from paceline.core.rounds import Drift, RoundProgress
 from paceline.wire import MOST_PENDING
 
 G = TypeVar("G")
-# Number of rounds in the parameters of the gradient, its samples, the gradient.
+# A gradient that waits for a round: the number of rounds in the parameters with which it was
+# computed, its number of samples, and the gradient itself.
 Pending = tuple[int, int, G]
 
 
@@ -17,7 +18,7 @@ class RoundAction(Enum):
     """A member's announcement to the other ranks before a round."""
 
     NOTHING = auto()
-    # The member is counted; `Progress.enough` decides whether the count calls a round.
+    # The member is ready and is counted; `RoundProgress.enough` tests if the count calls a round.
     READY = auto()
     # The member calls the round.
     CALL = auto()
@@ -39,7 +40,7 @@ _COPYING, _LEAD = WaitReason.COPYING, WaitReason.LEAD
 
 
 class RoundCounts:
-    """The content of a round, counted over one member or over several.
+    """Counts of the gradients in a round, over one member or several.
 
     Attributes:
         contributors: members with a gradient in the round.
@@ -62,8 +63,8 @@ class Member(Generic[G]):
     Attributes:
         clock: steps that the rank has completed.
         taken: rounds that the rank's parameters include.
-        waiting: why the rank waits; None: it does not wait. `offer` sets it. The driver sets it to
-            None once `wait_reason` returns None.
+        waiting: why the rank waits; None: it does not wait. `offer` sets `waiting`. The driver sets
+            it to None once `wait_reason` returns None.
         done: True if the rank has no more steps.
     """
 
@@ -100,7 +101,7 @@ class Member(Generic[G]):
         self._underway: list[Pending[G]] = []
         # The newest round for which the rank has been ready.
         self._ready_for = -1
-        # Rounds that must be over before the rank continues.
+        # Number of rounds that must be over before the rank continues.
         self._held_until = 0
         # The newest round for which the rank has announced that it is ready.
         self._announced = -1
@@ -115,8 +116,8 @@ class Member(Generic[G]):
         """Add a gradient that the rank has computed for a round; return why the rank must wait.
 
         Args:
-            gradient: the gradient; None: a step has ended without a gradient.
-            samples: samples of the gradient.
+            gradient: the new gradient, or None if a step has ended without a gradient.
+            samples: number of samples from which the gradient was computed.
             ends_step: the gradient is the first of its step.
             on_host: the gradient is on the host; else it is being copied there, see `arrived`.
         """
@@ -135,7 +136,7 @@ class Member(Generic[G]):
         self._update_ready(arrived[0])
 
     def take(self) -> None:
-        """Record that the rank applies all rounds that are over."""
+        """Record that the rank applies all rounds that have ended."""
         self.taken = self._progress.rounds_done
 
     def through(self) -> None:
@@ -150,7 +151,7 @@ class Member(Generic[G]):
 
     @property
     def reported_clock(self) -> int:
-        """Steps that ended and whose gradients are on the host; the rank reports it in rounds."""
+        """Number of ended steps whose gradients are on the host; the rank reports it in rounds."""
         return self.clock - len(self._underway)
 
     @property
@@ -160,14 +161,14 @@ class Member(Generic[G]):
 
     @property
     def slowest(self) -> list[int]:
-        """The other ranks at work that have done the fewest steps, according to the last round."""
+        """The slowest of the other ranks that have steps left, according to the last round."""
         clocks = self._others()
         fewest = min(clocks.values(), default=0)
         return [rank for rank, clock in clocks.items() if clock == fewest]
 
     @property
     def ahead(self) -> int:
-        """Steps that the rank is ahead of the slowest other rank at work."""
+        """Number of steps that the rank is ahead of the slowest other rank that has steps left."""
         return self.clock - min(self._others().values(), default=self.clock)
 
     def wait_reason(self) -> WaitReason | None:
@@ -177,7 +178,7 @@ class Member(Generic[G]):
             return _PENDING
         if self._waits and progress.rounds_done < clock:
             return _ROUNDS
-        # One gradient may be copied while the device computes the next.
+        # One gradient may be copied while the device computes the next gradient.
         if len(self._underway) > 1:
             return _COPYING
         if self._lead is None:
@@ -238,7 +239,7 @@ class Member(Generic[G]):
         return {rank: clocks[rank] for rank in working if rank != self._rank}
 
     def _update_ready(self, born: int | None) -> None:
-        """Make the rank ready for the next round if it may call that round, or complete its quorum.
+        """Make the rank ready for the next round if it may call it, or may count for its quorum.
 
         `born` is the number of rounds in the newest gradient's parameters; None: the step had no
         gradient.

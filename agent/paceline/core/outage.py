@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-# Seconds between two refusals that are logged.
+# Minimum number of seconds between two logged refusals.
 EVERY_S = 60.0
 
 
@@ -21,7 +21,7 @@ class Outage:
     Call `failed` after each error and `over` after each success. A loop that may block sleeps for
     the time that `failed` returns. A loop that must continue checks `paused` before it retries. The
     pause grows from `first_s` to `most_s`, doubling with each failure. `begins` and `ends` are the
-    warnings; the error is appended to `begins`. `clock` gives monotonic seconds.
+    texts of the warnings; the error is appended to `begins`. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Outage:
 
 
 class Refusals:
-    """A counter of refusals that logs at most once a minute. For one thread.
+    """A counter of refused entries that logs at most once a minute. For one thread.
 
-    `what` is refused; messages begin with it. `clock` gives monotonic seconds.
+    `what` names the entries; messages begin with it. `clock` returns monotonic seconds.
     """
 
     def __init__(

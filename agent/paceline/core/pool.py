@@ -1,13 +1,13 @@
-"""A segment's batches as a pool: faster ranks take batches over from slower ones.
+"""Sharing of a segment's batches: faster ranks take batches over from slower ones.
 
-Under a relaxed synchroniser each rank has a queue: its own batches of a span of steps, as planned.
-A rank trains its queue from the front. A rank whose queue is empty takes over the last batch of the
+Under a relaxed synchroniser each rank has a queue: its own planned batches of a span of steps. A
+rank trains its queue from the front. A rank whose queue is empty takes over the last batch of the
 rank that would be the last to finish. So ranks make as many steps as their speeds allow, and each
 batch is trained once.
 
-This module decides, without I/O. Ranks (`paceline.train.sync.pool`) keep each `Share` in their
-store and change it by compare-and-set; the simulator keeps shares in a list. Both follow the same
-protocol::
+This module has only the rules, without I/O. Ranks (`paceline.train.sync.pool`) keep each `Share` in
+their store and change it by compare-and-set; the simulator keeps shares in a list. Ranks and the
+simulator follow the same protocol::
 
     while share.left and is_worth_it(shares, rank, batch_s): ...  # `share.begin()`, then train it
     if share.left: ...                                     # `share.leave()`: the others are sooner
@@ -16,11 +16,11 @@ protocol::
     ...                                                    # `share.stop()`
 
 A rank that trains nothing cannot measure its current speed. A rank that was slow once would then
-leave all its batches forever. So after a while it trains a batch again (`is_due`).
+leave all its batches to other ranks forever. So after a while it trains a batch again (`is_due`).
 
-Two rules ensure that every batch is trained. A rank that leaves checks the shares again afterwards:
-unless another rank is still at work, it trains its batches itself (`share.resume()`). A rank that
-stops checks again, too: if a rank has left batches, it continues to take over.
+Two rules ensure that every batch is trained. A rank that leaves its queue checks the shares again
+afterwards: if no other rank is at work any more, it trains its batches itself (`share.resume()`). A
+rank that stops checks again, too: if another rank has left batches, it takes them over.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from paceline.wire.synchronisation import (
 FASTEST = 1.5
 # Weight of the newest batch in `Pace`.
 NEWEST = 0.5
-# A rank that has trained none for this multiple of its batch time tries again.
+# A rank that has trained no batch for this multiple of its batch time trains one again.
 RESTS = 20.0
-# Average fraction of a running batch that is still to be trained.
+# Average fraction of a batch in training that is still to be done.
 _HALF = 0.5
 
 
@@ -54,7 +54,7 @@ class Stance(IntEnum):
     """A rank's intention for the batches of a span."""
 
     WORKS = 0
-    # The rank leaves its queue to the others, who will finish it sooner.
+    # The rank leaves the rest of its queue to other ranks, which will finish it sooner.
     LEAVES = 1
     # The rank trains no more batches of this span.
     STOPPED = 2
@@ -63,11 +63,11 @@ class Stance(IntEnum):
 class Share(NamedTuple):
     """One rank's queue in a span. Only its owner moves `begun`; only other ranks move `end`."""
 
-    # Number of batches, from the front of the queue, that the owner has begun.
+    # Number of batches at the front of the queue that the owner has begun.
     begun: int
-    # Other ranks have taken over the batches from this number on.
+    # Number of the first batch that other ranks have taken over, with all later ones.
     end: int
-    # Seconds that a batch takes this rank; 0: unknown.
+    # Seconds that this rank takes for a batch; 0: unknown.
     batch_s: float = 0.0
     stance: Stance = Stance.WORKS
 
@@ -107,9 +107,9 @@ class Share(NamedTuple):
 def is_pooled(what: Synchronisation) -> bool:
     """Return True if ranks take batches over from each other under a synchroniser.
 
-    They do not if its rules compare ranks' numbers of steps: under SSP, whose fast ranks wait for
-    slow ones, and where each step has its round (eager-SGD), unless the round leaves slow ranks out
-    (backup workers).
+    Ranks do not share batches if the synchroniser's rules compare the ranks' numbers of steps:
+    under SSP, where fast ranks wait for slow ones, and if each step has its own all-reduce round
+    (eager-SGD), unless that round leaves slow ranks out (backup workers).
     """
     if isinstance(what, Averaging | Pairwise):
         return True
@@ -123,8 +123,8 @@ def is_pooled(what: Synchronisation) -> bool:
 def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:
     """Return True if a span of pooled batches ends with a step.
 
-    A span ends where all ranks exchange data after the same step: at a mean of replicas, and at a
-    segment's end (`last`).
+    A span ends with a step after which all ranks exchange data: when replicas are averaged, and at
+    a segment's end (`last`).
     """
     if last or not isinstance(what, Averaging):
         return last
@@ -136,18 +136,18 @@ def slowest(
 ) -> int | None:
     """Return the rank that would finish its queue last; None if no batch can be taken over.
 
-    The asking rank's own queue is skipped. `fits` returns True if the asking rank's memory has room
-    for the last batch of a rank's queue.
+    `rank`, the caller, is skipped. `fits` returns True if the caller's memory has room for the last
+    batch of a rank's queue.
     """
     able = [k for k, share in enumerate(shares) if k != rank and share.left and fits(k)]
     return max(able, key=lambda k: (shares[k].finishes_s, shares[k].left), default=None)
 
 
 def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
-    """Return True if a rank should begin one more batch: unless the others will be done sooner.
+    """Return True if a rank should begin one more batch: the others would not be done sooner.
 
-    So no rank waits at a span's end for longer than one of its own batches takes, provided that
-    ranks keep their speeds. `batch_s` is the rank's time per batch; 0: unknown.
+    If ranks keep their speeds, no rank waits at a span's end for longer than one of its own batches
+    takes. `batch_s` is the rank's time per batch; 0: unknown.
     """
     paces = [
         share.batch_s
@@ -162,7 +162,7 @@ def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
 
 
 def finish_s(left: float, ranks: int, per_s: float) -> float:
-    """Return the seconds that ranks at work need for the remaining batches and their current ones.
+    """Return the seconds that active ranks need for the remaining batches and their current ones.
 
     `left` batches have not begun; the ranks together train `per_s` batches per second.
     """
@@ -172,14 +172,14 @@ def finish_s(left: float, ranks: int, per_s: float) -> float:
 def is_due(rests_s: float, batch_s: float) -> bool:
     """Return True if a rank that rested for `rests_s` trains a batch to measure its speed.
 
-    The others wait for one batch of the rank, which lasted `batch_s` before, so they lose at most 1
-    / `RESTS` of their time.
+    The other ranks wait for this one batch, which took `batch_s` seconds before, so they lose at
+    most 1 / `RESTS` of their time.
     """
     return rests_s >= RESTS * batch_s
 
 
 def has_working_peer(shares: Sequence[Share], rank: int) -> bool:
-    """Return True if another rank is at work, and so will see the batches that this rank leaves."""
+    """Return True if another rank is active, which will see the batches that this rank leaves."""
     return any(share.stance is Stance.WORKS for k, share in enumerate(shares) if k != rank)
 
 

@@ -6,7 +6,8 @@ matched with the others' previous one, and the sums would mix two steps. Each ra
 `RankProgress`, and publishes it once a second; rank 0 compares them
 (`paceline.train.features.lost_ranks`):
 
-- `conflict` returns a proof that ranks can never match again. It never guesses from elapsed time.
+- `conflict` returns a proof that ranks can never match again. Elapsed time is never taken as a
+  proof.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
 
 This module does not use torch, stores or threads.
@@ -18,7 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-# Newest entries of each list. This is enough, because conflicts stop ranks within two reductions.
+# Number of newest entries that each list keeps. A few entries are enough, because conflicts stop
+# ranks within two reductions.
 KEPT = 32
 
 _SKIP = (
@@ -48,11 +50,12 @@ class RankProgress(msgspec.Struct, array_like=True):
     step: int = -1
     epoch: int = 0
     in_loop: bool = False
-    # Newest step whose body has ended, or was left.
+    # Newest step whose loop body has ended or was left.
     through: int = -1
     # True if gradients are not reduced in each step.
     relaxed: bool = False
-    # Number, step and model of the newest reductions. They have begun, or wait for other ranks.
+    # Number, step and model of each of the newest reductions, which have begun or wait for other
+    # ranks.
     newest: list[tuple[int, int, int]] = []
     # First and last step of each sequence of steps without a backward pass.
     skipped: list[tuple[int, int]] = []
@@ -61,7 +64,7 @@ class RankProgress(msgspec.Struct, array_like=True):
     phase: str = ""
     # Seconds that the rank has been in this phase of this step.
     since_s: float = 0.0
-    # Counts publications.
+    # Number of times that the rank has published its progress.
     beat: int = 0
     # The host and PID namespace in which the process runs, and its PID there.
     place: str = ""
@@ -105,12 +108,12 @@ class RankProgress(msgspec.Struct, array_like=True):
 
 
 def conflict(of: Mapping[int, RankProgress]) -> str | None:
-    """Return why ranks can never be in step again, naming rank and step; None if they can."""
+    """Return why reductions can never match again, with rank and step; None if they can."""
     return _left(of) or _closed(of) or _unmatched(of)
 
 
 def skips(of: Mapping[int, RankProgress]) -> Iterator[tuple[int, int]]:
-    """Yield rank and step of backward passes that only some ranks skipped (relaxed policies)."""
+    """Yield rank and step of each backward pass that only some ranks skipped (relaxed policies)."""
     for rank, progress in of.items():
         others = [other for number, other in of.items() if number != rank]
         if not progress.relaxed or not others:
@@ -134,7 +137,7 @@ def laggards(of: Mapping[int, RankProgress], waits: Sequence[str], patience_s: f
 
 
 def described(rank: int, progress: RankProgress) -> str:
-    """Return where a rank is, in words."""
+    """Describe which step a rank is in, and what it does there."""
     if progress.closed:
         return f"rank {rank} has closed its session after step {progress.step}"
     if progress.step < 0:

@@ -1,11 +1,11 @@
 """Rules for replicas that ranks average, without I/O: ranks and the simulator share them.
 
-- Local SGD: `part_due` chooses the part of the parameters that becomes its mean after a step, and
+- Local SGD: `part_due` chooses the part of the parameters that is averaged after a step, and
   `parted` divides the parameters into parts.
-- AD-PSGD: `Partners` draws the rank that a rank averages with, and `staleness` is the mean's age.
+- AD-PSGD: `Partners` draws the rank with which a rank averages, and `staleness` is the mean's age.
   Lian et al., "Asynchronous decentralized parallel stochastic gradient descent" (2018), Sec. 3: on
-  a bipartite graph no rank waits for a rank that waits itself. Ranks of even number ask, ranks of
-  odd number answer.
+  a bipartite graph no rank waits for a rank that waits itself. Even ranks send requests, odd ranks
+  answer them.
 - Hierarchical RNA (RNA, Sec. 4): `ordered_groups` and `group_of` number the groups of ranks, and
   `Pushes` is the schedule of a group's pushes to the parameter server.
 """
@@ -19,10 +19,11 @@ from paceline.wire import AGES
 
 
 def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
-    """Return the part of the parameters that becomes its mean after a step; None if no part does.
+    """Return the part of the parameters that is averaged after a step; None if no part is.
 
-    Parts take turns, ``every / parts`` steps apart, so that each has a mean every `every` steps (H
-    of local SGD). `every` None: only where all ranks synchronise. `parts` is at most `every`.
+    Parts take turns, ``every / parts`` steps apart, so that each is averaged every `every` steps (H
+    of local SGD). `every` None: parts are averaged only when all ranks synchronise. `parts` is at
+    most `every`.
     """
     if every is None:
         return None
@@ -31,7 +32,7 @@ def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
 
 
 def parted(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Return the parameters of each part: neighbours, so that parts are about equally large.
+    """Return the parameters of each part: consecutive ones, so that parts are about equally large.
 
     `sizes` has the number of elements of each parameter. With fewer parameters than parts, some
     parts are empty.
@@ -46,31 +47,32 @@ def parted(sizes: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def answering(world: int) -> range:
-    """Return the ranks of a world that answer."""
+    """Return the ranks of a world that answer requests for averaging."""
     return range(1, world, 2)
 
 
 def asking(world: int) -> range:
-    """Return the ranks of a world that ask. A single rank has no partner to ask."""
+    """Return the ranks of a world that send requests for averaging; empty for a single rank."""
     return range(0, world, 2) if world > 1 else range(0)
 
 
 class Partners:
-    """The ranks that a rank asks, one after each of its steps."""
+    """The ranks with which a rank averages: one is drawn for each of its steps."""
 
     def __init__(self, rank: int, world: int, seed: int) -> None:
         self._draw = random.Random(f"{seed} {rank}")
         self._answering = answering(world)
 
     def next(self) -> int:
-        """Return the rank to ask after the next step."""
+        """Return the rank with which to average after the next step."""
         return self._draw.choice(self._answering)
 
 
 def staleness(steps: int, others: int) -> list[int]:
-    """Return a mean's ages: 0 for one replica, and for the other the steps between the two.
+    """Return the age histogram of a mean of two replicas: ages 0 and the steps between the two.
 
-    `steps` is the asking rank's number of steps, `others` the other rank's.
+    `steps` and `others` are the numbers of steps of the rank that sent the request and of the other
+    rank.
     """
     ages = [0] * AGES
     ages[0] += 1
@@ -79,7 +81,7 @@ def staleness(steps: int, others: int) -> list[int]:
 
 
 def ordered_groups(groups: Iterable[Iterable[int]]) -> list[list[int]]:
-    """Return the groups of ranks, each sorted, ordered_groups by their first ranks."""
+    """Return the groups of ranks, each sorted, in the order of their first ranks."""
     return sorted(sorted(group) for group in groups)
 
 
@@ -91,14 +93,15 @@ def group_of(groups: list[list[int]], rank: int) -> int:
 class Pushes:
     """The schedule of a group's pushes of its changes to the parameter server.
 
-    The group's first rank pushes every `every` rounds; None: not before all ranks synchronise. A
-    push also pulls the changes of other groups. This correction reaches all ranks of the group with
-    a later round. No push begins before the correction of the previous push has been applied.
+    The group's first rank pushes every `every` rounds; None: it pushes only when all ranks
+    synchronise. A push also pulls the changes of other groups. All ranks of the group get these
+    changes, the *correction*, with a later round. No push begins before the correction of the
+    previous push has been applied.
     """
 
     def __init__(self, every: int | None) -> None:
         self._every = every
-        # Number of rounds that have been applied.
+        # Number of all-reduce rounds that have been applied.
         self._applied = 0
         # True while a push is under way, or its correction has not been applied.
         self._underway = False

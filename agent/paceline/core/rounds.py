@@ -17,8 +17,8 @@ A driver reports events (`offer`, `through`, `take`) and acts on the answers::
     if member.offer(gradient, samples): ...      # wait until `wait_reason` returns None
     match member.announce():
         case RoundAction.CALL: ...               # call round `progress.rounds_done`
-        case RoundAction.READY: ...              # count this rank, ask `progress.enough`
-    # Once the round is called, each member contributes. Its end gives all members the same facts:
+        case RoundAction.READY: ...              # count this rank, call `progress.enough`
+    # Once the round is called, each member contributes. The round's end gives all the same facts:
     gradients = member.contribute(tally)
     progress.begin()
     progress.end(clocks, through)
@@ -47,14 +47,15 @@ _NEVER = 2**62
 class Drift:
     """The bounds on how far ranks may drift apart.
 
-    A rank waits only for ranks that have done fewer steps. Those do not wait for it elsewhere,
-    neither for the next segment nor in a collective of the script's own, because the rank has
-    passed the points that they have reached.
+    A rank waits only for ranks that have done fewer steps. Those ranks never wait for this rank at
+    the same time, neither for the next segment nor in a collective of the script, because this rank
+    has passed all the points that they have reached.
 
-    A rank's newest gradient goes into the round, however old it is: so the work of a permanently
-    slow rank counts. Of the gradients that wait for the same round, those that are older than
-    `staleness` and than the newest are dropped (RNA, Sec. 3.3: "overwrite the stale data and only
-    keep results within the bound"). With a `staleness` of 0, the newest may be dropped, too.
+    A rank's newest gradient goes into the round, however old it is, so that the work of a
+    permanently slow rank counts. If several gradients of a rank wait for the same round, those
+    other than the newest are dropped if they are older than `staleness` (RNA, Sec. 3.3: "overwrite
+    the stale data and only keep results within the bound"). With a `staleness` of 0, the newest may
+    be dropped, too.
 
     Args:
         staleness: rounds after which a gradient is dropped; None: never.
@@ -78,7 +79,7 @@ class Drift:
 
     @property
     def oldest(self) -> int:
-        """The age in rounds up to which a gradient goes into a round."""
+        """Maximum age, in rounds, of a gradient that goes into a round."""
         return _NEVER if self.staleness is None else self.staleness
 
     @property
@@ -92,7 +93,7 @@ class Drift:
         return AGES if self.staleness is None else min(self.staleness + 1, AGES)
 
     def weights(self, born: Sequence[int]) -> list[float]:
-        """Return the factors of a rank's gradients in its contribution to a round.
+        """Return the weights of a rank's gradients in its contribution to a round.
 
         `born` has the number of rounds in the parameters with which each gradient was computed.
         """
@@ -107,11 +108,12 @@ class Call:
     """The rule that calls a round: a quorum of ready ranks, or the first of a few drawn ranks.
 
     Args:
-        quorum: ranks that must be ready (n-soft's M/n; all but b backup workers). When fewer ranks
-            are still at work, all of those must be ready.
+        quorum: number of ranks that must be ready (n-soft's M/n; all but b backup workers). When
+            fewer ranks have steps left, all of those must be ready.
         probes: number of ranks drawn for each round, instead of a quorum. The first of them to be
-            ready calls the round (RNA, Sec. 3.2). 1 is eager-SGD's majority, the world its solo.
-        seed: seed of the draws. It is the same on all ranks, and so are the draws.
+            ready calls the round (RNA, Sec. 3.2). 1 gives eager-SGD's majority all-reduce, the
+            world size its solo all-reduce.
+        seed: seed of the draws. All ranks have the same seed, so all draw the same ranks.
     """
 
     quorum: int = 1
@@ -129,7 +131,7 @@ class Call:
     def leftovers(self) -> bool:
         """True if a gradient that misses a round makes its rank ready for the next one.
 
-        With probes it does not: a probed rank is ready when it ends a step, as in RNA's Fig. 10.
+        With probes this is False: a probed rank is ready when it ends a step, as in RNA's Fig. 10.
         Otherwise rounds would run back to back if ranks end their steps at about the same time. The
         gradient goes into the next round, whichever rank calls that round.
         """
@@ -153,10 +155,10 @@ class RoundProgress:
         rounds_done: rounds that are over; also the number of the current or next round.
         reducing: a round has been called and is not over.
         clocks: steps that each rank had completed, according to the last round, [W].
-        working: ranks that had steps left, according to the last round: the ranks at work.
+        working: ranks that had steps left, according to the last round.
         drawn: the ranks of which the first ready one calls the next round; None: any rank may.
-        least: the fewest steps of any rank at work, the rank that has them (-1: several ranks do),
-            and the fewest steps of all other ranks at work.
+        least: the fewest completed steps of any rank in `working`, that rank (-1: there are
+            several), and the fewest completed steps of the other ranks in `working`.
     """
 
     __slots__ = (
@@ -200,7 +202,7 @@ class RoundProgress:
         return self._needed > 1
 
     def begin(self) -> None:
-        """Record that the round is called: members contribute now."""
+        """Record that a rank has called the round: members contribute now."""
         self.reducing = True
 
     def end(self, clocks: list[int], through: Collection[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Lookup of a run's id from the id, or a unique prefix of it, that a user enters."""
+"""Lookup of a run by what a user enters: the run's id, or a unique prefix of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LISTED = 10
 
 
 def checked(given: str) -> str:
-    """Return the text if it can be an id or its prefix; else raise an InputError.
+    """Return the text if it can be a run's id or a prefix of one; else raise an InputError.
 
-    Other text could change the path of a request or file.
+    Any other text could change the path of a request or of a file.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", given):
         raise InputError(

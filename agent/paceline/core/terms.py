@@ -1,4 +1,4 @@
-"""The arguments that stay the same during a run, validated."""
+"""A run's arguments, validated; they stay the same during the run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Terms:
         TypeError, ValueError: an argument is wrong; the message names the argument.
     """
 
-    # N; 0: a stream, whose length is unknown.
+    # Number of samples N; 0: a stream, whose length is unknown.
     samples: int
-    # Samples of a step; with a token budget, of a mean step.
+    # Number of samples of a step; with a token budget, their mean number.
     global_batch: int
     seed: int
     drop_last: bool
     loss_mean: str  # one of `MEANS`
     coast_steps: int
     shapes: Shapes = field(default_factory=Shapes)
-    # Largest total size of a step; None: `global_batch` counts.
+    # Largest total size of a step; None: steps have `global_batch` samples.
     token_budget: float | None = None
 
     def __post_init__(self) -> None:

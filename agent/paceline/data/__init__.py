@@ -1,4 +1,4 @@
-"""Data sets other than plain map-style ones: data that is stored on nodes, and streams.
+"""Data sets other than plain map-style ones: data sets stored on nodes, and streams.
 
 With data on nodes, each node keeps its shard of the samples in a directory.
 

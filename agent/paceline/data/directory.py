@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from paceline.core.errors import PacelineError
 
-# Samples per folder.
+# Number of samples per folder.
 _FOLDER = 1000
-# The first character of the name of a file that is being written.
+# First character in the names of files that are being written.
 _HIDDEN = "."
 # Width of the number of bytes in use, in characters.
 _WIDTH = 20
@@ -31,11 +31,11 @@ _WIDTH = 20
 class Directory:
     """Samples of a node on its disk: never more than `limit_bytes` of them.
 
-    Every process of the node reads and adds. Only the process that has called `claim` removes. A
-    sample is written under a hidden name and renamed, so other processes see either no file or a
-    complete one. The file ``used`` contains the bytes in use. It is raised before a sample is
-    written, so a process that is killed leaves a number that is too high, which the next `claim`
-    corrects.
+    Every process of the node may read and add samples. Only the process that has called `claim` may
+    remove samples. A sample is written under a hidden name and renamed, so other processes see
+    either no file or a complete one. The file ``used`` contains the number of bytes in use. This
+    number is raised before a sample is written. So if a process is killed, the number may be too
+    high, until the next `claim` corrects it.
 
     `path` is for this node alone, and for one training at a time.
     """
@@ -50,7 +50,8 @@ class Directory:
     def claim(self, sizes: npt.NDArray[np.int64]) -> list[int]:
         """Claim the directory for this process; return its samples, ascending.
 
-        Incomplete samples are removed, and files whose size is not the sample's in `sizes`, [N].
+        Incomplete files are removed, and files whose length differs from the sample's number of
+        bytes in `sizes`, [N].
 
         Raises:
             PacelineError: another training uses the directory, or it has samples of other data.

@@ -26,7 +26,7 @@ _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _JOIN_S = 2.0
 # The epoch before the first plan.
 _FIRST = -1
-# After this number of further segments, all ranks have read a segment's samples.
+# Number of further segments after which all ranks have read a segment's samples.
 _READ = 2
 
 Bools = npt.NDArray[np.bool_]
@@ -46,11 +46,11 @@ class NodePart(msgspec.Struct, frozen=True, array_like=True):
 class Moved:
     """Samples that were moved to a node for an epoch."""
 
-    # Bytes that the plan moves to the node and that the node did not have.
+    # Number of bytes that the plan moves to the node and that the node did not have.
     planned_bytes: int = 0
     bytes: int = 0
     samples: int = 0
-    # Time from the plan until the last sample was stored.
+    # Seconds from the plan until the last sample was stored.
     seconds: float = 0.0
 
 
@@ -63,7 +63,7 @@ class Prefetcher:
     to train in this epoch, or holds in the next. Steps do not depend on the thread: they read
     missing samples themselves.
 
-    This process must have claimed the data set's directory, which has the samples `held`. `filler`
+    This process must have claimed the data set's directory. `held` has the samples in it. `filler`
     is the sample that ranks without samples load.
     """
 
@@ -90,13 +90,13 @@ class Prefetcher:
         self._comes: set[int] = set()
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
-        # The time at which the bandwidth allows the next sample.
+        # Time from which the bandwidth allows the next sample.
         self._free_at = 0.0
-        # A sample is being fetched.
+        # True while a sample is being fetched.
         self._busy = False
-        # There is no room until the next plan.
+        # True if there is no room until the next plan.
         self._full = False
-        # The number of plans: so far, when the sample that is being fetched was chosen, and when
+        # Three numbers of plans: so far, when the sample that is being fetched was chosen, and when
         # `_removable` was listed.
         self._plans = 0
         self._seen = 0
@@ -138,7 +138,7 @@ class Prefetcher:
             return self._moved.get(epoch, Moved())
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing is left to fetch that there is room for; return False on timeout."""
+        """Wait until every sample is fetched for which there is room; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy and self._idle(), timeout_s)
 
@@ -164,7 +164,7 @@ class Prefetcher:
         holds: Bools = np.zeros(len(self._data), bool)
         assert part.holds is not None
         holds[np.frombuffer(part.holds, "<u4")] = True
-        # At the epoch's end the plan comes again, as training has continued since.
+        # At the epoch's end the plan is sent again, because training has continued since.
         again = self._next is not None
         there = self._data.directory.has
         news = np.flatnonzero(holds & ~self._now).tolist()
@@ -199,7 +199,7 @@ class Prefetcher:
                 self._closing.wait(self._outage.failed(error))
 
     def _chosen(self) -> tuple[int | None, bool]:
-        """Return the next sample, and if it is for the next epoch. The caller holds the lock.
+        """Return the next sample, and True if it is for the next epoch. The caller holds the lock.
 
         A segment's samples are taken from its end, because ranks that have begun the segment read
         its first samples themselves.
@@ -242,7 +242,8 @@ class Prefetcher:
             if ahead:
                 self._ahead.appendleft(sample)
             if self._plans == self._seen:
-                # Steps read their samples themselves.
+                # There is no room even for samples of segments; steps read missing samples
+                # themselves.
                 self._steps.clear()
                 self._full = True
 

@@ -23,11 +23,11 @@ from paceline.data.sources import Source, sizes_of
 
 @dataclass
 class Misses:
-    """Samples that were not on the node when a rank read them."""
+    """Count of samples that were not on the node when a rank read them."""
 
     samples: int = 0
     bytes: int = 0
-    # Time of reading them from the source.
+    # Seconds spent reading them from the source.
     waited_s: float = 0.0
 
     def __iadd__(self, other: Misses) -> Misses:
@@ -51,11 +51,12 @@ class Sharded:
 
     Args:
         source: source of all samples, reachable from each node.
-        directory: a directory on the node's own disk; the ranks of a node share it. It remains
-            after the training, so that the next training on the same data can use its samples.
-        limit_bytes: the most bytes of samples in the directory.
-        bandwidth: limit for prefetching on each node, in bytes per second; None: no limit. Samples
-            that a step needs now are not limited.
+        directory: a directory on the node's own disk; the ranks of a node share it. The directory
+            remains after the training, so that the next training on the same data can use its
+            samples.
+        limit_bytes: the maximum number of bytes of the samples in the directory.
+        bandwidth: limit for prefetching on each node, in bytes per second; None: no limit. The
+            limit does not apply to samples that a step needs now.
         decode: converts a sample's bytes and its index to a sample; None: samples are bytes. With
             ``num_workers`` and spawned processes, it must be picklable.
 
@@ -85,8 +86,8 @@ class Sharded:
         self.directory = Directory(Path(directory).absolute(), limit_bytes)
         self.bandwidth = bandwidth
         self._decode = decode
-        # Store samples that are read. Set once a session has settled which nodes keep which
-        # samples.
+        # True if samples that are read are also stored, once a session has settled which nodes keep
+        # which samples.
         self.keeps = False
         self._lengths: npt.NDArray[np.int64] | None = None
         self._misses = Misses()

@@ -18,7 +18,7 @@ from paceline.core.errors import PacelineError
 if TYPE_CHECKING:
     import httpx
 
-# Tries of a read over HTTP, and the wait before the second try; each further wait is twice as long.
+# Maximum number of tries of an HTTP read, and seconds before the second; later waits double.
 _TRIES = 4
 _RETRY_S = 0.25
 _TIMEOUT_S = 30.0
@@ -35,7 +35,7 @@ class Source(Protocol):
         ...
 
     def size(self, index: int) -> int:
-        """Return a sample's bytes, ≤ 2³² − 1. Called once per sample when a session begins."""
+        """Return a sample's length in bytes, ≤ 2³² − 1. A new session calls it once per sample."""
         ...
 
     def read(self, index: int) -> bytes:
@@ -113,7 +113,7 @@ class _Http:
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._url = url
-        # With compression, a range would be a range of the compressed file.
+        # With compression, the requested range would be a range of the compressed file.
         self._headers = {"Accept-Encoding": "identity", **headers}
         self._client: httpx.Client | None = None
         # The process that made the client; a forked process makes its own.

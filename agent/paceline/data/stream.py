@@ -20,7 +20,7 @@ from paceline.core.streaming.reading import PARTS, Claim, SeenSamples
 
 logger = logging.getLogger(__name__)
 
-# Consecutive samples that a rank claims at once, in a source that cannot be split.
+# Number of consecutive samples that a rank claims at once, if the source cannot be split.
 BLOCK = 64
 
 # Called with the number of shards; returns the claim that this rank reads next.
@@ -41,7 +41,7 @@ class Reading(Protocol):
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """Yield the samples of this rank in an epoch, in order.
 
-        After a shard that other ranks read, too, the shard's `ShardOrder` follows.
+        After the samples of a shard that other ranks also read, yield the shard's `ShardOrder`.
         """
         ...
 
@@ -51,17 +51,18 @@ class Stream:
 
     Give each rank the same arguments. ``Stream(dataset, size=…, split=…)`` accepts every object
     that yields samples, such as a ``torch.utils.data.IterableDataset``. If the source is in shards,
-    use `Stream.shards`: each rank reads as many shards as it trains, so that all ranks end
-    together.
+    use `Stream.shards`: each rank reads shards at the speed at which it trains, so that all ranks
+    end together.
 
     Args:
         source: yields samples, and can be iterated over again in each epoch. Its
             ``set_epoch(epoch)``, if it has one, is called before each epoch.
-        size: returns λ of a sample, > 0: its cost relative to others.
+        size: returns the size λ > 0 of a sample: its cost relative to other samples.
         split: "ranks": on each rank the source yields that rank's own samples, as after
             ``split_by_node``. "none": it yields all samples on each rank, in the same order; each
             rank reads all of them and keeps its own.
-        buffer: samples that all ranks together hold ready, from which steps are made.
+        buffer: number of samples, over all ranks, that are held in memory and from which steps are
+            made.
         shuffle: a rank's samples leave its buffer in a random order, by the session's seed.
 
     Raises:
@@ -106,7 +107,7 @@ class Stream:
     def shards(
         cls,
         shards: Sequence[Any],
-        # The name `open` is that of the documented argument.
+        # `open` is the name of the documented argument.
         open: Callable[[Any], Iterable[Any]],  # noqa: A002
         *,
         size: Callable[[Any], float],
@@ -116,8 +117,8 @@ class Stream:
         """Make a stream of a source in shards, such as tar files.
 
         When a rank's buffer has room, the rank reads the next shard that no rank has claimed.
-        Towards the epoch's end several ranks may read the same shard, each for other samples. For
-        `size`, `buffer` and errors see `Stream`.
+        Towards the epoch's end several ranks may read the same shard; each keeps other samples of
+        it. For `size`, `buffer` and errors see `Stream`.
 
         Args:
             shards: arguments for `open`, the same on all ranks: paths, URLs, numbers.
@@ -126,7 +127,8 @@ class Stream:
                 epoch.
             size: see `Stream`.
             buffer: see `Stream`.
-            shuffle: shards, too, are read in a random order, another one in each epoch.
+            shuffle: see `Stream`; shards are also read in a random order, another one in each
+                epoch.
         """
         if not hasattr(shards, "__len__"):
             raise TypeError(f"shards is {type(shards).__name__}: give a list of shards")
@@ -254,10 +256,10 @@ class Sharding:
             yield from self._read(name, piece, checks_order=epoch == 0)
 
     def _read(self, name: Any, piece: Claim, *, checks_order: bool) -> Iterator[Any]:
-        """Yield a shard's samples that are in a piece.
+        """Yield the samples of a shard that belong to a claim.
 
-        With `checks_order`, also yield the order of all samples, if other ranks read other pieces.
-        This takes time for each sample, so it is done in one epoch only.
+        With `checks_order`, also yield the order of all samples if other ranks read other parts of
+        the shard. Checking the order takes time for each sample, so it is done in one epoch only.
         """
         number = 0
         seen = SeenSamples() if checks_order and piece.end - piece.first < PARTS else None

@@ -1,7 +1,8 @@
 """`paceline agent`: registers this node and supervises the runs that are started on it.
 
 The agent's loop reads commands, polls the supervisors of its runs, sends heartbeats, and delivers
-what earlier processes left undelivered. It never trains itself: each run has a launcher process.
+what earlier processes left undelivered. The agent itself never trains: each run has a launcher
+process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from paceline.wire.sealing import SealError, unseal
 HEARTBEAT_S = 2.0
 _TICK_S = 0.2
 _RECOVER_S = 10.0
-# Seconds to deliver the rest after the runs were stopped.
+# Maximum number of seconds for the last deliveries after the runs were stopped.
 _LAST_DELIVERY_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Agent:
         data: the data directory; only one agent may use it at a time (else PacelineError).
         find_session: requests another session during an outage of the bus; None: the URL is fixed.
         duty: the only run to supervise; None: all runs that the control plane launches here.
-        notices: the provider's notices that it takes this machine back; None: there are none.
+        notices: the cloud provider's notices that it reclaims this machine; None: there are none.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Agent:
 
     @property
     def _taken_back(self) -> str | None:
-        """The reason why the provider takes this machine back; None: the machine stays."""
+        """The provider's notice that it reclaims this machine; None: there is no notice."""
         return None if self._notices is None else self._notices.words()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -139,8 +140,8 @@ class Agent:
             elif run in self._runs:
                 self._runs[run].obey(command)
         if self._signal is not None:
-            # The process that ends this agent may also end the runs' processes. Those were stopped
-            # already.
+            # The process that ends this agent may also end the runs' processes, but those were
+            # stopped already.
             return
         if not self._link.up:
             # Without the bus, reading commands returns at once.
@@ -213,9 +214,10 @@ class Agent:
         supervisor.start()
 
     def _refuse_second(self, run: str, launch: Launch, first: Supervisor) -> None:
-        """Reject the launch of a run that is still here.
+        """Reject the launch of a run that this node still supervises.
 
-        A resumed run is still here if this node was cut off from the control plane.
+        This node may still supervise a run that was resumed elsewhere, if it was cut off from the
+        control plane.
         """
         if launch.attempt <= first.attempt:
             _log.error("run %s is already running here; ignoring its second launch", run)
@@ -268,7 +270,7 @@ class Agent:
         return [run for run, supervisor in self._runs.items() if supervisor.running]
 
     def _recover(self) -> None:
-        """Deliver for runs whose agent or `paceline run` is gone and left something undelivered."""
+        """Deliver what ended agents and `paceline run` processes left undelivered for their run."""
         for directory in sorted((self._data / "runs").glob("*")):
             run = directory.name
             if run in self._runs or run in self._left_over or not directory.is_dir():
@@ -291,7 +293,7 @@ class Agent:
             _log.warning("%s; its runs leave this node", why)
         for supervisor in self._runs.values():
             supervisor.stop(why, leaves=True)
-        # Limits the delivery once all runs have ended.
+        # Time limit of the delivery; set once all runs have ended.
         deadline = None
         while self._runs:
             self._poll_runs()

@@ -48,7 +48,7 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
 
 
 def _reply(data: Path, run: str, control: str, ask: Ask) -> Reply:
-    """Compute the reply. A problem with a run's files is a reply, too."""
+    """Compute the reply. If the run's files cannot be read, the reply reports that."""
     try:
         directory = rundir.directory_of(data, run)
         record = rundir.read(directory / "run.json", Record)

@@ -20,9 +20,9 @@ from paceline.core.errors import InputError, PacelineError
 from paceline.node import tokens
 
 _CA_FILE = "PACELINE_CA_FILE"
-# Seconds for each call.
+# Timeout of each call in seconds.
 TIMEOUT_S = 10.0
-# Runs per page: the most that the server allows.
+# Number of runs per page: the maximum that the server allows.
 _PAGE = 500
 
 
@@ -89,7 +89,7 @@ class Client:
             raise ServerUnreachable(f"{self.server} is not a Paceline server") from error
 
     def download(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[bytes]:
-        """Yield the chunks of an answer that may be long, or no JSON, as they arrive."""
+        """Yield the chunks of an answer as they arrive; the answer may be long, or not JSON."""
         request = self._http.build_request(
             "GET", f"/api/v1{path}", params=params, headers=self._headers()
         )
@@ -129,7 +129,7 @@ class Client:
             raise InputError(reason)
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             raise ServerUnreachable(f"the server {self.server} is unavailable: {reason}")
-        # A node does not answer the server.
+        # The server has answered, but a node did not answer the server.
         if answer.status_code == httpx.codes.GATEWAY_TIMEOUT:
             raise PacelineError(reason)
         raise PacelineError(f"the server failed: {reason}")

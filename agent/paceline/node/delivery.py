@@ -27,9 +27,10 @@ _EVERY_S = 1.0
 _MEND_S = 60.0
 # Seconds between two signs of life of a run.
 _ALIVE_S = 3.0
-# Seconds of draining at once, because an agent has other runs to serve.
+# Maximum number of seconds of draining at once, because an agent has other runs to serve.
 _DRAIN_S = 0.2
-# Entries on the bus. The control plane disconnects a writer that floods the bus.
+# Maximum number of entries in the bus stream. The control plane disconnects a writer that floods
+# the bus.
 _MOST_WAITING = 20_000
 _log = logging.getLogger(__name__)
 
@@ -37,10 +38,10 @@ _log = logging.getLogger(__name__)
 class Delivery:
     """The undelivered states and telemetry of one run.
 
-    They are stored on disk and survive outages of the bus and the end of this process. A delivery
-    holds the lock of the run's directory until `close`, so that no other process delivers, too.
-    `link` None: there is no control plane, and nothing is delivered. `lock` is given if the caller
-    holds it already.
+    States and telemetry are stored on disk, and survive outages of the bus and the end of this
+    process. A delivery holds the lock of the run's directory until `close`, so that no other
+    process delivers, too. `link` None: there is no control plane, and nothing is delivered. `lock`
+    is given if the caller holds it already.
 
     Raises:
         OSError: the directory cannot be written.
@@ -76,7 +77,7 @@ class Delivery:
         path = directory / "run.json"
         try:
             record = rundir.read(path, Record)
-        # This happens after a power failure.
+        # A record may be broken after a power failure.
         except msgspec.DecodeError as error:
             _log.error("%s is quarantined as .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
@@ -150,7 +151,8 @@ class Delivery:
     def pump(self) -> None:
         """Deliver states and telemetry, at most once a second. Call it often, until `settled`.
 
-        It also repeats the last state as a sign of life: the server considers a silent run lost.
+        Each call may also repeat the last state as a sign of life: the server considers a silent
+        run lost.
         """
         if self._link is None or self.settled or time.monotonic() < self._next:
             return
@@ -260,7 +262,7 @@ def is_supervised(directory: Path) -> bool:
 
 
 def _speaks_for(fields: dict[bytes, bytes], run: str) -> bool:
-    """Return True if an entry is about this run.
+    """Return True if an entry of a spool is about this run.
 
     The script can write to the spool, and ingest accepts a node's entries about all runs of that
     node.

@@ -26,7 +26,7 @@ from paceline.wire import Launch, State
 _log = logging.getLogger(__name__)
 
 _ASK_S = 2.0
-# Seconds without an answer and without processes of the run until the node gives up.
+# Seconds after which the node gives up, without an answer and without processes of the run.
 PATIENCE_S = 600.0
 
 
@@ -34,9 +34,9 @@ PATIENCE_S = 600.0
 class Place:
     """The group of nodes that train together, and this process's slot among them."""
 
-    # The same on all nodes of the run, and on no others.
+    # Name of the group: the same on all nodes of the run, and on no other nodes.
     key: str
-    # Different on each node of a machine.
+    # Name of the slot: different for each of several nodes on one machine.
     slot: str
     nodes: int
 
@@ -46,9 +46,9 @@ def place(
 ) -> Place:
     """Return the place of this process, from the given values and Slurm's variables in `env`.
 
-    Each step of a job is a run; each requeue of a job by Slurm starts another run. In the job's
-    script and on its command line, without srun, each call is a run on one node if it is `alone`:
-    the operator gave no other nodes. Raise an InputError if there is no key.
+    Each step of a job is a run; each requeue of a job by Slurm starts another run. Without srun, in
+    the job's script or on its command line, each call is a run on one node if `alone` is True: the
+    operator gave no other nodes. Raise an InputError if there is no key.
     """
     job, nodes = env.get("SLURM_JOB_ID"), 1
     if job is not None:
@@ -91,9 +91,9 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
 
 
 class Duty:
-    """Membership of a node in one run: asks the control plane whether the run needs this node.
+    """Membership of a node in one run, which asks the control plane if the run needs this node.
 
-    The agent asks while it has no processes of the run. `host` is the engine's name of this
+    The agent calls `over` while it has no processes of the run. `host` is the engine's name of this
     machine; empty: unknown. With `shows_output`, the agent copies the output of rank 0 to its own
     output if rank 0 is here.
     """

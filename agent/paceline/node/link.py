@@ -60,7 +60,8 @@ class Link:
     def address(self) -> str | None:
         """Return this machine's address on the way to the bus; its neighbours reach it there, too.
 
-        It is the connection's own address, without a DNS lookup. None during an outage of the bus.
+        The result is the connection's local address, without a DNS lookup. None during an outage of
+        the bus.
         """
         return self.attempt(_local_address)
 

@@ -26,7 +26,8 @@ from paceline.node import rundir
 from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, ReadLog
 
-# Bytes of a log that are kept at its start and at its end; up to twice as many at the end.
+# Numbers of bytes of a log that are kept at its start and at its end. Up to twice as many may stay
+# at the end.
 KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20
 # Modes of Linux's fallocate.
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
@@ -34,14 +35,14 @@ _BLOCK = 4096  # bytes
 # bytes
 _CHARACTER = 4
 
-# Entries of a folder that are read.
+# Maximum number of entries of a folder that are read.
 _MOST_ENTRIES = 10_000
 _NUMBER = re.compile(r"(|attempt_)(0|[1-9][0-9]{0,8})")
 _OUTPUTS: tuple[Output, ...] = get_args(Output)
 
 
 def listed(directory: Path, from_attempt: int) -> list[LogFile]:
-    """Return the logs of a run on this node: the launcher's, then those of the newest attempts.
+    """Return a run's logs on this node: the launcher's log, then ranks' logs, newest attempt first.
 
     Attempts before `from_attempt` are left out. Raise an OSError if the directory cannot be
     read.
@@ -78,7 +79,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
         return NotThere(f"it has no {wanted.output} of rank {wanted.rank}")
     else:
         path = rundir.rank_log(directory, attempt, wanted.rank, wanted.output)
-    # This is computed before the log is read, so a log that cannot grow is complete.
+    # `may_grow` is computed before the log is read, so a log that cannot grow is complete.
     may_grow = _may_grow(directory, attempt)
     try:
         handle = opened(directory, path)
@@ -108,14 +109,14 @@ def shorten(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            # The rank continues at its offset.
+            # The rank continues to write at its own offset.
             os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
 
 def _free(handle: int, offset: int, length: int) -> None:
-    """Return the disk space of a part of a file, which then reads as zeros.
+    """Release the disk space of a part of a file; the part then reads as zeros.
 
     An OSError has EOPNOTSUPP or ENOSYS if the system or the file system does not support this.
     """
@@ -128,7 +129,7 @@ def _free(handle: int, offset: int, length: int) -> None:
 
 
 def _kept(handle: int, offset: int, size: int) -> tuple[int, int]:
-    """Return offset and end of the first range at or after an offset that the file still has."""
+    """Return start and end of the first range of bytes at or after an offset that is no gap."""
     try:
         begin = os.lseek(handle, offset, os.SEEK_DATA)
         end = min(size, os.lseek(handle, begin, os.SEEK_HOLE))
@@ -167,12 +168,12 @@ def _last_lines(data: bytes, lines: int, begin: int) -> int:
 
 
 def _character(data: bytes) -> int:
-    """Return the position of the first UTF-8 character: after at most 3 bytes of another."""
+    """Return the position of the first whole UTF-8 character: at most 3 bytes may precede it."""
     return next((i for i, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
 
 
 def _chosen(directory: Path, wanted: ReadLog) -> int | None:
-    """Return the requested attempt; None if this node never had the rank."""
+    """Return the requested attempt; None if the rank never ran on this node."""
     if wanted.attempt is not None:
         return wanted.attempt
     assert wanted.rank is not None

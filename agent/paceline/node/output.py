@@ -27,7 +27,7 @@ def copying(stream: IO[bytes]) -> Callable[[bytes], None]:
 
 
 class Output:
-    """A copier of rank 0's output to this process's, if rank 0 is on this node.
+    """A copier of rank 0's output to the output of this process, if rank 0 is on this node.
 
     `writer` returns a write function for a standard stream of this process; None: `copying`.
     """

@@ -8,16 +8,16 @@ import socket
 import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-# Loaded here and not after a fork, because loading takes locks.
+# The library is loaded here and not after a fork, because loading takes locks.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a no-op).
 
-    For ``preexec_fn``. Otherwise an orphaned rank would continue to train, and an orphaned server
-    would keep its port. The kernel watches the parent *thread*: start children from a thread that
-    lives as long as they should.
+    Pass this function to `subprocess.Popen` as ``preexec_fn``. Without it, an orphaned rank would
+    continue to train, and an orphaned server would keep its port. The kernel watches the parent
+    *thread*: start children from a thread that lives as long as they should.
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -34,8 +34,8 @@ def reserved_port(port: int = 0) -> socket.socket:
 
     A server that listens on the port can be started meanwhile, if it sets SO_REUSEADDR as most do.
     The kernel assigns the port neither to processes that request any free port, nor to outgoing
-    connections. Without a reservation, another process might take the port a moment later. This
-    raises an OSError if the port is not free.
+    connections. Without a reservation, another process might take the port a moment later. An
+    OSError is raised if the port is not free.
     """
     both = socket.has_dualstack_ipv6()
     reserved = socket.socket(socket.AF_INET6 if both else socket.AF_INET)

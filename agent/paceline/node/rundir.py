@@ -1,13 +1,13 @@
 """A run's directory on its node: the files that launcher and supervisor write.
 
 ``<data>/runs/<run>/``
-    ``run.json``       `Record`: what the supervisor reported, and whether the control plane has it
+    ``run.json``       `Record`: reported states, and whether the control plane has them
     ``launcher.json``  `LauncherStatus`
-    ``launcher.log``   what the launcher prints
+    ``launcher.log``   output of the launcher
     ``arrived``        the launcher of one of several nodes has reached the rendezvous
     ``reform``         nodes join or leave, see `paceline.core.reform`
     ``logs/attempt_<k>/<rank>/{stdout,stderr}.log``
-    ``spool/``         telemetry that the bus did not take
+    ``spool/``         telemetry that the bus did not accept
     ``memory/``        ranks' memory limits, see `paceline.train.features.memory`
     ``ended.json``     `EndedRanks`
     ``launches``       launches that were obeyed: none is obeyed twice
@@ -34,7 +34,7 @@ from paceline.wire import RunState
 T = TypeVar("T")
 
 _TAIL_BYTES = 65536
-# Characters of a log in a run's message.
+# Maximum number of characters of a log in a run's message.
 _SHOWN = 2000
 
 
@@ -45,7 +45,7 @@ class LauncherStatus(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     # Message of a failure in this attempt or in the previous one.
     message: str | None = None
-    # Unix time at which the ranks had ended; None: they have not.
+    # Unix time at which the ranks had ended; None: they have not ended.
     ended_at: float | None = None
 
 
@@ -54,9 +54,9 @@ class Record(msgspec.Struct):
 
     run: str
     node: str
-    # "agent" or "paceline run".
+    # Kind of the supervisor: "agent", "paceline run" or "paceline observe".
     supervisor: str
-    # The control plane to deliver to: its id, or its bus's address.
+    # The control plane that gets the states: its id, or the address of its bus.
     control: str
     states: list[RunState] = []
     # Number of `states` that the bus accepted.

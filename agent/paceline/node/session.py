@@ -1,4 +1,4 @@
-"""Sessions on the bus: the URL, streams and key with which an agent or `paceline run` takes part.
+"""Sessions on the bus: the URL, streams and key with which an agent or `paceline run` uses it.
 
 Functions that call the server raise `PacelineError` as `Client.call` does.
 """
@@ -21,17 +21,17 @@ from paceline.wire.bus import at_address, connect, is_loopback
 class BusSession:
     """Access of a node or a run to the bus, as the control plane grants it.
 
-    An agent that got a URL of the bus with a password has no key. It reports on TELEMETRY, and
-    entries that it reads carry no MAC.
+    An agent that got a URL of the bus with a password has no key. Such an agent reports on
+    TELEMETRY, and the entries that it reads carry no MAC.
     """
 
-    # Identifies the control plane: its id, or its bus's address.
+    # Identifies the control plane by its id, or by the address of its bus.
     control: str
-    # URL.
+    # URL of the bus.
     bus: str = field(repr=False)
-    # The stream to write to.
+    # The stream to which reports are written.
     reports: str
-    # The stream to read commands from.
+    # The stream from which commands are read.
     obeys: str
     key: bytes | None = field(repr=False)
 
@@ -39,7 +39,7 @@ class BusSession:
 def of_node(client: Client, node: str, address: str | None = None) -> BusSession:
     """Request the session of a node's agent.
 
-    `address` is the URL of the bus as this node reaches it; None: the URL that the server gives.
+    `address` is the URL of the bus as this node reaches it; None: the URL that the server returns.
     """
     # This call rejects a server with another protocol version.
     info = client.version()

@@ -2,7 +2,7 @@
 
 A writer appends to a ``.part`` file and renames the closed file to ``.spool``, so ``.spool`` files
 are always complete. A record is its length, its CRC-32 and its MessagePack bytes. Writes go
-straight to the kernel. They survive the end of the process, but not a power failure.
+straight to the kernel. Written records survive the end of the process, but not a power failure.
 
 The training script can write to the directory, too. So readers validate everything in it.
 """
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 CHUNK_AGE_S = 1.0
-# Bytes that are read of a chunk; one large record may make it exceed `CHUNK_BYTES`.
+# Maximum number of bytes that are read of a chunk. A large record may make a chunk exceed
+# `CHUNK_BYTES`.
 MOST_BYTES = 1 << 30
 MOST_DROPPED = 2**53
 
@@ -41,7 +42,7 @@ class Spool:
     Args:
         directory: shared by the writers of a run; created with the first record.
         name: name of this writer, unique in the directory; letters, digits and dashes.
-        limit_bytes: most bytes of this writer that wait to be drained.
+        limit_bytes: maximum number of bytes of this writer that wait to be drained.
     """
 
     def __init__(self, directory: Path, name: str, limit_bytes: int) -> None:
@@ -54,7 +55,7 @@ class Spool:
         self._open_bytes = 0
         self._open_records = 0
         self._closed_bytes = 0
-        # Records in chunks whose files were deleted before they were closed.
+        # Number of records in chunks whose files were deleted before they were closed.
         self.lost = 0
 
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
@@ -148,7 +149,7 @@ def dropped(directory: Path) -> int:
 def chunks(
     directory: Path, *, include_open: bool = False
 ) -> Iterator[tuple[Path, list[dict[bytes, bytes]]]]:
-    """Yield the files of all chunks and their entries, oldest first.
+    """Yield the file and the entries of each chunk, oldest chunk first.
 
     The caller deletes each file once it is sent. The rest of a file after a torn or invalid record
     is logged and left out. Set `include_open` only if the writers have ended. The directory may be

@@ -30,7 +30,7 @@ from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
 from paceline.wire.bus import is_loopback
 
-# The launcher gives its ranks 25 s.
+# Seconds before the launcher is killed; the launcher itself gives its ranks 25 s to end.
 _KILL_AFTER_S = 28.0
 # Paceline's variables that ranks inherit from this process. Other variables hold secrets, such as a
 # token, or are set by the supervisor.
@@ -83,7 +83,7 @@ def check(launch: Launch) -> None:
 class RankAccess:
     """The ranks' access to the bus."""
 
-    # URL.
+    # URL of the bus.
     bus: str = field(repr=False)
     # Key for MACs; None: there is no session.
     key: bytes | None = field(default=None, repr=False)
@@ -96,11 +96,11 @@ class Supervisor:
     thread that lives as long as the run, because the kernel ends the launcher with this thread.
 
     Args:
-        launch: what to run.
+        launch: the script, its arguments and its environment.
         data: the data directory, in which the run's directory is created.
         record: the run and its supervisor.
         link: connection to the bus; None: ranks train without a control plane, nothing is reported.
-        ranks: the ranks' access to the bus; None: the same as the link's.
+        ranks: the ranks' access to the bus; None: the access of `link`.
 
     Raises:
         InputError: as `check`; or the record's run is no valid run id.
@@ -129,10 +129,11 @@ class Supervisor:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._stopping: str | None = None
         self._kill_at = 0.0
-        # The launcher's last attempt, which may have been too short to be reported.
+        # The newest attempt that the launcher has begun, which may have been too short to be
+        # reported.
         self._reached = 0
         self._ending: Ending | None = None
-        # Open until the launchers of several nodes start their rendezvous.
+        # Socket that reserves the rendezvous port, open until the launchers of several nodes start.
         self._door: socket.socket | None = None
 
     @property
@@ -170,7 +171,7 @@ class Supervisor:
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 
     def poll(self) -> None:
-        """Check the processes, report changes, kill what does not stop in time, and deliver."""
+        """Check the processes, report changes, kill late processes, and deliver reports."""
         if self.running and self._launcher is not None:
             if self._stopping is not None and time.monotonic() > self._kill_at:
                 self.kill()
@@ -203,7 +204,7 @@ class Supervisor:
             _log.error("run %s: a command for an earlier launch is ignored", self.run)
 
     def stop(self, reason: str, *, leaves: bool = False) -> None:
-        """Ask the ranks to end; ranks that still run after 25 s are killed. Idempotent.
+        """Request that the ranks end; ranks that still run after 25 s are killed. Idempotent.
 
         With `leaves`, the run continues on its other nodes, if it has any. Then all ranks end after
         the same step.
@@ -308,7 +309,7 @@ class Supervisor:
             if name in _PASSED_ON or not name.startswith("PACELINE_")
         }
         if self._launch.nproc > 1 and driver.VARIABLE not in self._launch.env:
-            # As with torchrun, ranks share the cores.
+            # As under torchrun, each rank gets one thread, because the ranks share the cores.
             env.setdefault("OMP_NUM_THREADS", "1")
         env.update(self._launch.env)
         if (umask := private.given_umask()) >= 0:
@@ -347,7 +348,8 @@ class Supervisor:
         exit_code = status.exit_code if status is not None else None
         # The launcher ends later than the ranks.
         at = status.ended_at if status is not None else None
-        # This also holds if the status could not be written because the disk is full.
+        # The exit code shows success even if the status could not be written because the disk is
+        # full.
         if code == 0:
             exit_code = 0
         if self._stopping is not None:
@@ -382,7 +384,7 @@ def _spawn(
     env: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        # -P: a script directory's own modules must not shadow ours.
+        # -P: modules in the script's directory must not shadow modules of Paceline.
         [sys.executable, "-P", "-m", *module_and_arguments],
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -390,7 +392,8 @@ def _spawn(
         cwd=cwd,
         env=env,
         pass_fds=() if door is None else (door.fileno(),),
-        # Ctrl-C reaches only this process, which ends the ranks in order.
+        # A session of its own, so that Ctrl-C reaches only this process, which ends the ranks
+        # cleanly.
         start_new_session=True,
         preexec_fn=die_with_parent,
     )

@@ -1,9 +1,9 @@
 """Storage of the token of a server on this machine, in a file that only its user can read.
 
-A server that was given no token generates one, and stores it in a file for its address while it
-runs. The command line, agents and demos find the token there. The server locks the file. Once the
-server has ended, for whatever reason, the lock is gone, and clients do not send the token to
-whatever program listens on the port next.
+A server that was started without a token generates one. While it runs, the token is in a file named
+after its address. The command line, agents and demos find the token there. The server locks the
+file. Once the server has ended, for whatever reason, the lock is gone, and clients do not send the
+token to whatever program listens on the port next.
 """
 
 from __future__ import annotations

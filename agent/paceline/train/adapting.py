@@ -58,7 +58,7 @@ class DrivenLoader:
         self._place = place
         self._loader = session.loader(**options)
         self._passing: Generator[Any] | None = None
-        # Called once, before the first batch.
+        # Function that is called once, before the first batch.
         self.begins: Callable[[], None] | None = None
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class DrivenLoader:
         if self.begins is not None:
             begins, self.begins = self.begins, None
             begins()
-        # The framework left the last pass early, and may still hold it.
+        # The framework left the last pass early, and may still have its iterator.
         if self._passing is not None:
             self._passing.close()
         passing = self._passing = self._loader.__iter__()
@@ -89,15 +89,15 @@ class DrivenLoader:
     def finish(self) -> None:
         """End the epoch if the loop is in its last step.
 
-        A framework that counts steps does not ask for a batch after the last one, so without this
-        call the loader does not learn that the loop's body has ended.
+        A framework that counts steps does not request a batch after the last one. Without this call
+        the loader would not notice that the last iteration has ended.
         """
         if self.in_last_step and self._passing is not None:
             next(self._passing, None)
             self._passing = None
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Return a context for a collective of the framework, whose wait is not computing."""
+        """Return a context for a collective of the framework: its time counts as waiting."""
         return self.session._loop.running().meeting() if self.running else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str 
     """Split an adapter's options into those for `Session` and the `batchnorm` of `Session.wrap`.
 
     Raises:
-        TypeError: an option is unknown, or the framework decides it.
+        TypeError: an option is unknown, or the framework sets it.
     """
     for option in options:
         if option not in OPTIONS:
@@ -138,7 +138,7 @@ def wrapped(
 
 
 def ranks_seed(seed: int) -> int:
-    """Return rank 0's seed on all ranks, since frameworks may seed each rank differently."""
+    """Return rank 0's seed on each rank, since frameworks may seed each rank differently."""
     if not dist.is_initialized():
         return seed
     box = [seed]
@@ -154,7 +154,7 @@ def is_shuffled(loader: object) -> bool:
 
 
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the options of a script's DataLoader that `Session.loader` takes.
+    """Return those options of a script's DataLoader that `Session.loader` accepts.
 
     Raise a ValueError if no plan can replace its sampling.
     """

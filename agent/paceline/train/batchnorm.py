@@ -11,9 +11,10 @@ ranks. `Session.wrap` calls `adapt`, and the training loop calls `agree`::
     statistics.agree()  # on all ranks, after the same step
 
 **Normalising by the global batch.** Each rank's loss L_j is the mean over its own batch, and
-`paceline.train.ddp` multiplies its gradients by w_j where they arrive at the parameters. So the
-gradient that reaches a layer is that of L_j, and the gradient of L = Σ w_j L_j is w_j times that.
-The sums over all ranks need the latter::
+`paceline.train.ddp` multiplies its gradients by w_j where they arrive at the parameters. w_j is the
+rank's weight in the update. So the gradient that reaches a layer is the gradient of L_j. In the
+global loss L = Σ w_j L_j, that gradient is w_j times as large, and the backward pass needs its sums
+over all ranks::
 
     Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
 
@@ -69,8 +70,8 @@ class Adapted(_BatchNorm):
 class Synchronised(Adapted):
     """A layer that normalises by the global batch, as a single process with that batch would.
 
-    All ranks call it equally often in a step. Outside of the loop over the loader, and with a
-    single rank, it is a plain BatchNorm.
+    All ranks must call the layer equally often in a step. Outside of the loop over the loader, and
+    with a single rank, it is a plain BatchNorm.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -181,9 +182,10 @@ class _AnyDimension(_BatchNorm):
 
 
 def shares_statistics(model: nn.Module, batchnorm: str | None = None) -> bool:
-    """Return whether ranks wait for each other in this model's forward pass.
+    """Return whether BatchNorm makes ranks wait for each other in this model's forward pass.
 
-    The model may still have to be adapted, with `batchnorm`: "sync" makes every layer wait.
+    The model need not be adapted yet: `batchnorm` is the argument of the later `adapt`. With
+    "sync", every layer waits.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     return any(batchnorm == "sync" or is_shared(layer) for layer in layers)
@@ -264,9 +266,9 @@ def shared(values: Tensor, exchange: Exchange) -> Shared:
 def _own(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance of one rank's values, [C] each, in float32 at least."""
     kept = torch.promote_types(values.dtype, torch.float32)
-    # Its dtype sets the precision of the results.
+    # The dtype of this tensor sets the precision of the results.
     unused = torch.zeros(values.size(1), dtype=kept, device=values.device)
-    # Three to ten times as fast on the CPU as torch.var_mean.
+    # On the CPU this function is three to ten times as fast as torch.var_mean.
     mean, var = torch.batch_norm_update_stats(values, unused, unused.clone(), 0.0)
     return mean, var
 
@@ -300,7 +302,7 @@ class Normalised(torch.autograd.Function):
         goes_back = ctx.needs_input_grad[0]
         scale = torch.rsqrt(var + ctx.eps)
         wanted = [goes_back, True, True]
-        # As if the statistics were constants: γ g / σ, Σ g x̂ and Σ g of this rank.
+        # Gradients as if the statistics were constants: γ g / σ, and this rank's Σ g x̂ and Σ g.
         back, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient,
             values,
@@ -313,12 +315,12 @@ class Normalised(torch.autograd.Function):
             ctx.eps,
             wanted,
         )
-        # The answer is the same on all ranks, so none waits in an all-reduce.
+        # All ranks get the same answer here, so no rank waits in an all-reduce alone.
         if not goes_back:
             return None, *_given(weight, of_weight, of_bias), None, None, None
         share = ctx.exchange.weight
         sums = torch.stack([of_bias, of_weight]).to(mean.dtype)
-        # A filler contributes zeros, not a product: 0 · NaN is NaN.
+        # A filler contributes zeros and not its sums times 0, because 0 · NaN is NaN.
         sums = sums * share if share else torch.zeros_like(sums)
         ctx.exchange.add_up(sums)
         # A filler's gradients are part of no sum.
@@ -329,7 +331,7 @@ class Normalised(torch.autograd.Function):
         slope = -factor * scale * by_value
         offset = -factor * plain - slope * mean
         shape = (1, -1) + (1,) * (values.dim() - 2)
-        # In place, because a new tensor of this size takes as long as the arithmetic.
+        # The arithmetic is in place, because making a new tensor of this size takes as long again.
         if back.dtype == slope.dtype:
             whole = back.addcmul_(values, slope.view(shape)).add_(offset.view(shape))
         else:
@@ -402,7 +404,7 @@ def _tracked(layers: Sequence[LocalBatchNorm]) -> Iterator[Tensor]:
 
 
 def _count_alike(counts: list[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Set each number of batches to the largest of all ranks."""
+    """Set each layer's count of batches to the largest count of all ranks."""
     if not counts:
         return
     most = torch.stack([count.to(counts[0].device) for count in counts])
@@ -417,7 +419,7 @@ def _average(tensors: list[Tensor], samples: int, group: dist.ProcessGroup | Non
         return
     device = tensors[0].device
     vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
-    # A rank without samples contributes zeros, not a product: 0 · NaN is NaN.
+    # A rank without samples contributes zeros and not its values times 0, because 0 · NaN is NaN.
     vector = vector * samples if samples else torch.zeros_like(vector)
     vector = torch.cat([vector, vector.new_tensor([samples])])
     dist.all_reduce(vector, group=group)

@@ -43,12 +43,12 @@ _METHODS = (
     "_allgather_base",
     "_reduce_scatter_base",
 )
-# The listeners and the original of each wrapped method, by the method's name.
+# For each wrapped method, by its name: the listeners, and the original method.
 _listeners: dict[str, list[Listener]] = {}
 _originals: dict[str, Any] = {}
 # Protects the two dictionaries above.
 _lock = threading.Lock()
-# With `depth` above 0, this thread's collectives are Paceline's own.
+# If the attribute `depth` is above 0, the collectives of this thread are Paceline's own.
 _mine = threading.local()
 
 

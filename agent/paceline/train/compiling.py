@@ -1,7 +1,7 @@
 """Counts recompilations by torch.compile, and detects compiled models.
 
-Recompilations are read from TorchDynamo's private counter; without the counter, none are counted.
-A test fails for each version of torch that lacks it.
+Recompilations are read from TorchDynamo's private counter; without the counter, no recompilations
+are counted. A test fails for each version of torch that lacks it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import sys
 
 from torch import nn
 
-# Compilations of each frame.
+# Module and name of TorchDynamo's counter of compilations per frame.
 _COUNTER = ("torch._dynamo.convert_frame", "FRAME_COMPILE_COUNTER")
-# The class of models that torch.compile returns.
+# Module and name of the class of models that torch.compile returns.
 _OPTIMIZED = ("torch._dynamo.eval_frame", "OptimizedModule")
 
 
 def recompilations() -> int:
-    """Return how often torch.compile has recompiled functions in this process so far.
+    """Return the number of recompilations by torch.compile in this process so far.
 
     TorchDynamo recompiles a function for shapes, types or modes that its earlier code does not
     cover. ``torch._dynamo.reset()`` resets the number.

@@ -1,8 +1,9 @@
 """DistributedDataParallel with weighted gradients, correct for uneven and for empty local batches.
 
-The update is Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient
-over the global batch, as a single process would compute it. It is computed as the mean over ranks
-of M w_j g_j. Once reduced, a gradient is equal on all ranks. If a script adds to it and reduces it
+Rank j has n_j samples of total size Λ_j, and g_j is the gradient of its mean loss. The update is
+Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient over the global
+batch, as a single process would compute it. Ranks compute this sum as the mean of M w_j g_j over
+the M ranks. Once reduced, a gradient is equal on all ranks. If a script adds to it and reduces it
 again, the mean over ranks leaves the reduced part unchanged.
 
 `Session.wrap` calls `wrap` for each model of the script. The loop sets `CurrentStep.running`.
@@ -45,12 +46,12 @@ _FROZEN = (
     "find_unused_parameters=True), and freeze it afterwards"
 )
 
-# Models up to this size get one bucket: three buckets took 13.9 ms where one took 7.7 ms.
+# Models up to this size in bytes get one bucket: it took 7.7 ms, and three buckets 13.9 ms.
 _SMALL_BYTES = 25 << 20
 
 
 class TrialHooks(Protocol):
-    """Trial of `paceline.train.proof`, as wrapped models and the gate use it."""
+    """Methods of a trial of `paceline.train.proof` that wrapped models and the gate call."""
 
     def forward(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Return a context for a forward pass of a wrapped model."""
@@ -76,28 +77,29 @@ class CurrentStep:
         self.world, self.group = world, group
         self.accumulates = accumulates
         self._running: RunningStep | None = None
-        # This rank's batch is a filler. Compiled models read this attribute.
+        # True if this rank's batch is a filler. Compiled models read this attribute.
         self.filler = False
-        # If False, gradients stay the means of each rank's own batch.
+        # If False, gradients are not weighted: they stay means over each rank's own batch.
         self.weighs = True
-        # True during a collective that Paceline calls, and not the script.
+        # True during a collective that Paceline itself calls, not the script.
         self.reduces = False
         # The `id`s of parameters that a wrapped model reduces.
         self.reduced = set[int]()
-        # Weighted gradients of the step's micro-batches so far, by the parameter's id. They are not
-        # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
+        # Weighted gradients of the step's micro-batches so far, by the parameter's id. These
+        # gradients are not in ``.grad``, which scripts set to zero before or after each step of
+        # their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
         # `reducing` is called with the step and the number of a wrapped model, before the first
         # reduction of a backward pass. `explained` is called with the error of a failed reduction.
         self.reducing: Callable[[RunningStep, int], None] = lambda running, model: None
         self.explained: Callable[[Exception], Exception] = lambda error: error
-        # Called before a forward pass in a step that will have a backward pass.
+        # Function that is called before a forward pass in a step that will have a backward pass.
         self.forward: Callable[[], None] = lambda: None
-        # The number of wrapped models.
+        # Number of wrapped models.
         self.models = 0
         # Set while `paceline.train.proof` makes a trial.
         self.rehearsal: TrialHooks | None = None
-        # The `id`s of parameters whose optimiser has stepped in this iteration of the loop.
+        # The `id`s of parameters that an optimiser has stepped in this iteration of the loop.
         self.through: set[int] = set()
         # Returns the parameters of the wrapped models.
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list
@@ -123,7 +125,7 @@ class CurrentStep:
 
     @property
     def weight(self) -> float:
-        """Return this rank's weight in the step, relative to the weight of an equal local batch."""
+        """Return this rank's weight in the step: 1 for a local batch of the ranks' mean size."""
         if self._running is None:
             return 1.0
         step = self._running.step
@@ -136,7 +138,8 @@ class CurrentStep:
         if self.rehearsal is not None:
             return gradient
         weight = self.weight
-        # Multiplying would not do: 0 · NaN is NaN, and a filler's gradient may be anything.
+        # A multiplication by 0 is not enough: 0 · NaN is NaN, and a filler's gradient may have any
+        # value.
         if weight == 0:
             return torch.zeros_like(gradient)
         return gradient if weight == 1 else gradient * weight
@@ -176,7 +179,7 @@ class CurrentStep:
 
 
 def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> None:
-    # Parameters of other types have no gradients.
+    # Parameters of other types, such as integers, have no gradients.
     if parameter.is_floating_point() or parameter.is_complex():
         parameter.requires_grad_(True)
         parameter.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -184,7 +187,7 @@ def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) 
 
 
 def _refuse_gradient(current: CurrentStep, name: str, parameter: int, _: torch.Tensor) -> None:
-    """Refuse a frozen parameter's gradient; outside the loop the script may compute one."""
+    """Refuse a gradient of a frozen parameter; outside the loop the script may compute one."""
     if current.running is not None and parameter not in current.reduced:
         raise PacelineError(_FROZEN.format(name=name))
 
@@ -197,10 +200,10 @@ class _Weighing:
     communication hook weights a whole bucket, with one operation instead of one per parameter.
 
     The choice can be made only when a backward pass begins, because scripts set gradients to None
-    before or after the forward pass. A parameter's hook takes 2 to 4 µs of the script's thread, as
-    long as a small layer, so parameters get their hooks in the first pass that needs them. If
-    parameters have gradients when a forward pass begins, or two forward passes follow each other,
-    a hook on the outputs detects the start of the backward pass.
+    before or after the forward pass. A parameter's hook takes 2 to 4 µs in the script's thread, as
+    much as a small layer, so parameters get their hooks only in the first pass that needs them. If
+    parameters have gradients when a forward pass begins, or two forward passes follow each other, a
+    hook on the outputs detects the start of the backward pass.
     """
 
     def __init__(
@@ -211,23 +214,24 @@ class _Weighing:
         model: int,
     ) -> None:
         self.current, self._model = current, model
-        # The pass has reduced some of its buckets.
+        # True if the backward pass has reduced some of its buckets.
         self._reducing = False
         self._group = group
         self._parameters = parameters
-        # The next backward pass reduces gradients.
+        # True if the next backward pass reduces gradients.
         self._reduces = False
-        # Gradients of the newest forward pass stay on this rank.
+        # True if gradients of the newest forward pass stay on this rank.
         self._local = False
-        # No parameter had a gradient when the newest forward pass began.
+        # True if no parameter had a gradient when the newest forward pass began.
         self._fresh = True
-        # A forward pass is over, and its backward pass, which reduces, has not come yet.
+        # True if a forward pass is over, and its backward pass, which reduces, has not begun yet.
         self._waits = False
-        # The place of weighting is decided only when the next backward pass begins.
+        # True if the place of weighting is still to be decided, when the next backward pass begins.
         self._open = False
-        # The pass's gradients are weighted by bucket. None: the start of the pass was not seen.
+        # True if the pass's gradients are weighted by bucket. None: the start of the pass was not
+        # seen.
         self._by_bucket: bool | None = None
-        # The parameters have hooks.
+        # True once the parameters have hooks.
         self._hooked = False
         if current.accumulates:
             self._hook()
@@ -253,14 +257,14 @@ class _Weighing:
             self._hook()
 
     def begin_reduction(self) -> None:
-        """Note a complete bucket; before a pass's first one, check that the ranks are in step."""
+        """Note a complete bucket; at a pass's first one, check that ranks reduce the same step."""
         if not self._reducing:
             self._reducing = True
             if (running := self.current.running) is not None:
                 self.current.reducing(running, self._model)
 
     def all_reduce(self, share: torch.Tensor) -> dist.Work:
-        """Start a sum over ranks; `dist.all_reduce` takes 20 to 40 µs longer to check arguments."""
+        """Start a sum over ranks. `dist.all_reduce` would check arguments, for 20 to 40 µs."""
         current = self.current
         # A context manager would take 3 µs.
         before, current.reduces = current.reduces, True
@@ -303,9 +307,10 @@ class _Weighing:
             return
         self._hooked = True
         for parameter in self._parameters:
-            # Not the parameter itself: a cycle would stay.
+            # The hook has the parameter's `id`, because a reference to the parameter would form a
+            # cycle.
             hook = partial(self._arrives, id(parameter))
-            # A frozen parameter takes no hook, and the script may train it again later.
+            # PyTorch accepts no hook on a frozen parameter, which the script may train again later.
             trains = parameter.requires_grad
             parameter.requires_grad_(True)
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -375,8 +380,8 @@ def _mean(
 class WeightedDDP(DistributedDataParallel):
     """DistributedDataParallel that weights each rank's gradient. `Session.wrap` makes it.
 
-    Where gradients accumulate in ``.grad``, in `no_sync` or over several steps, each gradient is
-    weighted before it is added. Otherwise gradients are weighted with their bucket.
+    If gradients accumulate in ``.grad``, in `no_sync` or over several steps, each gradient is
+    weighted before it is added. Otherwise the gradients of a bucket are weighted together.
     """
 
     def __init__(self, module: nn.Module, current: CurrentStep, **options: Any) -> None:
@@ -431,12 +436,12 @@ class WeightedDDP(DistributedDataParallel):
         return outputs
 
     def reduce(self, reduces: bool) -> None:
-        """Set if backward passes reduce gradients or keep them local. Call it between steps."""
+        """Set if backward passes reduce gradients; else they stay local. Call it between steps."""
         self.require_backward_grad_sync = reduces
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank; the next backward pass outside reduces all of them.
+        """Accumulate gradients on this rank; the next backward pass after it reduces all of them.
 
         Raises:
             ValueError: with ``static_graph=True``, where PyTorch's reducer fails, or with
@@ -480,7 +485,7 @@ class SingleProcess(nn.Module):
         self.module = module
 
         def computed(_: torch.Tensor) -> None:
-            """Mark the end of computing; the last gradient of the step overwrites the mark."""
+            """Mark the end of computing; each later gradient of the step overwrites the mark."""
             if current.running is not None:
                 current.running.gradients_kept()
 
@@ -512,7 +517,7 @@ class SingleProcess(nn.Module):
 def wrap(
     model: nn.Module, current: CurrentStep, options: dict[str, Any]
 ) -> WeightedDDP | SingleProcess:
-    """Wrap a model for one process or for several; `options` are DistributedDataParallel's."""
+    """Wrap a model, for one or several processes; DistributedDataParallel gets the `options`."""
     if current.world == 1 and not dist.is_initialized():
         return SingleProcess(model, current)
     return WeightedDDP(model, current, **options)

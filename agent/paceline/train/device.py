@@ -24,12 +24,12 @@ from paceline.wire.messages import MOST_DEVICE_NAME
 
 logger = logging.getLogger(__name__)
 
-# Seconds of a trial that measures the speed of a device which data sheets do not give. Taming
+# Duration in seconds of a trial, which measures a device's speed if no data sheet gives it. Taming
 # Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B, uses
 # half-precision FLOP/s for servers of different kinds.
 TRIAL_S = 1.0
-# Half precision on an accelerator. CPUs train in single precision, and few of them compute in half
-# precision at all.
+# Side of the matrices and their precision, by kind of device. Other kinds than CPUs use half
+# precision. CPUs train in single precision, and few of them compute in half precision at all.
 _SIDES = {"cpu": (512, torch.float32)}
 _OTHERS = (4096, torch.float16)
 
@@ -44,7 +44,7 @@ class Device:
     def __init__(self, emulate: str | None, rank: int, world: int) -> None:
         self._rank = rank
         self._emulation = Emulation.parse(emulate, world) if emulate is not None else None
-        # The script's number of threads, while a plan's number is in force.
+        # The script's own number of threads, while a plan's number is set; else None.
         self._own_threads: int | None = None
         # The clock of the model's device.
         self.clock: Clock = CpuClock()
@@ -55,19 +55,19 @@ class Device:
             logger.warning("device speeds are emulated: %s", emulate)
 
     def use(self, device: torch.device) -> None:
-        """Time steps on this device, which the model is on."""
+        """Use this device, which the model is on, for timing steps."""
         self.place = device
         if device.type == "cuda":
             self._model, self.clock = device, CudaClock(device)
 
     def finish(self) -> None:
-        """Wait until the model's device has completed the work that it was given."""
+        """Wait until the model's device has completed all queued work."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             # A model that is not wrapped yet is assumed to be on the current device.
             torch.cuda.synchronize(self._model if self._model.type == "cuda" else None)
 
     def memory(self) -> int:
-        """Return the memory in use, in bytes: the GPU's peak, or this process's. Any thread."""
+        """Return bytes of memory in use: the GPU's peak, or this process's memory. Thread-safe."""
         if self._model.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._model))
         return int(self._process.memory_info().rss)
@@ -96,14 +96,15 @@ class Device:
 
     @property
     def loading_s(self) -> float:
-        """Return how much longer the emulation makes loading a batch, in s."""
+        """Return the seconds that the emulation adds to the loading of a batch."""
         emulation = self._emulation
         return emulation.data_s[self._rank] if emulation is not None and emulation.data_s else 0.0
 
     def begin(self, step: Step) -> float | None:
         """Set the step's number of CPU threads; return its emulated compute time in s, or None."""
         emulation = self._emulation
-        # With a parallel part in the emulation, threads shorten the emulated time instead.
+        # If the emulation has a part that threads speed up, threads shorten the emulated time
+        # instead.
         if emulation is None or emulation.serial == 1:
             self._take_threads(step.threads)
         if emulation is None or not step.samples:
@@ -114,11 +115,11 @@ class Device:
         return self._seconds(at, Features(*batch), step.threads, delayed=step.place == 0)
 
     def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
-        """Return a function that waits until the emulated device would be done with a trial batch.
+        """Return a function that waits until the emulated device would have computed a trial batch.
 
         The first timing has the slowdowns and noise of `step`, each later one those of the next
-        step. `moments` are the means of λ and of λ² over the data set. Without `overhead`, the time
-        that a step takes besides its samples is left out.
+        step. `moments` are the means of λ and of λ² over the data set, where λ is a sample's size.
+        Without `overhead`, the time that a step takes besides its samples is left out.
         """
         mean, square = moments
         steps = count(step)
@@ -135,7 +136,7 @@ class Device:
     def measured_flops(self, step: int, moments: tuple[float, float], samples: int) -> float | None:
         """Measure the device's operations/s; None if it fails. The arguments are as in `trial`.
 
-        An emulated device takes as long for a product as for a batch of `samples`.
+        An emulated device takes as long for a matrix product as for a batch of `samples`.
         """
         return flops(self.place, partial(self.trial(step, moments, overhead=False), samples))
 
@@ -170,7 +171,7 @@ class Device:
 
 
 def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
-    """Return floating-point operations/s of square matrix products over `TRIAL_S` seconds.
+    """Return floating-point operations/s of square matrix products, over `TRIAL_S` seconds.
 
     `hold` is called after each product with its start time; it waits until the emulated device
     would be done, if a device is emulated. None: the device failed, for example because its memory
@@ -179,7 +180,8 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
     side, dtype = _SIDES.get(device.type, _OTHERS)
     try:
         with torch.no_grad():
-            # Constant instead of random, so that the script's generator stays untouched.
+            # The values are constant and not random, so that the script's random generator stays
+            # untouched.
             factor = torch.full((side, side), 0.5, dtype=dtype, device=device)
             product = torch.empty_like(factor)
             # The first product allocates memory and wakes the device.
@@ -191,7 +193,7 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
                 _multiply(factor, product)
                 hold(start)
                 done, ended = done + 1, time.perf_counter()
-    # Out of memory, or no kernel for half precision.
+    # The device may be out of memory, or have no kernel for half precision.
     except RuntimeError as error:
         logger.warning("the trial of %s failed: %s", device, error)
         return None

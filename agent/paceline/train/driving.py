@@ -32,8 +32,8 @@ _EVERYWHERE = (
 _PLACEMENT = "PACELINE_PLACEMENT"
 # Directories of the run.
 _DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")
-# Variables for ranks on the driver's machine: only there is the spool read, and do these files
-# exist.
+# Variables for ranks on the driver's machine only: an agent reads the spool there, and the files
+# exist only there.
 _BESIDE = (*_DIRECTORIES, "PACELINE_CA_FILE")
 _OF_RUN = (*_EVERYWHERE, _PLACEMENT, *_DIRECTORIES)
 
@@ -50,12 +50,12 @@ class Whereabouts:
 
 
 def whereabouts(driver_place: str) -> Whereabouts:
-    """Return this rank's location, given the result of `meeting.place` in the driver."""
+    """Return this rank's location; `driver_place` is `meeting.place()` in the driver."""
     return Whereabouts(default_name(), place() == driver_place)
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
-    """Set this rank's variables, and unset any of another run that its node was started in."""
+    """Set this rank's variables; unset those of another run in which its node was started."""
     for name in _OF_RUN:
         os.environ.pop(name, None)
     os.environ.update(variables)
@@ -105,7 +105,7 @@ def variables_of(
 ) -> list[dict[str, str]]:
     """Return the variables of each rank, [W].
 
-    `given` is the result of `of_driver`. `starts` counts how often the ranks were started before;
+    `given` is the result of `of_driver`. `starts` is the number of earlier starts of the ranks;
     each start is an attempt.
     """
     alone = [_picked(given, _EMULATE)] * len(ranks)

@@ -27,22 +27,23 @@ class Environment:
 
     run: str | None = None
     bus: str | None = None
-    # Signs (MACs) messages to the leader; None: there is no session on the bus.
+    # Key with which the MACs of messages to the leader are checked; None: there is no session on
+    # the bus.
     key: bytes | None = None
     spool: Path | None = None
     spool_bytes: int = SPOOL_BYTES
     emulate: str | None = None
-    # How often all ranks were started before.
+    # Number of times that all ranks were started before.
     attempt: int = 0
     # First attempt of the run's last launch.
     first_attempt: int = 0
-    # The most restarts of all ranks after failures.
+    # Maximum number of restarts of all ranks after failures.
     max_restarts: int = 0
     # Each rank's node; empty: unknown.
     placement: tuple[str, ...] = ()
-    # File that announces that nodes join or leave, see `core.reform`.
+    # File whose existence announces that nodes join or leave; see `core.reform`.
     reform: Path | None = None
-    # File of what earlier attempts learned of this rank's memory.
+    # File with the memory limits that earlier attempts learned for this rank's device.
     memory: Path | None = None
     # The user has set a server's address; our launchers do not pass it to ranks.
     server: bool = False
@@ -92,7 +93,7 @@ class Environment:
             )
 
     def placed(self, world: int) -> list[str]:
-        """Return each rank's node; empty if the launcher gave none or those of other ranks."""
+        """Return each rank's node; empty unless the launcher gave a node for each rank."""
         return list(self.placement) if len(self.placement) == world else []
 
     def claim(self) -> Environment:

@@ -1,8 +1,8 @@
-"""Base of the loop's optional features, whose methods tell the life of a loop in their order.
+"""Base class of the loop's optional features. Its methods follow the course of a loop.
 
 `features.choice` makes a feature only if its option is set, and `Hooks` lists once the methods that
 features override, so a feature that is off costs nothing. Features share a `state.TrainingState`;
-they know neither each other nor the loop. All hooks run in the training thread. Ranks synchronise
+they import neither each other nor the loop. All hooks run in the training thread. Ranks synchronise
 at the gate (`sync.gate.SyncGate`).
 """
 
@@ -16,10 +16,10 @@ from paceline.train.timing import RunningStep
 
 
 class Feature:
-    """An optional feature of the loop. It overrides the hooks that it needs; here they do nothing.
+    """An optional feature of the loop, whose hooks do nothing here; subclasses override some.
 
-    A step has several turns, which are iterations of the script's loop, if its batch is cut into
-    micro-batches, or if this rank takes over batches of other ranks.
+    A *turn* is one iteration of the script's loop. A step has several turns if its batch is cut
+    into micro-batches, or if this rank takes over batches of other ranks.
     """
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -27,13 +27,13 @@ class Feature:
         return dataset, options
 
     def begin(self) -> None:
-        """Begin with the loader's first iteration, to which other ranks may come late or never."""
+        """Run at the start of the first iteration, which other ranks may begin late or never."""
 
     def connect(self) -> None:
-        """Prepare for the plan, which comes next; may replace the context's limits. Collective."""
+        """Run before the plan is read; may replace the context's limits. Collective."""
 
     def before_epoch(self) -> None:
-        """Run before a pass over the loader, of which it is not known yet if it has steps."""
+        """Run before a pass over the loader, when it is not known yet if the pass has steps."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Run at the start of an epoch that has steps."""
@@ -49,16 +49,16 @@ class Feature:
         """Run before the gate at a step's start; its batch is loaded."""
 
     def begin_turn(self, turn: Step) -> None:
-        """Run at the start of a turn, before the script's body."""
+        """Run at the start of a turn, before the body of the script's loop."""
 
     def end_turn(self, running: RunningStep) -> None:
-        """Run before the gate at a turn's end, unless the script left the loop in it."""
+        """Run before the gate at a turn's end, unless the script left the loop in this turn."""
 
     def turn_over(self, running: RunningStep, closing: bool) -> None:
-        """Run after the gate at a turn's end; `closing` if the script left the loop in it."""
+        """Run after the gate at a turn's end; `closing`: the script left the loop in this turn."""
 
     def measured(self, running: RunningStep) -> None:
-        """Take a turn whose times are known."""
+        """Run once the times of a finished turn are known."""
 
     def step_over(self, step: Step) -> None:
         """Run after the gate at a planned step's end."""
@@ -66,7 +66,8 @@ class Feature:
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
         """Run before the gate at an epoch's end.
 
-        `ran_out` unless the script left its loop early, and `raised` if an exception ended it.
+        `ran_out` is False if the script left its loop early, and `raised` is True if an exception
+        ended the loop.
         """
 
     def epoch_over(self, ran_out: bool) -> None:
@@ -79,7 +80,7 @@ class Feature:
         """Run after the last epoch of a run that an operator or a signal ended."""
 
     def close(self) -> None:
-        """Run when the session is closed, before the gate is."""
+        """Run when the session is closed, before the gate is closed."""
 
     def release(self) -> None:
         """Run after the gate is closed, to end threads and process groups."""

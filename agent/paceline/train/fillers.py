@@ -3,7 +3,7 @@
 A rank without samples computes a filler, whose gradient does not count. The filler must not change
 the model's buffers either. If the model sums its counts over the ranks in its forward pass, the
 filler adds zero to the sum. Other collectives of the forward pass, such as a gather or a mean,
-include the filler, with a warning. After a forward pass with a collective, this rank's buffers
+include the filler; a warning is logged. After a forward pass with a collective, this rank's buffers
 change as those of the other ranks do; otherwise they are restored.
 """
 
@@ -23,7 +23,7 @@ from paceline.train.collectives import listen
 
 logger = logging.getLogger(__name__)
 
-# Names of the collectives that a warning was logged for.
+# Names of the collectives for which a warning was logged.
 _warned = set[str]()
 
 
@@ -31,7 +31,7 @@ class Current(Protocol):
     """The part of a session's current step that this module uses."""
 
     world: int
-    # True during a collective that Paceline calls, and not the script.
+    # True during a collective that Paceline itself calls, not the script.
     reduces: bool
 
 

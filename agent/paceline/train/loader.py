@@ -1,8 +1,8 @@
 """Loader of `Session.loader`: a DataLoader whose batches follow the plan.
 
 The script iterates over the `Loader`, once per epoch. The loader calls `loop.Loop` around each
-iteration of the script's loop, in the order that `Loop` documents. It does not decide which samples
-a batch has; the plan does.
+iteration of the script's loop, in the order that `Loop` documents. The samples of a batch are
+chosen by the plan, not by the loader.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
 
 class _NoSamplerError(PacelineError, AttributeError):
-    """Missing sampler; also an AttributeError, so that `hasattr(loader, "sampler")` is False."""
+    """Error on access to `sampler`; an AttributeError, too, so that `hasattr` returns False."""
 
 
 class _Batches(Sampler[list[int]]):
     def __init__(self, loop: Loop, turns: deque[tuple[Step, Step]], *, ahead: bool) -> None:
         self._loop = loop
         self._turns = turns
-        # Batches are loaded before the script reaches them.
+        # True if batches are loaded before the script reaches them.
         self._ahead = ahead
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -90,13 +90,14 @@ class Loader:
         if not options.get("in_order", True):
             raise TypeError("loader(in_order=False): steps follow the plan in order; leave it out")
         self._loop = loop
-        # Steps and their iterations that the DataLoader has taken, and the script has not reached.
+        # Each step, with its iteration, that the DataLoader has read and the script has not
+        # reached.
         self._turns: deque[tuple[Step, Step]] = deque()
-        # Check the loss before the first step (`paceline.train.proof`).
+        # True if the loss must be checked before the first step (`paceline.train.proof`).
         self.proves = loop.context.prove
         # The result of that check, once it is done.
         self.answer: ProofResult | None = None
-        # The newest number of typical samples, and their batch.
+        # The newest batch of typical samples, with its number of samples.
         self._typical: tuple[int, Any] | None = None
         for feature in loop.features:
             dataset, options = feature.reads(dataset, options)
@@ -135,17 +136,17 @@ class Loader:
         """Set the epoch of the next pass, like DistributedSampler's method. Call it on every rank.
 
         The order of samples is that of ``DistributedSampler(seed=seed)`` after the same call, so a
-        script whose epochs begin with 1 trains as before. Without this call epochs begin with 0,
-        and each pass is the next epoch.
+        script whose epochs begin with 1 gets the same orders as with DistributedSampler. Without
+        this call epochs begin with 0, and each pass is the next epoch.
 
         Raises:
             TypeError, ValueError: `epoch` is not a whole number ≥ 0.
-            PacelineError: the script is in the loop, or has come to a later epoch.
+            PacelineError: the script is in the loop, or has reached a later epoch.
         """
         self._loop.set_epoch(whole("set_epoch", epoch, 0))
 
     def samples(self, indices: list[int]) -> list[Any]:
-        """Return samples, read with random numbers that are the same on each rank.
+        """Read samples with the same random numbers on each rank, and return them.
 
         If the loader has worker processes, such a process reads them: a file that a data set opens
         at its first read must not be open in the process that forks the workers.
@@ -208,7 +209,8 @@ class Loader:
         longer_s = loop.context.device.loading_s
         try:
             self._begin_loading()
-            # Making the iterator draws a random number, so random numbers are restored after it.
+            # Making the iterator draws a random number, so the state of the random numbers is
+            # restored.
             batches = iter(self._loader)
             loop.restore_random()
             while True:
@@ -239,13 +241,13 @@ class Loader:
             loop.end_epoch(ran_out)
 
     def _body(self, step: Step, turn: Step, batch: Any, data_s: float) -> Iterator[Any]:
-        """Run one iteration of the script's loop, if the batch is this rank's."""
+        """Yield the batch to one iteration of the script's loop, if this rank trains the batch."""
         loop = self._loop
         if turn.place:
             loop.begin_turn(turn, data_s)
         elif not loop.begin_step(step, data_s):
             return
-        # Stays True unless the body runs to its end: after a break, a return or an exception.
+        # `closing` stays True if a break, a return or an exception ends the body.
         closing = True
         try:
             yield batch

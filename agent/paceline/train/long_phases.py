@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from paceline.wire import LongPhase, Phase
 
-# A phase that takes this long is reported, and again after each further such interval.
+# Seconds after which a phase is reported; the report is repeated at this interval.
 LONG_S = 10.0
 # Step and phase that a rank is in.
 Activity: TypeAlias = tuple[int, Phase]
@@ -35,11 +35,11 @@ class PhaseMonitor:
         self._activity = activity
         self._clock = clock
         self._last: Activity | None = None
-        # Times of the clock.
+        # Times at which the phase began and at which its next report is due.
         self._began = self._due = 0.0
 
     def look(self) -> LongPhase | None:
-        """Return a report if the rank has been in its phase for long and a report is due."""
+        """Return a report if the rank has been in its phase for long and the report is due."""
         activity, at = self._activity(), self._clock()
         if activity != self._last:
             self._last, self._began, self._due = activity, at, at + LONG_S

@@ -1,9 +1,9 @@
-"""Training loop of a rank: what happens around each iteration of the script's loop.
+"""Training loop of a rank: Paceline's work around each iteration of the script's loop.
 
-The session makes the `Loop`. The loader drives it: it calls it around each step of the script's
-loop. Plain training is what stands here: the plan's steps, the gate (`sync.gate.SyncGate`) at which
-ranks synchronise, the statistics of BatchNorm layers, and the rank's other parts (`wiring`), which
-the loader's first iteration makes and `close` releases. Everything optional is a feature
+The session makes the `Loop`. The loader calls it around each iteration of the script's loop. This
+module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
+synchronise, the statistics of BatchNorm layers, and the rank's other parts (`wiring`), which the
+loader's first iteration makes and `close` releases. Everything optional is a feature
 (`feature.Feature`), which the loop calls at fixed moments. The loop does not load data, and it does
 not compute gradients.
 """
@@ -45,7 +45,7 @@ class Loop(TrainingState):
 
     def __init__(self, context: RunContext, meeting: Meeting) -> None:
         super().__init__(context, meeting)
-        # The newest loop over the loader ran to its end.
+        # True if the newest loop over the loader ran to its end.
         self._ran_out = False
         self._checkpoints: Checkpoints | None = None
         self._add(*made(self, self.close))
@@ -91,7 +91,8 @@ class Loop(TrainingState):
             meeting.lanes.close()
         for closed in self.on.closed:
             closed()
-        # Loader and script may still exist; the store's server and its port must be released.
+        # Loader and script may keep this object alive, but the store's server and port must be
+        # released.
         self.wiring = self._meeting = None
 
     def _disconnect(self) -> None:
@@ -101,7 +102,7 @@ class Loop(TrainingState):
     # Methods for the loader.
 
     def begin_epoch(self, lookahead: int) -> bool:
-        """Begin the next epoch and return True if it has steps. `lookahead` is in steps."""
+        """Begin the next epoch; return True if it has steps. `lookahead` is a number of steps."""
         self.refuse_closed()
         for before_epoch in self.on.before_epoch:
             before_epoch()
@@ -154,10 +155,10 @@ class Loop(TrainingState):
     def steps(self) -> Iterator[Step]:
         """Yield the steps of the epoch that has begun, in the order of loading."""
         assert self.wiring is not None
-        # Fetching looks ahead by iterations of the loop, and a step with micro-batches takes
-        # several of them, so ranks fetch different numbers of steps ahead. Unless rank 0, which
-        # plans, plans the whole lookahead first, the other ranks' fetching waits for that of rank
-        # 0.
+        # A loader fetches a number of iterations ahead, and a step with micro-batches has several
+        # iterations. So ranks fetch different numbers of steps ahead. Rank 0 makes the plan: it
+        # plans the whole lookahead first, because otherwise the other ranks' loaders would wait for
+        # rank 0's loader.
         plans_first = self.wiring.leader is not None and self.context.limits.micro_batches
         ahead = self.findings.lookahead if plans_first else 0
         try:
@@ -168,9 +169,9 @@ class Loop(TrainingState):
     def begin_step(self, step: Step, data_s: float) -> bool:
         """Begin a step whose batch is loaded, for which the script waited `data_s` seconds.
 
-        Return True if the batch goes to the loop's body. If False, the batch is another rank's now,
-        or empty, and the step is over on this rank. `step` is this rank's shard of the step: as
-        planned, or as `take_over` returned it.
+        Return True if the batch goes to the loop's body. If False, the batch is empty or another
+        rank has taken it over, and the step is over on this rank. `step` is this rank's shard of
+        the step, as planned or as `take_over` returned it.
         """
         assert self.wiring is not None
         for begin_step in self.on.begin_step:
@@ -201,7 +202,7 @@ class Loop(TrainingState):
         return running
 
     def end_turn(self, closing: bool) -> None:
-        """End the loop's body; `closing` if a break, a return or an exception left the loop."""
+        """End an iteration; `closing`: a break, a return or an exception has left the loop."""
         running = self.running()
         if not closing:
             for end_turn in self.on.end_turn:
@@ -225,13 +226,14 @@ class Loop(TrainingState):
         return self._sharing is not None and self._sharing.is_taken_over(step)
 
     def take_over(self, step: Step) -> Step | None:
-        """Return another rank's batch, to be trained after this planned step; None: no batch."""
+        """Return another rank's batch, to be trained after this planned step, if there is one."""
         return None if self._sharing is None else self._sharing.take_over(step)
 
     def end_step(self, step: Step) -> None:
         """End a planned step: this rank is done with its own batch, and with those taken over."""
         self.gate.end_step(step)
-        # A checkpoint may be of the optimiser's last step, so the leader keeps the samples since.
+        # A checkpoint may be of the optimiser's last step, so the leader keeps all samples since
+        # then.
         leader = self.wiring.leader if self.wiring is not None else None
         if leader is not None and (self.gate.stepped or self._checkpoints is None):
             leader.stepped(step.step)
@@ -239,8 +241,9 @@ class Loop(TrainingState):
             step_over(step)
 
     def end_epoch(self, ran_out: bool) -> None:
-        """End the loop over the loader; `ran_out` unless the script left the loop early."""
-        # An error of the loader itself, as in reading a sample, is the current exception here.
+        """End the loop over the loader; `ran_out` is False if the script left the loop early."""
+        # If the loader itself failed, for example in reading a sample, its error is the current
+        # exception.
         own = sys.exception()
         failed = own is not None and not isinstance(own, GeneratorExit)
         raised = not ran_out and (failed or exception_ends_loop())
@@ -248,7 +251,8 @@ class Loop(TrainingState):
             for end_epoch in self.on.end_epoch:
                 end_epoch(ran_out, raised)
             self.gate.end(ran_out)
-            # Statistics are a collective: all ranks must have left after the same step.
+            # Averaging the statistics is a collective: all ranks must have left after the same
+            # step.
             if self.failure is None and not raised:
                 self.statistics.agree()
         except PacelineError as error:

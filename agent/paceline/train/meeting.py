@@ -28,9 +28,11 @@ from paceline.core.amounts.devices import need_trial
 from paceline.core.errors import PacelineError
 from paceline.wire import RankDevice
 
-# As long as a process group's timeout usually is: a rank may evaluate while others wait.
+# Timeout of waits for other ranks: as long as usual for process groups, because a rank may evaluate
+# meanwhile.
 TIMEOUT = timedelta(minutes=30)
-# Short, because rank 0's store listens before the other ranks learn its address.
+# Timeout for connecting to rank 0's store: short, because the store listens before the other ranks
+# learn its address.
 REACH = timedelta(seconds=30)
 _KEY_BYTES = 32
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -45,7 +47,7 @@ _KINDS: dict[str, type[Exception]] = {
 class Lanes:
     """Lanes of a mesh, for one rank; see `paceline.train.mesh`."""
 
-    # Ranks of the process group, [S, W]: by place in a group, and by group.
+    # Ranks of the process group, [S, W]: S places in each group, W groups.
     ranks: list[list[int]]
     # This rank's place in its group; the rank at place 0 reports for the group.
     place: int
@@ -98,13 +100,14 @@ class Meeting:
     store: Store
     # The smallest sample; -1 for a stream, where a rank uses any sample that it has.
     filler: int
-    # [N] on rank 0; empty for a stream; None on other ranks.
+    # Sizes of the samples, [N], on rank 0; empty for a stream; None on other ranks.
     sizes: npt.NDArray[np.float64] | None
     # Ranks sign pickles in the store with this key, because other processes that reach the store
     # can write there.
     key: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES), repr=False)
-    # Set if several ranks share each batch. Then `rank` is the number of this rank's group and
-    # `world` the number of groups, the store is the lane's, and `stores` are those of all lanes.
+    # Set if several ranks share each batch. Then `rank` is the number of this rank's group, `world`
+    # is the number of groups, `store` is the store of this rank's lane, and `stores` are the stores
+    # of all lanes.
     lanes: Lanes | None = None
     stores: list[Store] = field(default_factory=list)
 
@@ -148,8 +151,9 @@ def rank_and_world() -> tuple[int, int]:
 def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Meeting:
     """Perform the rendezvous; each rank calls it.
 
-    If a rank raises, every rank does. Errors other than TypeError and ValueError are raised as a
-    PacelineError on the other ranks, including errors that `sizes` raises.
+    If a rank raises an error, every rank raises one. TypeErrors and ValueErrors keep their type on
+    the other ranks, and any other error becomes a PacelineError there. The same holds for errors
+    that `sizes` raises.
 
     Args:
         arguments: the arguments that must be equal on all ranks, by name.
@@ -187,7 +191,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
 
 
 def shared_sizes(meeting: Meeting) -> npt.NDArray[np.float64]:
-    """Return λ of every sample, [N], on every rank; each rank calls it."""
+    """Return the size λ of each sample, [N], on every rank; all ranks call it."""
     box = [meeting.sizes]
     if meeting.world > 1:
         dist.broadcast_object_list(box, src=0)
@@ -202,15 +206,16 @@ def _filler(sizes: npt.NDArray[np.float64]) -> int:
 def introduce(
     meeting: Meeting, own: RankDevice, trial: Callable[[], float | None], *, may_try: bool
 ) -> list[RankDevice]:
-    """Return the ranks' devices, [W]. Each rank calls it once, when it wraps its first model.
+    """Return the ranks' devices, [W]. Each rank calls this once, when it wraps its first model.
 
-    The ranks make trials only if nothing else shows how the devices' speeds compare. `trial`
-    returns this rank's operations per second, or None. `may_try` is set on rank 0 if a control
-    plane uses the results.
+    The ranks measure their speed in a trial only if their devices' names do not show how the speeds
+    compare. `trial` returns this rank's operations per second, or None. `may_try` is set on rank 0
+    if a control plane uses the results.
     """
     words = gathered(meeting.world, (own, may_try), meeting.group)
     devices = [device for device, _ in words]
-    # Ranks that share a batch make no trial, because it would measure a rank and not its group.
+    # Ranks that share a batch make no trial, because a trial would measure one rank and not its
+    # group.
     if words[0][1] and meeting.world > 1 and meeting.lanes is None and need_trial(devices):
         tried = msgspec.structs.replace(own, flops=trial())
         devices = gathered(meeting.world, tried)
@@ -226,7 +231,7 @@ def gathered(world: int, word: Any, group: dist.ProcessGroup | None = None) -> l
 
 
 def _hosted() -> TCPStore:
-    """Host rank 0's store, reachable from this machine only if all ranks are on it."""
+    """Host rank 0's store; if all ranks are on this machine, only this machine can reach it."""
     make = partial(TCPStore, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     if os.environ.get("MASTER_ADDR") not in ("127.0.0.1", "localhost"):
         return make("localhost", 0, None)

@@ -1,12 +1,12 @@
 """Data-parallel groups in a larger mesh: the ranks of a group share each batch (TP × DP).
 
 A *group* is one worker of the plan: its ranks get the same samples and split the model, as under
-tensor parallelism. A *lane* has one rank of each group, those at the same place in it. Gradients
-are reduced within a lane. Within a session, rank and world are a group's number and the number of
-groups. Lane 0 reports for the groups, and its first rank is the leader::
+tensor parallelism. A *lane* has one rank of each group: the ranks at the same place in their
+groups. Gradients are reduced within a lane. Within a session, rank and world are a group's number
+and the number of groups. Lane 0 reports for the groups, and its first rank is the leader::
 
     meeting = laned(meet(…), mesh)  # by `Session`; `mesh` is the data-parallel part
-    meeting.lanes.members           # of this rank's group, by their numbers in the process group
+    meeting.lanes.members           # ranks of this rank's group, as numbered in the process group
 
 A group's step time is that of its slowest rank: `GroupTimes` exchanges the times of its ranks.
 """
@@ -32,7 +32,7 @@ from paceline.train.timing import RunningStep
 from paceline.wire import Evaluation, StepRecord
 
 logger = logging.getLogger(__name__)
-# Maximum wait for a rank of the group, which may have ended.
+# Timeout of a wait for the times of a rank of the group, which may have ended.
 _PATIENCE = timedelta(seconds=5)
 
 
@@ -54,11 +54,12 @@ def described(mesh: Any) -> list[Any] | None:
 def laned(meeting: Meeting, mesh: Any) -> Meeting:
     """Narrow a rendezvous of all ranks to this rank's lane. Collective.
 
-    If the mesh, the data-parallel part, is None or has all ranks, each rank is a group.
+    `mesh` is the data-parallel part of the script's mesh. If it is None or has all ranks, each rank
+    is a group.
 
     Raises:
-        ValueError: the mesh does not split the ranks into groups of equal size, or its ranks do
-            not ascend.
+        ValueError: the mesh does not split the ranks into groups of equal size, or the mesh's ranks
+            do not ascend.
     """
     if mesh is None:
         return meeting
@@ -68,7 +69,8 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
         return meeting
     ranks = lanes_of(gathered(meeting.world, mine))
     place, number = ranks.index(mine), mine.index(meeting.rank)
-    # Models reduce their statistics in this group, on their device, so it has the default backend.
+    # Models reduce statistics in this process group, on their device, so it has the default
+    # backend.
     lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
         PrefixStore(f"lane/{other}", meeting.store) if other else meeting.store
@@ -80,7 +82,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """Return the lanes in order, from each rank's part of the mesh; raise as `laned` does."""
+    """Return the lanes, by place, from each rank's part of the mesh; raise as `laned` does."""
     lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
     every = sorted(rank for lane in lanes for rank in lane)
     own = all(rank in word for rank, word in enumerate(words))
@@ -102,14 +104,14 @@ def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
 class PendingTimes:
     """Times of a group's ranks in one step, whose all-gather may still be running."""
 
-    # Of each member: [data_s, compute_s].
+    # For each rank of the group: [data_s, compute_s].
     times: list[Tensor]
     work: Any
     # The tensor that was sent, which must not be freed before `work` is done.
     own: Tensor
 
     def read(self) -> list[tuple[float, float]]:
-        """Return data_s and compute_s of each member; empty if a member has ended."""
+        """Return data_s and compute_s of each rank of the group; empty if a rank has ended."""
         with suppress(RuntimeError):
             self.work.wait(_PATIENCE)
             return [(float(each[0]), float(each[1])) for each in self.times]
@@ -119,14 +121,14 @@ class PendingTimes:
 class GroupTimes:
     """Exchange of step times among the ranks of a group. For one thread.
 
-    The ranks of a group wait for each other within their forward and backward passes, and that
-    counts as computing. So their times are nearly equal, and the last rank to have its gradients is
-    the slowest.
+    The ranks of a group wait for each other within their forward and backward passes, and these
+    waits count as computing. So the times of a group's ranks are nearly equal. The rank that has
+    its gradients last is the slowest.
     """
 
     def __init__(self, lanes: Lanes) -> None:
         self._group, self._lanes = lanes.of_members(), lanes
-        # By member: the number of steps in which it was the slowest.
+        # For each rank of the group: the number of steps in which it was the slowest.
         self._slowest: Counter[int] = Counter()
 
     def send(self, data_s: float, compute_s: float) -> PendingTimes:
@@ -161,8 +163,9 @@ class GroupTimes:
 def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
     """Return the reporting rank's record with the times (data_s, compute_s) of a group's ranks.
 
-    Loading takes as long as on the rank that loads longest. Ranks that load faster wait for it
-    within their passes, and that wait is not computing. Computing ends when the last rank ends it.
+    The loading time is that of the rank that loads longest. Ranks that load faster wait for that
+    rank within their passes, and this wait does not count as computing. Computing ends when the
+    last rank ends it.
     """
     data_s = max(data for data, _ in times)
     compute_s = max(data + compute for data, compute in times) - data_s
@@ -173,7 +176,7 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
 
 
 class SilentReporter:
-    """Sender of a rank's step times to its group, on ranks that do not report for the group."""
+    """Reporter of a rank that does not report for its group: it only sends times to the group."""
 
     def __init__(self, times: GroupTimes) -> None:
         self._times = times
@@ -181,7 +184,7 @@ class SilentReporter:
         self._sent: list[PendingTimes] = []
 
     def over(self, running: RunningStep) -> None:
-        """Take a finished step, and read its times when the device is done or one step later."""
+        """Accept a finished step; its times are read when the device is done, or one step later."""
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
             self._send(self._over.pop(0))

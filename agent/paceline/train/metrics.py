@@ -13,14 +13,14 @@ Value = torch.Tensor | float
 
 
 class MetricNames:
-    """Checker of metrics, which also limits the number of names in a run."""
+    """Checker of metrics, which also limits the number of metric names in a run."""
 
     def __init__(self, call: str) -> None:
         self._call = call
         self._known: set[str] = set()
 
     def check(self, metrics: Mapping[str, Value]) -> None:
-        """Check names and kinds of values, without reading values, which would wait for a device.
+        """Check names and kinds of values. Values are not read: that would wait for a device.
 
         Raises:
             TypeError, ValueError: a name or a value is wrong; the message names the metric.
@@ -41,7 +41,7 @@ class MetricNames:
 
 def _check_value(place: str, value: object, *, dimensions: bool = False) -> None:
     if isinstance(value, torch.Tensor):
-        # Reading a part later would wait for other ranks.
+        # A tensor that is split over ranks is refused: reading it later would wait for other ranks.
         if not all(each.is_replicate() for each in getattr(value, "placements", ())):
             raise TypeError(
                 f"{place} is a DTensor, of which each rank has a part: give its full_tensor()"
@@ -69,7 +69,7 @@ def check_loss(loss: object) -> None:
 def on_host(value: Value) -> Value:
     """Start copying a value to the host, without waiting for the device.
 
-    It is always a copy: the script may change the tensor before the copy is read.
+    The result is always a copy, because the script may change the tensor before the copy is read.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", non_blocking=True, copy=True)

@@ -1,9 +1,10 @@
 """A rank's part in data that is stored on nodes.
 
 At a session's start, `settle` finds out which ranks share a node's directory, and which samples
-each node has. Its result is None unless the data set is a `paceline.data.Sharded`. Else the result
-is the rank's `NodeData`: it passes the plan's parts to the node's prefetcher, counts the samples
-that batches missed (`Counting` is the loader's collate function), and records each epoch.
+each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Else the
+result is the rank's `NodeData`: it passes the node's parts of the plan to the prefetcher, counts
+the samples that batches missed (`Counting` is the loader's collate function), and records each
+epoch.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from paceline.train.feature import Feature
 from paceline.train.meeting import Meeting, gathered, kernel
 from paceline.wire import NOWHERE, DataEpoch, Message, Shards
 
-# A step that waits for a read from the source for less than this has not waited for it.
+# Minimum wait in seconds for reads from the source that counts as a wait of the step.
 _WAIT_S = 1e-3
-# Characters of a node's name, if no launcher gives one.
+# Maximum number of characters of a node's name if no launcher gives one.
 _LONGEST_NAME = 200
 
 
@@ -74,7 +75,7 @@ class NodeData(Feature):
         self.send: Callable[[Message], None] | None = None
         self._data, self._rank, self._node, self._attempt = data, rank, node, attempt
         self._prefetcher = prefetcher
-        # Of the current epoch.
+        # Misses of the current epoch.
         self._misses = Misses()
         self._waits = 0
         self._waited_s = 0.0
@@ -91,8 +92,8 @@ class NodeData(Feature):
     def loading(self) -> None:
         """Discard misses from before the loading of batches.
 
-        The DataLoader's processes inherit the counts. The script's body may have read from the data
-        set, too.
+        The DataLoader's processes inherit this process's counts, and the loop's body may have read
+        from the data set, too.
         """
         self._data.take_misses()
 
@@ -143,7 +144,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
 
     Raises:
         PacelineError, OSError: a node's directory cannot be used; raised on each rank.
-        ValueError: limits or sizes are not those of the other ranks.
+        ValueError: limits or sizes differ between ranks.
     """
     if not isinstance(dataset, Sharded):
         return None
@@ -191,7 +192,7 @@ def _place(data: Sharded) -> dict[str, Any]:
 
 
 def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
-    """Raise the same error on each rank unless all have the same data, and a node one limit."""
+    """Raise the same error on each rank if data differ, or limits differ within a node."""
     for rank, word in enumerate(words):
         first = nodes.index(nodes[rank])
         if word["samples"] != words[0]["samples"]:
@@ -215,7 +216,7 @@ def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
 def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
     held = np.full(len(data), NOWHERE, "<u2")
     limits = [0] * (max(nodes) + 1)
-    # Reversed, so that the lowest of the nodes that have a sample counts.
+    # The order is reversed so that, of several nodes that have a sample, the lowest one counts.
     for rank in reversed(range(len(nodes))):
         word = words[rank]
         limits[nodes[rank]] = word["limit"]

@@ -1,7 +1,7 @@
 """Shards of the plan: a rank's shard of a segment, of a step, and the script's view of a step.
 
-The leader stores a `Part` for each rank and segment in the ranks' store. The follower reads it and
-turns it into `Step` objects. `Session.batch` shows the script a `Batch`.
+For each segment, the leader stores a `Part` for each rank in the ranks' store. The follower reads
+the part and makes `Step` objects from it. `Session.batch` shows the script a `Batch`.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ class Step(msgspec.Struct, frozen=True):
     # Weight of this rank's mean gradient in the update.
     weight: float
     ett_s: float | None
-    # CPU threads to use; 0: the script's own number.
+    # Number of CPU threads to use; 0: the script's own number.
     threads: int
-    # All ranks have the same number of samples in the step.
+    # True if all ranks have the same number of samples in the step.
     even: bool = True
     synchroniser: Synchronisation = ALLREDUCE
-    # The last step of its segment.
+    # True for the last step of its segment.
     last: bool = False
-    # The last step of its epoch.
+    # True for the last step of its epoch.
     epoch_end: bool = False
     # The first step of its segment, and the first step after the segment.
     segment_first: int = 0
     segment_end: int = 0
-    # Ranks take batches of the segment over from each other.
+    # True if ranks take batches of the segment over from each other.
     pooled: bool = False
-    # This rank may train further batches under the same step's number.
+    # True if this rank may train further batches under the same step number.
     shared: bool = False
-    # For a batch that was taken over: the step that it was planned for.
+    # For a batch that was taken over: the step for which it was planned.
     planned: int | None = None
     # The micro-batches of the step; empty: the step is computed at once.
     micro: tuple[Step, ...] = ()
-    # For a micro-batch: its share in the mean over this rank's batch.
+    # For a micro-batch: its weight in the mean over this rank's batch.
     share: float = 1.0
     # For a micro-batch: its index in the step.
     place: int = 0
-    # Further micro-batches follow before the optimiser steps.
+    # True if further micro-batches follow before the optimiser steps.
     more: bool = False
 
     @property
@@ -87,13 +87,13 @@ class Batch:
 
     epoch: int
     step: int
-    # n_j; 0: the batch is a filler.
+    # Number of samples n_j; 0: the batch is a filler.
     samples: int
-    # Λ_j, the sum of the samples' sizes.
+    # Load Λ_j: the sum of the samples' sizes.
     load: float
     # Weight of the batch's mean gradient in the update.
     weight: float
-    # The optimiser steps after this batch; False: further micro-batches of the step follow.
+    # True if the optimiser steps after this batch; False: further micro-batches of the step follow.
     last: bool = True
 
     @property
@@ -109,7 +109,7 @@ class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
     load: float
     squares: float
     longest: float
-    # Share in the mean over the rank's local batch, by samples or by load.
+    # Weight in the mean over the rank's local batch, by samples or by load.
     share: float
 
 
@@ -132,17 +132,17 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     threads: int = 0
     stop: bool = False
     synchroniser: Synchronisation = ALLREDUCE
-    # With `stop`: nodes join or leave, and the ranks' processes end.
+    # True, together with `stop`: nodes join or leave, and the ranks' processes end.
     reform: bool = False
-    # Ranks take batches of the segment over from each other.
+    # True if ranks take batches of the segment over from each other.
     pooled: bool = False
     # The micro-batches of each step, [steps]; empty: each step is computed at once.
     micro: list[list[MicroBatch]] = []
-    # On the first rank of each node, if data lives on nodes.
+    # The node's part of the plan: on the first rank of each node, if data is stored on nodes.
     node: NodePart | None = None
     # Steps of the segment, from 0, in which ranks have different numbers of samples.
     uneven: list[int] = []
-    # With `stop`: the reason why planning failed; empty: the plan was ended on purpose.
+    # If `stop` is True: the reason why planning failed; empty: the plan was ended on purpose.
     failed: str = ""
 
     def steps(self) -> Iterator[Step]:

@@ -1,7 +1,7 @@
 """Profiling phase before training: times and memory limits by batch size (LBB Alg. 1).
 
-`Session.profile` calls `profile_ranks` on every rank. `Limits` hold how much fits into each rank's
-memory, as the user or a profile gave it.
+`Session.profile` calls `profile_ranks` on every rank. `Limits` are the amounts that fit into each
+rank's memory, according to the user or to profiles.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from paceline.train.fsdp.model import Wrapped
     from paceline.train.meeting import Meeting
 
-# Timings of each batch size; their median counts.
+# Number of timings of each batch size, whose median counts.
 _TIMINGS = 3
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
 Floats = npt.NDArray[np.float64]
-# Waits until the device has completed the work that it was given.
+# Waits until the device has completed all queued work.
 Finish = Callable[[], None]
-# Called with the number of samples, and the time when their batch began.
+# Called with a batch's number of samples and its start time; see `measure`.
 Hold = Callable[[int, float], None]
 
 
 class Profile(msgspec.Struct, frozen=True):
     """Measurements of one rank."""
 
-    # Samples and seconds, by ascending number of samples.
+    # Number of samples and seconds of each batch, by ascending number of samples.
     times: list[tuple[int, float]]
-    # The most samples that fit into memory; None: memory never ran out.
+    # Maximum number of samples that fit into memory; None: memory never ran out.
     limit: int | None = None
 
 
 def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold: Hold) -> Profile:
-    """Time batches of 2, 4, 8, … samples, until memory runs out, and of `most`.
+    """Time batches of 2, 4, 8, … samples, until memory runs out, and one of `most` samples.
 
     `finish` waits for the model's device. `hold` waits until the emulated device would be done.
     A PacelineError means that memory runs out at the first batch. Other errors of `run_batch` pass
@@ -62,7 +62,7 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
     for samples in sizes:
         try:
             if not times:
-                # The first run allocates, compiles and warms up.
+                # The first pass is not timed, because it allocates, compiles and warms up.
                 timed(samples)
             several = [timed(samples) for _ in range(_TIMINGS)]
         except (MemoryError, RuntimeError) as error:
@@ -71,7 +71,8 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
         else:
             times.append((samples, statistics.median(several)))
             continue
-        # Not in the handler, because its traceback keeps the batch alive.
+        # The cache is not emptied in the exception handler, where the traceback keeps the batch
+        # alive.
         torch.cuda.empty_cache()
         if not times:
             raise PacelineError(f"profile: memory ran out at the first batch, of {samples} samples")
@@ -99,7 +100,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
-    """Keep wrapped models from reducing gradients; clear the gradients unless the body raises."""
+    """Keep wrapped models from reducing gradients; clear gradients on exit, except on an error."""
     with ExitStack() as local:
         for model in models:
             local.enter_context(model.unreduced())
@@ -110,7 +111,7 @@ def unreduced(models: Iterable[Wrapped]) -> Iterator[None]:
 
 @contextmanager
 def _unstepped(models: Iterable[Wrapped]) -> Iterator[None]:
-    """Raise a PacelineError in the body if an optimiser steps wrapped models."""
+    """Raise a PacelineError if an optimiser steps wrapped models in this context."""
     ours = {id(parameter) for model in models for parameter in model.parameters()}
 
     def refuse(optimiser: torch.optim.Optimizer, *_: Any) -> None:
@@ -135,7 +136,7 @@ class _Outcome(msgspec.Struct, frozen=True):
 
 
 def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile]) -> list[Profile]:
-    """Measure on this rank and return every rank's profile. All ranks call it, equally often.
+    """Measure on this rank; return every rank's profile. All ranks must call this equally often.
 
     Errors of `measured` pass through on this rank. On the other ranks, a PacelineError names this
     rank.
@@ -173,11 +174,11 @@ def profile_ranks(
     run_batch: Callable[[int], object],
     most: int,
 ) -> list[Profile]:
-    """Measure on each rank; see `Session.profile`. All ranks call it, equally often.
+    """Measure on each rank; see `Session.profile`. All ranks must call this equally often.
 
     `run_batch`, `most` and `finish` are those of `measure`. `hold` makes the `hold` of `measure`
-    from the means of λ and of λ². The models do not reduce gradients meanwhile. Errors are those of
-    `gather`.
+    from the means of λ and of λ², where λ is a sample's size. The models do not reduce gradients
+    meanwhile. Errors are those of `gather`.
     """
     models = list(models)
     with unreduced(models), _unstepped(models):
@@ -187,14 +188,14 @@ def profile_ranks(
 
 
 def _part(store: Store, rank: int, world: int) -> None:
-    """Wait on rank 0 until all ranks have read everything, because its store ends with it."""
+    """Wait on rank 0, whose store ends with it, until all ranks have read everything."""
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world)])
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
-    """Share the means of λ and of λ², which rank 0 has, with all ranks; each rank calls it."""
+    """Return the means of sizes λ and of λ², which rank 0 knows, on all ranks; each calls this."""
     if sizes is not None:
         # The sizes of a stream are not known yet.
         sizes = sizes if len(sizes) else np.ones(1)
@@ -204,7 +205,7 @@ def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
 
 
 def shared_typical(store: Store, sizes: Floats | None, most: int) -> list[int]:
-    """Return the indices of typical samples, whose sizes only rank 0 has; each rank calls it.
+    """Return the indices of typical samples, which rank 0 chooses by size; all ranks call this.
 
     The sizes of these `most` samples are quantiles of all sizes, ascending.
     """
@@ -217,7 +218,7 @@ def shared_typical(store: Store, sizes: Floats | None, most: int) -> list[int]:
 
 
 def spread(items: list[int], count: int) -> list[int]:
-    """Return `count` of the items at equal distances; a single one is the middle item."""
+    """Return `count` items at equal distances; if `count` is 1, return the middle item."""
     places = (np.arange(count) + 0.5) * len(items) / count
     return [items[int(place)] for place in places]
 
@@ -236,13 +237,13 @@ def listed_limits(limits: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the ranks' memory, and the quantity that they limit."""
+    """Limits of the ranks' memory, and whether they limit local batches or micro-batches."""
 
-    # Samples that fit at once, [W]; empty: not known.
+    # Number of samples that fit into each rank's memory at once, [W]; empty: unknown.
     samples: list[int]
-    # A rank's local batch may be larger than its limit, in several micro-batches.
+    # True if a local batch may exceed the rank's limit, because it is cut into micro-batches.
     micro_batches: bool = False
-    # Size units that fit at once, [W]; empty: not known.
+    # Total size that fits into each rank's memory at once, [W]; empty: unknown.
     tokens: list[float] = field(default_factory=list)
 
     @property
@@ -252,22 +253,22 @@ class Limits:
 
     @property
     def of_parts(self) -> list[int]:
-        """Return the most samples of each rank's local batch, [W]; empty: no limits."""
+        """Return the maximum samples of each rank's local batch, [W]; empty: no limits."""
         return [] if self.micro_batches else self.samples
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return the most samples of each rank's micro-batches, [W]; empty: no cuts."""
+        """Return the maximum samples of each rank's micro-batches, [W]; empty: no cuts."""
         return self.samples if self.micro_batches else []
 
     @property
     def tokens_of_parts(self) -> list[float]:
-        """Return the most size units of each rank's local batch, [W]; empty: no limits."""
+        """Return the maximum total size of each rank's local batch, [W]; empty: no limits."""
         return [] if self.micro_batches else self.tokens
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """Return the most size units of each rank's micro-batches, [W]; empty: no cuts."""
+        """Return the maximum total size of each rank's micro-batches, [W]; empty: no cuts."""
         return self.tokens if self.micro_batches else []
 
 
@@ -278,7 +279,7 @@ def limits_of(
     world: int,
     micro_batches: bool = False,
 ) -> Limits:
-    """Return the most samples of each rank, from the user's limits and from profiles.
+    """Return the ranks' limits in samples, from the user's limits and from profiles.
 
     `given` has one limit for each rank, or one for all, or none.
 

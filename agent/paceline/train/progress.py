@@ -1,6 +1,6 @@
 """Progress of training on this rank: its epoch, its step, and the samples trained so far.
 
-`state.TrainingState` has one `TrainingProgress`. The loop moves it on, and the session sets it to a
+`state.TrainingState` has one `TrainingProgress`. The loop advances it, and the session sets it to a
 checkpoint's position before training. Each rank counts without communication.
 """
 
@@ -23,7 +23,7 @@ _PASSED = (
 
 
 class TrainingProgress:
-    """Epoch and step that training has come to."""
+    """Epoch and step that training has reached."""
 
     def __init__(self, context: RunContext) -> None:
         terms = context.terms
@@ -37,7 +37,7 @@ class TrainingProgress:
         self.step = -1
         self.next_epoch = 0
         self.in_epoch = False
-        # The checkpoint was taken in an epoch's last step, so the next pass is empty.
+        # True if the checkpoint was taken in an epoch's last step, so that the next pass is empty.
         self.epoch_is_done = False
         self.trained = Trained(terms.samples, terms.global_batch, drop_last=terms.drop_last)
         self.trained.resume(0, 0, 0, self._epoch_steps.ends(0))
@@ -59,7 +59,7 @@ class TrainingProgress:
             self.trained.begin_epoch(position.step, ends(position.epoch + 1))
 
     def set_epoch(self, epoch: int, *, fresh: bool) -> None:
-        """Set the epoch of the next pass; `fresh` if training begins with it."""
+        """Set the epoch of the next pass; `fresh`: training begins with this epoch."""
         if self.in_epoch:
             raise PacelineError("set_epoch: call it before the loop over the loader, not in it")
         if epoch < self.next_epoch:
@@ -84,20 +84,20 @@ class TrainingProgress:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the steps of the whole epoch that the loader is in, or of the next one."""
+        """Return the number of steps of the whole current epoch, or of the next epoch."""
         return self._epoch_steps.of(self.epoch if self.in_epoch else self.next_epoch)
 
 
 class Trained:
     """A counter of samples over all ranks.
 
-    Each step takes a global batch, and an epoch's last step takes the rest. With a token budget,
-    `ends` gives each step's number of samples. After a resume, epochs before the checkpoint count
-    as whole ones.
+    Each step has a global batch, and an epoch's last step has the rest. With a token budget, `ends`
+    gives the number of samples of each step. After a resume, epochs before the checkpoint count as
+    whole ones.
 
     Args:
         samples: size of the data set; 0: a stream, each of whose steps counts as a global batch.
-        global_batch: samples of a step.
+        global_batch: number of samples of a step.
         drop_last: an epoch's incomplete last step is left out.
     """
 
@@ -105,37 +105,37 @@ class Trained:
         self._batch = global_batch
         rest = samples % global_batch if drop_last else 0
         self._of_epoch = samples - rest if samples else 2**53
-        # Samples before the steps of this epoch that are counted here: those of earlier epochs, and
-        # those before a checkpoint in this epoch.
+        # Number of samples of earlier epochs, and of this epoch before a checkpoint from which
+        # training was resumed.
         self._before = 0
-        # The first of these steps.
+        # The first step of this epoch, or the first one after that checkpoint.
         self._first = 0
-        # Samples of these steps.
+        # Number of samples from that step to the end of the epoch.
         self._left = self._of_epoch
-        # Samples up to the end of each of these steps.
+        # Number of samples from that step up to the end of each step.
         self._ends: Ints | None = None
 
     def resume(self, epoch: int, step: int, used: int, ends: Ints | None = None) -> None:
-        """Continue from a checkpoint with a step, of whose epoch `used` samples are used already.
+        """Continue from a checkpoint before `step`; the epoch has used `used` samples until then.
 
-        `ends` is that of `begin_epoch`, for the epoch's remaining steps.
+        `ends` is as for `begin_epoch`, but for the epoch's remaining steps.
         """
         self._ends = ends
         self._before = epoch * self._of_epoch + used
         self._first, self._left = step, max(0, self._of_epoch - used)
 
     def begin_epoch(self, step: int, ends: Ints | None = None) -> None:
-        """Start another epoch with a step.
+        """Start another epoch, whose first step is `step`.
 
-        `ends` [S] has the number of samples up to the end of each of its steps. None: each step has
-        a global batch.
+        `ends` [S] has the number of samples up to the end of each of the epoch's S steps. None:
+        each step has a global batch.
         """
         self._before = self.upto(step - 1)
         self._ends = ends
         self._first, self._left = step, self._of_epoch
 
     def upto(self, step: int) -> int:
-        """Return the samples of all steps up to and including a step of the present epoch."""
+        """Return the number of samples of all steps up to and including a step of this epoch."""
         if self._ends is not None:
             steps = min(step + 1 - self._first, len(self._ends))
             return self._before + (int(self._ends[steps - 1]) if steps > 0 else 0)

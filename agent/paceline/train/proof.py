@@ -1,15 +1,15 @@
 """Check that a script's loss can be balanced: its gradient must not depend on how ranks split it.
 
 A balanced step is correct only if the weighted sum of the ranks' gradients is the gradient of the
-whole global batch. That depends on the loss, which the script computes in its own loop. So the
-loop's body runs on a few samples in several arrangements, called trials. All trials contain each
-sample equally often:
+whole global batch. Whether these gradients are equal depends on the loss, which the script computes
+in its own loop. So the loop's body runs on a few samples in several arrangements, called trials.
+All trials contain each sample equally often:
 
 - ``whole``: each rank has all samples, so its gradient is that of a single process;
 - ``uneven``: one rank of a pair has a quarter of the pair's samples, the other one the rest;
 - ``filler``: one rank of a pair has no samples, the other one all of them.
 
-Each rank's gradient is taken before it is reduced. Rank 0 weights the ranks' gradients by each
+Each rank's gradient is recorded before it is reduced. Rank 0 weights the ranks' gradients by each
 setting of ``loss_mean`` and compares the sums with the whole. If a setting reproduces the whole,
 the loss is *proven*, with that setting. If none does, two more trials find the reason: ``equal``
 has local batches of equal size, as plain DDP has, and ``again`` repeats the first trial. If the
@@ -20,13 +20,13 @@ During the trials, layers that drop or normalise are frozen, each trial begins w
 numbers, and no optimiser steps. Afterwards gradients, random numbers and the state of modules are
 restored. Parameters are not copied: gradients are compared by a sketch, a few random sums of the
 gradient. A local batch has at most as many samples as in an equal split of a step, or four if that
-is fewer. If memory does not hold them, the loss is not provable. The check calls no collective of
-its own.
+is fewer. If these samples do not fit into memory, the loss is not provable. The check itself calls
+no collective.
 
 `Rehearsal.batches` yields a batch for each trial to its caller, which runs the loop's body.
 `paceline.train.doctor` lets the script's own loop run, as the script ends after that.
 `paceline.train.replay` runs the statements of the body in a live run, where the loop must not have
-an iteration that training does not have.
+additional iterations.
 """
 
 from __future__ import annotations
@@ -67,22 +67,23 @@ if TYPE_CHECKING:
     from paceline.train.profile import Limits
     from paceline.train.state import TrainingState
 
-# Most samples of the smallest local batch; more samples do not show a difference better.
+# Maximum number of samples of the smallest local batch; more samples do not show a difference
+# better.
 _QUARTER = 4
-# Samples come from this fraction of the data set, by ascending size: the longest samples would need
-# more memory than a usual step.
+# Fraction of the data set, by ascending size, from which samples are chosen: the longest samples
+# would need more memory than a usual step.
 _USUAL = 0.9
 # Number of samples that are read to find samples of different classes.
 _LOOKED_AT = 32
-# Sums of a sketch: they give the length of a difference to about a tenth.
+# Number of sums of a sketch: enough to know the length of a difference to within about a tenth.
 _SUMS = 64
 _SIGNS = 1 << 18
 _SHIFTS = 4096
-# The longest wait for a rank that calls another collective, or none.
+# Maximum wait in seconds for a rank that calls another collective, or no collective.
 _WAIT_S = 60.0
 _SEED = 20_011
 
-# Relative differences up to these count as rounding errors.
+# Relative differences up to these bounds count as rounding errors, depending on the precision.
 _FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2
 _FIX = (
     "Mask padded positions and keep packed sequences apart. Where classes have weights or labels "
@@ -90,7 +91,7 @@ _FIX = (
     "ranks, and multiply by the number of ranks. A loss that compares the samples of a batch "
     "cannot be balanced."
 )
-# Types of the modules' attributes that are restored, such as counts of calls.
+# Types of modules' attributes that are restored after a trial, such as counts of calls.
 _PLAIN = int | float | str | None
 _HALVES = {torch.bfloat16, torch.float16}
 
@@ -105,7 +106,7 @@ class Trial(msgspec.Struct, frozen=True):
     name: str
     # Samples of each rank, [W]; empty: the rank has a filler.
     parts: list[list[int]]
-    # By setting of `loss_mean`, [W].
+    # Weights of the ranks, [W], for each setting of `loss_mean`.
     weights: dict[str, list[float]]
 
 
@@ -114,11 +115,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
     # The sketch of each wrapped model's gradient.
     sketches: list[list[float]]
-    # The reason why the loop's body did not come to its end.
+    # The reason why the loop's body did not reach its end.
     error: str = ""
-    # The body drew random numbers.
+    # True if the body drew random numbers.
     random: bool = False
-    # False: `error` is the reason why the body cannot be run.
+    # False if the body cannot be run; `error` has the reason.
     repeatable: bool = True
     tolerance: float = _SINGLE
 
@@ -131,9 +132,9 @@ class ProofResult(msgspec.Struct, frozen=True):
     why: str
     # The fix; empty: nothing needs to be fixed.
     do: str = ""
-    # The setting of `loss_mean` that reproduces the whole; empty: none does.
+    # The setting of `loss_mean` with which the sum equals the gradient of ``whole``; empty: none.
     setting: str = ""
-    # Relative difference from the whole, with the declared setting.
+    # Relative difference from the gradient of ``whole``, with the declared setting.
     difference: float | None = None
     # The same difference with local batches of equal size; None: it was not measured.
     equal: float | None = None
@@ -146,14 +147,14 @@ class _NextTrial(msgspec.Struct, frozen=True):
 
 
 class NotProvableError(Exception):
-    """Reason why a loss cannot be checked here, as words that follow "because "."""
+    """Reason why a loss cannot be checked here, worded to follow "because "."""
 
 
 class Arrangements:
     """Trials of a few samples, with the weights of each rank.
 
-    `sizes` are λ of all samples, [N]. `samples` are two quarters of a pair's samples. `limits` are
-    each rank's limits, in samples or in size units, [W].
+    `sizes` are the sizes λ of all samples, [N]. `samples` are two of the four quarters of a pair's
+    samples. `limits` are the limits of the ranks, in samples or in size units, [W].
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Arrangements:
             "filler": ([], whole + whole),
             "equal": (first + first, second + second),
         }.get(name, (whole, whole))
-        # A rank without a partner has all samples. In any arrangement its weight is its share.
+        # A rank without a partner has all samples in each trial, with its share as weight.
         parts = [whole] * self._world
         for rank, other in pairs(self._world):
             smaller, larger = sorted((rank, other), key=lambda rank: self._limits[rank])
@@ -201,18 +202,18 @@ class Arrangements:
 
 
 def pairs(world: int) -> Iterator[tuple[int, int]]:
-    """Return the ranks in pairs; if their number is odd, the last rank is in no pair."""
+    """Yield the ranks in pairs; if the number of ranks is odd, the last rank is in no pair."""
     return zip(range(0, world, 2), range(1, world, 2), strict=False)
 
 
 class Judge:
-    """Sequence of the trials, and the decision after them, for the declared `loss_mean`."""
+    """Sequence of the trials, and the result after them, for the declared `loss_mean`."""
 
     def __init__(self, arrangements: Arrangements, declared: str) -> None:
         self._arrangements, self._declared = arrangements, declared
-        # The sketch of each model.
+        # The sketch of each model's gradient in the trial ``whole``.
         self._whole: list[Tensor] = []
-        # Relative differences, by trial and by setting.
+        # Relative differences from ``whole``, by trial and by setting.
         self._off: dict[str, dict[str, float]] = {}
         self._tolerance = _FINE
         self._random = False
@@ -223,7 +224,7 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def then(self, trial: Trial, outcomes: Sequence[Outcome]) -> Trial | ProofResult:
-        """Return the next trial, or the answer, after a trial with these outcomes of all ranks."""
+        """Return the next trial or the final result, given a trial's outcomes on all ranks."""
         if stuck := [each.error for each in outcomes if not each.repeatable]:
             return unknown(stuck[0])
         errors = [(rank, each.error) for rank, each in enumerate(outcomes) if each.error]
@@ -268,7 +269,7 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def _fitting(self) -> list[str]:
-        """Return the settings that reproduce the whole in both trials, the declared one first."""
+        """Return the settings that equal ``whole`` in both trials, the declared setting first."""
         settings = sorted(MEANS, key=lambda setting: setting != self._declared)
         trials = self._off["uneven"], self._off["filler"]
         return [s for s in settings if all(off[s] <= self._tolerance for off in trials)]
@@ -294,7 +295,7 @@ class Judge:
         )
 
     def _wrong(self) -> ProofResult:
-        """Return the answer if no setting fits: wrong, unless repeating changes the gradient."""
+        """Return the result if no setting fits: wrong, unless repeating changes the gradient."""
         if self._off["again"]["samples"] > self._tolerance:
             return unknown(
                 "the loop computes a different gradient of the same samples when it is repeated: "
@@ -341,16 +342,16 @@ def arranged(
 ) -> Arrangements:
     """Choose samples that fit into the ranks' memory, and arrange them.
 
-    The largest local batch has four quarters. If that is no more than an equal split of a step,
-    samples of usual sizes are used, otherwise accordingly smaller ones.
+    The largest local batch has four quarters. If these are no more samples than in an equal split
+    of a step, samples of usual sizes are chosen; otherwise accordingly smaller samples are chosen.
 
-    `sizes` are λ of all samples, [N]. `sort` chooses among samples, and sorts them: the two
-    quarters come from different ends. A NotProvableError means that too few samples fit.
+    `sizes` are the sizes λ of all samples, [N]. `sort` chooses among samples and sorts them: the
+    two quarters are taken from its two ends. A NotProvableError means that too few samples fit.
     """
     grid, fair = terms.shapes.samples, terms.global_batch // world
     most = max(fair, 4 * grid)
     room = [min(most, limit) for limit in limits.samples] or [most] * world
-    # In some trial, one rank of a pair has all four quarters, and the other one two of them.
+    # Over all trials, one rank of a pair has at most four quarters, and the other one two.
     fits = [min(max(room[a], room[b]) // 4, min(room[a], room[b]) // 2) for a, b in pairs(world)]
     if world % 2:
         fits.append(room[-1] // 2)
@@ -412,7 +413,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return the reason why an error proves nothing about the loss; empty: the error does."""
+    """Return why an error says nothing about the loss; empty if the error does say something."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
@@ -425,8 +426,8 @@ def _relative(value: Tensor, whole: Tensor) -> float:
 class Sketch:
     """Random sums of a gradient, the same on all ranks.
 
-    A sketch is linear in the gradient, and about as long as the gradient. Each value goes into one
-    of a few sums with a random sign.
+    A sketch is linear in the gradient, and its norm is about that of the gradient. Each value goes
+    into one of a few sums with a random sign.
     """
 
     def __init__(self) -> None:
@@ -460,7 +461,7 @@ class Sketch:
 class _WithoutDropout(TorchFunctionMode):
     """Mode in which functions that drop values keep all of them."""
 
-    # The position of the argument `dropout_p`.
+    # For each function, the position of its argument for the dropout rate.
     _RATE: ClassVar = {
         functional.scaled_dot_product_attention: 4,
         functional.multi_head_attention_forward: 10,
@@ -491,11 +492,11 @@ class _WithoutDropout(TorchFunctionMode):
 class Loading(Protocol):
     """The part of the session's loader that this module uses."""
 
-    # The result of the check, once it is made.
+    # The result of the check; None before.
     answer: ProofResult | None
 
     def samples(self, indices: list[int]) -> list[Any]:
-        """Return samples whose random numbers are the same on each rank."""
+        """Read samples with the same random numbers on each rank, and return them."""
 
     def collated(self, samples: list[Any]) -> Any:
         """Return a batch of samples."""
@@ -529,9 +530,9 @@ class Rehearsal:
         self._depth = 0
         # The samples that were read, by index.
         self._samples: dict[int, Any] = {}
-        # A forward pass ran in a low precision.
+        # True if a forward pass ran in a low precision.
         self._low = False
-        # The loader's `collate_fn` drew random numbers.
+        # True if the loader's `collate_fn` drew random numbers.
         self._drew = False
         self._collectives = 0
         # Numbers of the check and of the trial, for the store's keys.
@@ -543,7 +544,7 @@ class Rehearsal:
     def batches(self) -> Generator[Any]:
         """Yield this rank's batch of each trial, until there is an `answer`; all ranks call it.
 
-        The caller runs the loop's body on a batch, and then asks for the next one. If the body
+        The caller runs the loop's body on a batch, and then requests the next batch. If the body
         raises, the caller throws the exception into this generator.
         """
         began = time.perf_counter()
@@ -599,7 +600,7 @@ class Rehearsal:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Report meanwhile that this rank waits for the others, as in a reduction of gradients."""
+        """Report in this context that the rank waits for other ranks, as in a reduction."""
         self._state.waits_in_proof = True
         try:
             yield
@@ -637,13 +638,13 @@ class Rehearsal:
     def _sorted_by_class(self, samples: Ints) -> Ints:
         """Return some of the samples, sorted by class; without classes, return all unsorted.
 
-        If all samples were of the same class, weights of classes would not show.
+        If all samples were of one class, a weighting of classes in the loss would not be noticed.
         """
         places = np.linspace(0, len(samples) - 1, min(_LOOKED_AT, len(samples))).round()
         some = samples[places.astype(int)]
         try:
             self._read(some.tolist())
-        # Only rank 0 reads here, so an error is ignored. In the trial all ranks read.
+        # Only rank 0 reads samples here, so an error is ignored. In the trial all ranks read them.
         except Exception:
             return samples
         whole_numbers = [list(_whole_numbers(self._samples[index])) for index in some.tolist()]
@@ -719,7 +720,8 @@ class Rehearsal:
         kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         try:
-            # Not torch.manual_seed, which would seed devices that are not initialised yet.
+            # torch.manual_seed is not used, because it would seed devices that are not initialised
+            # yet.
             torch.default_generator.manual_seed(_SEED)
             if cuda is not None:
                 torch.cuda.manual_seed_all(_SEED)
@@ -746,7 +748,7 @@ class Rehearsal:
             restores.append(_kept_attributes(new))
             restores.append(kept_tensors([of for m in new for of in (m._buffers, vars(m))]))
 
-        # Other modules are, for example, a teacher.
+        # Modules outside of the wrapped models can be, for example, a teacher.
         def keep_others(module: nn.Module, _inputs: Any) -> None:
             if id(module) not in known:
                 keep(module)
@@ -796,7 +798,7 @@ class Rehearsal:
 
     @contextmanager
     def _step(self, trial: Trial) -> Iterator[None]:
-        """Show the script a step for its calls of the session in a trial."""
+        """Set a current step in a trial, for the script's calls of the session."""
         state, rank = self._state, self._state.meeting.rank
         current, indices = state.current, trial.parts[rank]
         weight = trial.weights[state.context.terms.loss_mean][rank]
@@ -862,8 +864,8 @@ class Rehearsal:
     def _collectives_compared(self) -> Iterator[None]:
         """Compare each collective of the script over the ranks before it is called.
 
-        With different shapes, some collectives would abort the process. Without a rank they would
-        wait forever.
+        If shapes differ, some collectives abort the process. If a rank is missing, they wait
+        forever.
         """
         kept = {
             name: vars(dist.ProcessGroup)[name] for name in _SHAPED & vars(dist.ProcessGroup).keys()

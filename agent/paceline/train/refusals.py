@@ -81,8 +81,8 @@ def _refuse_sharded(model: nn.Module, options: dict[str, Any], lanes: Lanes | No
 def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     """Return the reason to refuse a wrapper that reduces gradients before they are weighted.
 
-    FSDP2 is reported before its parameters, which are DTensors, are seen. `sharded` is True if
-    `fully_shard` was called for the whole model.
+    FSDP2 must be reported before its parameters, which are DTensors, cause another error. `sharded`
+    is True if `fully_shard` was called for the whole model.
     """
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (
@@ -104,7 +104,7 @@ def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
 
 
 def _plain_on_ray() -> str:
-    """Return the hint how Ray Train leaves a model plain, if the script uses Ray Train."""
+    """Return a hint on how to get a plain model from Ray Train, if the script uses Ray Train."""
     if "ray.train.torch" not in sys.modules:
         return ""
     return "; Ray Train's prepare_model(model, parallel_strategy=None) does not wrap it"
@@ -126,7 +126,7 @@ def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
 
 
 def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
-    """Refuse layers, and options of DistributedDataParallel, that micro-batches train wrongly."""
+    """Refuse layers and options of DistributedDataParallel that are wrong with micro-batches."""
     reasons = {
         "static_graph": "PyTorch's reducer would reduce in each backward pass",
         "find_unused_parameters": "gradients of parameters that the last micro-batch does not use "

@@ -1,16 +1,17 @@
 """Replay of the body of the script's loop up to its gradients, for `paceline.train.proof`.
 
-In a live run the loop must not have an iteration that training does not have: scripts count
-iterations, step schedules in them and accumulate over them. So the replay finds the ``for``
-statement that asks the loader for the first batch. It runs the statements of its body with a copy
-of the loop's names, until all wrapped models have gradients and an optimiser would step. Names that
+In a live run the loop must not have additional iterations: scripts count iterations, step schedules
+in them and accumulate gradients over them. So the replay finds the ``for`` statement that requests
+the first batch from the loader. The replay runs the statements of that loop's body with a copy of
+the loop's names, until all wrapped models have gradients and an optimiser would step. Names that
 the statements assign are dropped.
 
-A statement that could have a lasting effect, such as a list that grows or another loader that is
-read, is not run. It is left out if it is only a call that prints, or a call that passes numbers to
-an object which nothing reads before the gradients, such as a meter. Otherwise the loss is not
-provable here, unless all gradients are computed already. Loops inside a library are not replayed
-either. `paceline doctor` checks both cases, as it ends the script.
+A statement that could have a lasting effect, for example one that extends a list or reads another
+loader, is not run. Such a statement is left out if it is only a call that prints, or a call that
+passes numbers to an object which nothing reads before the gradients, such as a meter. Otherwise the
+loss is not provable here, unless all gradients are computed already. Loops inside a library are not
+replayed either. `paceline doctor` can check the loss in both cases, because it ends the script
+afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The deepest nesting of function calls that is checked.
+# Maximum number of nested function calls that are checked.
 _DEEPEST = 6
 _IMMUTABLE = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
 _REFUSED_BUILTINS = {"next", "input", "open", "exec", "eval", "setattr", "delattr", "print"}
@@ -66,14 +67,15 @@ class _LeftError(BaseException):
 
 
 class _UnsafeError(Exception):
-    """Reason why a statement is not run, as words that follow "line 3 "."""
+    """Reason why a statement is not run, worded to follow "line 3 "."""
 
 
 def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None:
     """Check the loss before the first step; if it is wrong, train with equal local batches.
 
-    If no plan makes local batches uneven, there is nothing to check. `frame` asks the loader for
-    its first batch. A PacelineError means that limits leave no room for equal local batches.
+    If no plan can make local batches uneven, there is nothing to check. `frame` is the frame that
+    requests the loader's first batch. A PacelineError means that limits leave no room for equal
+    local batches.
     """
     assert state.wiring is not None
     meeting, limits = state.meeting, state.context.limits.of_parts
@@ -101,7 +103,7 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
 def prove(state: TrainingState, loader: Loading, frame: FrameType) -> ProofResult:
     """Check the loss of the loop that reads a loader; all ranks call it.
 
-    `frame` is the frame that asks the loader for its first batch.
+    `frame` is the frame that requests the loader's first batch.
     """
     body = _Body()
     rehearsal = Rehearsal(state, loader, body.at_step, body.after_backward)
@@ -121,7 +123,7 @@ def prove(state: TrainingState, loader: Loading, frame: FrameType) -> ProofResul
         pass
     finally:
         batches.close()
-        # Objects of the script's names must not stay until the next garbage collection.
+        # The script's objects must not stay in memory until the next garbage collection.
         body.forget()
         del frame
         _release_memory()
@@ -146,13 +148,13 @@ class _Body:
         self._names: dict[str, Any] = {}
         # Converts a batch to the value of the loop's target.
         self._item: Any = None
-        # Backward passes in this trial.
+        # Number of backward passes in this trial.
         self._passes = 0
-        # Backward passes of the functions that the current statement calls.
+        # Number of backward passes in the functions that the current statement calls.
         self._inside = 0
 
     def find(self, frame: FrameType, loader: Any) -> None:
-        """Find the script's ``for`` statement that asks a loader for its first batch."""
+        """Find the script's ``for`` statement that requests a loader's first batch."""
         if self._loop is not None:
             return
         user: FrameType | None = frame
@@ -187,7 +189,8 @@ class _Body:
         take = ast.Assign([self._loop.target], ast.Name("__paceline_item__", ast.Load()))
         self._exec(take, names)
         local = _names_in(self._loop.target)
-        # Maps names that skipped statements would change to the reason for skipping.
+        # For each name that a skipped statement would change: the reason for skipping the
+        # statement.
         left_out = dict[str, str]()
         following = deque(self._loop.body)
         while following:
@@ -226,7 +229,7 @@ class _Body:
             )
 
     def _changed(self, statement: ast.stmt, names: dict[str, Any], local: set[str]) -> str | None:
-        """Return the only name that a call changes; empty: it prints; None: it may also train."""
+        """Return the only name that a call changes; empty: it only prints; None: it may train."""
         if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
             return None
         call = statement.value
@@ -240,8 +243,8 @@ class _Body:
             return None
         if isinstance(_resolved(call.func.value, names), _CONTAINERS):
             return root
-        # A call that gets numbers, but neither the batch nor the loss, computes no gradient of
-        # them.
+        # A call that gets only numbers, and neither the batch nor the loss, cannot compute
+        # gradients.
         return root if given and all(_is_plain(self._value(e, names)) for e in given) else None
 
     def _value(self, expression: ast.expr, names: dict[str, Any]) -> Any:
@@ -253,7 +256,7 @@ class _Body:
         exec(compile(module, self._file, "exec", dont_inherit=True), names)
 
     def forget(self) -> None:
-        """Release the objects of the script's names."""
+        """Release the references to the script's objects."""
         self._names, self._item = {}, None
         del self.rehearsal
 
@@ -274,7 +277,7 @@ class _Body:
 
 
 class _LeavingByError(ast.NodeTransformer):
-    """Replacement of statements that leave the loop's iteration; inner loops and functions stay."""
+    """Replacement of statements that leave the iteration, except in inner loops and functions."""
 
     def _raise(self, node: ast.stmt) -> ast.stmt:
         left = ast.Raise(ast.Name("__paceline_left__", ast.Load()), None)
@@ -301,7 +304,7 @@ def _tree(file: str) -> ast.Module:
     if file not in _trees:
         try:
             _trees[file] = ast.parse("".join(linecache.getlines(file)))
-        # The file may be, for example, a notebook's cell.
+        # The source may not be plain Python, for example in a notebook's cell.
         except SyntaxError as error:
             raise NotProvableError(f"{file} cannot be read") from error
     return _trees[file]
@@ -422,7 +425,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Return the reason for the first left-out name that a statement reads; empty: none."""
+    """Return the reason for skipping of the first name in `left_out` that a statement reads."""
     read = _read(node, names) if left_out else set()
     return next((why for name, why in left_out.items() if name in read), "")
 

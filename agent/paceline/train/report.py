@@ -38,10 +38,11 @@ from paceline.wire import (
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.05
-# Some MB: minutes of steps while a dead connection blocks the thread.
+# Maximum number of queued records, some MB: minutes of steps while a dead connection blocks the
+# thread.
 QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 1_000
-# The most finished steps that wait for the thread to make their records.
+# Maximum number of finished steps that wait until the thread makes their records.
 _BEHIND = 1_000
 
 Record = StepRecord | MetricRecord | RoundRecord
@@ -52,13 +53,14 @@ class Emitter:
 
     `record` and `send` never block. The training thread calls both; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once. The records of a thread
-    keep their order, and precede later messages of that thread; only an outage of the bus changes
-    the order. Messages that neither bus nor spool accepts stay in memory.
+    are sent in their order, and before later messages of that thread; only an outage of the bus
+    changes this order. Messages that neither bus nor spool accepts stay in memory.
 
     Args:
         run: public run id.
         bus: Redis URL; None: all messages go to the spool.
-        spool: stores messages that the bus does not accept; None: memory does until `close`.
+        spool: stores messages that the bus does not accept; None: they stay in memory until
+            `close`.
         memory: measures the memory in use, in bytes; the thread calls it every `FLUSH_S`.
         stream: name of the bus's stream to write to.
         long_phase: returns a report of a long phase, or None; the thread calls it at every flush.
@@ -77,18 +79,18 @@ class Emitter:
         self._sink = Sink(run, bus, spool, stream)
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()
-        # Held only to count lost records.
+        # Lock for counting lost records.
         self._full = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
-        # The thread calls this before each flush.
+        # Function that the thread calls before each flush.
         self.feed: Callable[[], None] = lambda: None
-        # Measured at the last flush that was due by time.
+        # Memory in use, measured at the last flush that was due by time.
         self.memory_bytes = 0
         # PyTorch takes 150 µs to measure memory on a GPU, so the thread does not do it at every
         # wake-up.
         self._measure_at = 0.0
-        # Records lost before the thread took them.
+        # Number of records lost because the queue was full.
         self.overflowed = 0
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()
@@ -189,12 +191,12 @@ class Reporter:
     """Maker of the records of a rank's finished steps. For the training thread.
 
     The emitter's thread makes the records, which saves the training thread a few dozen µs a step.
-    The training thread reads two kinds of steps itself. Ranks that share batches exchange their
-    times in the order of the steps. On a GPU no other thread may query a step's events while a CUDA
-    graph is captured.
+    In two cases the training thread reads the steps itself: for ranks that share batches, because
+    these exchange their times in the order of the steps, and on a GPU, because no other thread may
+    query a step's events while a CUDA graph is captured.
 
-    Losses are means over sizes with `by_size`, otherwise over samples. `times` are those of the
-    ranks that share this rank's batches; None: there is no other rank.
+    Losses are means over sizes with `by_size`, otherwise over samples. `times` exchanges times with
+    the ranks that share this rank's batches; None: no other rank shares them.
     """
 
     def __init__(
@@ -206,28 +208,29 @@ class Reporter:
         times: GroupTimes | None = None,
     ) -> None:
         self._times = times
-        # The newest steps, while their groups' times may be on their way.
+        # The newest steps, whose times from other ranks of the group may not have arrived yet.
         self._sent: deque[tuple[RunningStep, StepRecord, PendingTimes]] = deque()
         self._emitter = emitter
         self._attempt = attempt
         self._rank = rank
         self._by_size = by_size
-        # Number of the newest record, and the step whose further batches will join it, if any.
+        # Number of the newest record, and the step whose further batches will join that record, if
+        # any.
         self._seq = -1
         self._joins: int | None = None
         self._over: deque[RunningStep] = deque()
-        # Held by the thread that reads steps.
+        # Lock of the thread that reads steps.
         self._reading = threading.Lock()
         # An error of the emitter's thread in reading a step.
         self._failed: Exception | None = None
-        # The record of a step whose number further batches may have, and the step's metrics: their
-        # weights and weighted values.
+        # The record of a step that further batches may join, and the step's metrics: weights and
+        # weighted values.
         self._open: StepRecord | None = None
         self._sums: dict[str, tuple[float, float]] = {}
         emitter.feed = self._read_finished
 
     def over(self, running: RunningStep) -> None:
-        """Take a finished step, which is read once the device has completed it."""
+        """Accept a finished step; it is read once the device has completed it."""
         self._over.append(running)
         if self._failed is not None:
             failed, self._failed = self._failed, None
@@ -281,7 +284,7 @@ class Reporter:
         self._report_sent(1)
 
     def _report_sent(self, most: int) -> None:
-        """Report steps with their groups' times; up to `most` steps wait for other ranks' times."""
+        """Report steps with the group's times; up to `most` steps still wait for these times."""
         while self._times is not None and len(self._sent) > most:
             running, record, sent = self._sent.popleft()
             self._report(running, self._times.slowest(record, sent))
@@ -289,8 +292,8 @@ class Reporter:
     def _report(self, running: RunningStep, record: StepRecord) -> None:
         metrics = running.metrics()
         if self._open is not None and self._open.step == record.step:
-            # For the second micro-batch and later, `ett_s` is that of all micro-batches of the
-            # step.
+            # For the second and later micro-batches, `ett_s` is the expected time of all
+            # micro-batches of the step.
             ett_s = record.ett_s if running.step.place else None
             record = joined(self._open, record, ett_s, by_size=self._by_size)
         else:
@@ -382,7 +385,7 @@ def joined(
 
 
 class RoundReporter:
-    """Maker of the records of a rank's rounds. For any thread, but one at a time."""
+    """Maker of the records of a rank's rounds. Any thread may use it, but only one at a time."""
 
     def __init__(self, emitter: Emitter, attempt: int, rank: int) -> None:
         self._emitter = emitter

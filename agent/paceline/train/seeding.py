@@ -1,8 +1,8 @@
 """Random numbers that belong to a sample, whichever rank and process loads it.
 
 `session.loader()` sets the current epoch in each process that loads samples: its own process, and
-the DataLoader's workers. Data sets call these functions, since they have neither session nor
-epoch::
+the DataLoader's workers. Data sets call these functions, since they know neither the session nor
+the epoch::
 
     def __getitem__(self, index):
         noise = torch.randn(WIDTH, generator=paceline.generator(index))
@@ -25,20 +25,22 @@ from paceline.core.terms import whole
 
 _LARGEST = 2**63 - 1
 
-# The epoch whose samples this process loads. Not per thread, because a data set may use threads.
+# The epoch whose samples this process loads. The variable is not thread-local, because a data set
+# may use threads.
 _loaded: Epoch | None = None
 
 
 class Epoch:
     """The current epoch of a session's loader, and the session's seed.
 
-    It is a context around the loading of samples in this process, and is not entered twice at once.
-    If `shared`, DataLoader workers see the number change, as they may live for several epochs.
+    The object is a context around the loading of samples in this process, and is not entered twice
+    at once. If `shared`, DataLoader workers see the number change, as they may live for several
+    epochs.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self.seed = seed
-        # The epoch whose samples are loaded around these.
+        # The epoch of an outer context, in which samples are also loaded.
         self._outer: Epoch | None = None
         self._number = torch.zeros((), dtype=torch.int64)
         if shared:
@@ -64,7 +66,7 @@ class Epoch:
 
 
 class WorkerInit:
-    """The ``worker_init_fn`` of a session's DataLoader, which calls the script's own afterwards."""
+    """The ``worker_init_fn`` of a session's DataLoader; it calls the script's function last."""
 
     def __init__(self, epoch: Epoch, then: Callable[[int], object] | None) -> None:
         self._epoch, self._then = epoch, then
@@ -78,7 +80,7 @@ class WorkerInit:
 
 
 class Use(IntEnum):
-    """User of a sample's random numbers. Each has a sequence of its own.
+    """User of a sample's random numbers. Each user has a random sequence of its own.
 
     `DATA` is the data set with a generator, `GLOBAL` the data set with the process's global random
     numbers, `LOOP` the body of the loop.
@@ -94,10 +96,10 @@ def generator(
 ) -> torch.Generator:
     """Return torch's random numbers of a sample, for data sets that `Session.loader` reads.
 
-    They depend only on the session's seed, the epoch and the index. So they are the same whichever
-    rank loads the sample, with any number of ranks and DataLoader workers, and after a restart.
-    Each epoch has others. Each call starts at the first of them. If a sample needs several
-    generators, give each a `stream` of its own.
+    The numbers depend only on the session's seed, the epoch and the index. So the numbers are the
+    same whichever rank loads the sample, with any number of ranks and DataLoader workers, and after
+    a restart. Each epoch has other random numbers. Each call starts with the first number. If a
+    sample needs several generators, give each a `stream` of its own.
 
     If no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from
     torch's own random numbers.
@@ -122,9 +124,9 @@ def numpy_generator(index: SupportsIndex, *, stream: int = 0) -> np.random.Gener
 def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
     """Seed the global random numbers of torch (CPU), NumPy and Python for a sample, until exit.
 
-    This is for transforms that take no generator, such as torchvision's. The numbers differ from
-    those of `generator`. Afterwards the process's own random numbers continue as if nothing had
-    been drawn. Use it in one thread at a time::
+    Use it for transforms that accept no generator, such as those of torchvision. The numbers differ
+    from those of `generator`. Afterwards the process's own random numbers continue as if nothing
+    had been drawn. Use it in one thread at a time::
 
         def __getitem__(self, index):
             with paceline.seeded(index):
@@ -136,7 +138,8 @@ def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
     sequence = _sequence(index, Use.GLOBAL, stream)
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     number = _number(sequence)
-    # Not torch.manual_seed, which would seed GPUs, too; data loading processes have none.
+    # torch.manual_seed is not used, because it would also seed GPUs, which data loading processes
+    # do not use.
     torch.default_generator.manual_seed(number)
     np.random.seed(sequence.generate_state(4))
     random.seed(number)
@@ -152,7 +155,7 @@ def sequence_of(
     seed: int, epoch: int, index: SupportsIndex, use: Use = Use.DATA, stream: int = 0
 ) -> np.random.SeedSequence:
     """Return the seed sequence of a sample, which is different for different arguments."""
-    # Always two words of 32 bits, so that different seeds give different sequences.
+    # The seed is always two words of 32 bits, so that different seeds give different sequences.
     low, high = seed % 2**32, seed >> 32
     own = use, whole("stream", stream, 0)
     return np.random.SeedSequence((low, high, epoch, _checked(index)), spawn_key=own)

@@ -1,6 +1,6 @@
 """`Session`, the API that a training script uses.
 
-A script makes a `Session` on each rank, takes its batches from `Session.loader` and wraps its model
+A script makes a `Session` on each rank, gets its batches from `Session.loader` and wraps its model
 with `Session.wrap`. The session checks the arguments, performs the ranks' rendezvous and then calls
 a `loop.Loop` for its work.
 """
@@ -92,12 +92,14 @@ class Session:
     Args:
         dataset: map-style: ``len(dataset)`` and ``dataset[index]``. `paceline.data.Sharded`: data
             that is stored on nodes. `paceline.data.Stream`: data without a length and an index.
-        global_batch: samples per step, over all ranks, 1 … N. Give it or `token_budget`.
+        global_batch: samples per step, over all ranks, 1 … N. Give either `global_batch` or
+            `token_budget`.
         token_budget: size of a step over all ranks, in the unit of the sizes (tokens, frames,
-            seconds), instead of `global_batch`. A step takes samples, in the epoch's order, until
-            the next one would exceed the budget.
-        sizes: λ, the cost of each sample relative to others: N numbers > 0; or a callable sample →
-            number, for which rank 0 reads the data once; "auto": ``dataset.sizes``, else all 1.
+            seconds), instead of `global_batch`. A step gets samples, in the epoch's order, until
+            one more would exceed the budget.
+        sizes: the size λ of each sample, its cost relative to other samples: N numbers > 0; or a
+            callable that maps a sample to its size, for which rank 0 reads the data once; "auto":
+            ``dataset.sizes``, else all 1.
         seed: seed of the epochs' order, as in DistributedSampler.
         drop_last: leave out an epoch's incomplete last step.
         loss_mean: the quantity over which your loss is a mean: "samples", or "size" units (frames,
@@ -105,26 +107,29 @@ class Session:
             that is divided by a count over all ranks and multiplied by the number of ranks. None:
             "size" with a token budget, else "samples".
         coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
-        limits: the most samples that fit into a rank's memory, one number for each rank, or one for
-            all; no rank gets more at once. None: the limits that `profile` finds, else no limit.
-        token_limits: with a token budget, the most size units of a step that fit into a rank's
-            memory, one number for each rank, or one for all; no rank gets more at once. If a rank
-            runs out of memory, its limit is lower when the run resumes.
+        limits: maximum number of samples that fit into a rank's memory, one number for each rank,
+            or one for all; no rank gets more samples at once. None: the limits that `profile`
+            finds, else no limit.
+        token_limits: with a token budget, the maximum total size that fits into a rank's memory,
+            one number for each rank, or one for all; no rank gets more at once. If a rank runs out
+            of memory, its limit is lower when the run resumes.
         micro_batches: a rank whose local batch exceeds its limit computes the batch in several
             iterations of the loop, and its optimiser steps only in the last one (`Batch.last`).
-            So limits restrict neither a fast rank's local batch nor the global batch. For loops
-            that call no collective of their own in the body, accumulate no gradients themselves,
-            and count steps by `step`.
+            So limits restrict neither a fast rank's local batch nor the global batch. Use
+            `micro_batches` for loops that call no collective of their own in the body, accumulate
+            no gradients themselves, and count steps by `step`.
         uneven_steps: under a relaxed policy, a fast rank's loop may have more iterations than a
-            slow rank's. For loops that call no collective of their own in the body, step the
-            optimiser in each iteration, and never leave early. Not with `micro_batches`.
+            slow rank's. Use `uneven_steps` for loops that call no collective of their own in the
+            body, step the optimiser in each iteration, and never end early; not with
+            `micro_batches`.
         shapes: keeps distinct shapes of batches few, for compiled models: each rank's number of
             samples in a step is a multiple of this number. `Shapes` also sets the lengths to which
             batches are padded.
         mesh: the data-parallel dimensions of a `torch.distributed.DeviceMesh` over all ranks, such
             as ``mesh["dp"]``: ranks that differ in its other dimensions only, as under tensor
             parallelism, are one group and get the same batches. Then `rank`, `world` and `limits`
-            are those of groups. For models that `fully_shard` has sharded over this mesh.
+            are those of groups. Use `mesh` for models that `fully_shard` has sharded over this
+            mesh.
         prove: before its first step, a run that may be balanced computes the gradient of a few
             samples as a whole and in uneven local batches. If these differ, the ranks train with
             equal local batches, and a warning gives the reason. False: skip this check.
@@ -165,7 +170,7 @@ class Session:
             "loss_mean='ranks'": loss_mean == "ranks",
             "drop_last": drop_last,
             "limits": limits is not None,
-            # A length of shapes needs the sizes of later samples.
+            # A grid of lengths needs the sizes of later samples, which a stream does not have.
             "shapes": grid.samples > 1 or (stream is not None and grid.length > 0),
             "sizes": not isinstance(sizes, str) or sizes != "auto",
             "token_budget": token_budget is not None,
@@ -237,15 +242,15 @@ class Session:
 
     @property
     def step(self) -> int:
-        """Return the run's step that the script is in, or was in last, across epochs; -1: none."""
+        """Return the run's current or last step, counted across epochs; -1 before any step."""
         return self._loop.progress.step
 
     @property
     def steps_per_epoch(self) -> int:
         """Return the steps in a whole epoch, the same under every policy and as ``len(loader)``.
 
-        With a token budget, epochs differ by a few steps: this is the number of the epoch that the
-        loader is in, or of the next one. `total_steps` counts several epochs.
+        With a token budget, epochs differ by a few steps: then this is the number of steps of the
+        current epoch, or of the next one. `total_steps` counts several epochs.
 
         Use it for schedules of the learning rate::
 
@@ -289,7 +294,8 @@ class Session:
     ) -> torch.Generator:
         """Return a sample's random generator in the current epoch, for the loop's body.
 
-        Its numbers differ from those that `paceline.generator` gives to the data set; see there.
+        Its random numbers differ from those that `paceline.generator` gives to the data set; see
+        there.
         """
         seed, epoch = self._loop.context.terms.seed, self._loop.progress.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
@@ -302,7 +308,7 @@ class Session:
                 pin_memory, …), the same on every rank.
 
         Raises:
-            TypeError: the plan decides an option.
+            TypeError: an option contradicts the plan, which chooses the samples.
             PacelineError: the session has a loader already.
         """
         if self._has_loader:
@@ -328,8 +334,8 @@ class Session:
             **options: options of DistributedDataParallel; none for a sharded model.
 
         Raises:
-            ValueError: a layer, a wrapper or an option would train wrongly; the message names the
-                fix.
+            ValueError: with a layer, a wrapper or an option the training would be wrong; the
+                message names the fix.
         """
         refuse_model(model, batchnorm, options, self._loop.meeting.lanes)
         if self._loop.context.limits.micro_batches:
@@ -360,7 +366,7 @@ class Session:
         Args:
             optimizer: has parameters of one or several wrapped models; torch's optimiser itself,
                 not a framework's wrapper around it.
-            scaler: the gradient scaler that steps it, if there is one.
+            scaler: the gradient scaler that steps the optimiser, if there is one.
 
         Raises:
             ValueError: the optimiser has no parameter of a wrapped model.
@@ -385,7 +391,7 @@ class Session:
 
         Args:
             run_batch: runs forward and backward on n samples; steps no optimiser.
-            most: the most samples; None: the global batch, more than a rank ever gets.
+            most: maximum number of samples; None: the global batch, more than a rank ever gets.
 
         Raises:
             PacelineError: training has begun; `run_batch` steps an optimiser; nothing fits into
@@ -416,7 +422,7 @@ class Session:
         return profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the epochs left: fewer after a checkpoint, none after a stop."""
+        """Yield the remaining epochs' numbers: fewer after a checkpoint, none after a stop."""
         progress = self._loop.progress
         whole("epochs", total, 0)
         self._loop.refuse_closed()
@@ -424,7 +430,7 @@ class Session:
         while progress.next_epoch < total and not self.stopped:
             epoch = progress.next_epoch
             yield epoch
-            # The body may have left the loader unused.
+            # The body of the script's loop may not have read the loader.
             progress.next_epoch = max(progress.next_epoch, epoch + 1)
 
     def checkpoint(
@@ -439,7 +445,7 @@ class Session:
         every_s: float | None = None,
         keep: int = 2,
     ) -> None:
-        """Resume from the newest checkpoint, if any, and save more. Call it once, after `wrap`.
+        """Resume from the newest checkpoint, if any, and save others. Call once, after `wrap`.
 
         A checkpoint is saved when all ranks are synchronised after the same step: under a relaxed
         policy at the end of a segment or of an epoch. Give `every_steps` or `every_s`, or both.
@@ -447,7 +453,7 @@ class Session:
         Args:
             directory: shared by all nodes, and used by this training only.
             model: the model that the script trains.
-            optimizer: its optimiser.
+            optimizer: the model's optimiser.
             scheduler: the scheduler of the learning rate, if any.
             scaler: the scaler of the loss, if any.
             every_steps: steps between two checkpoints.
@@ -471,10 +477,10 @@ class Session:
         """Report the loss of the current step, and further metrics; never waits for the device.
 
         Args:
-            loss: this rank's mean. The dashboard shows the mean of the global batch.
-            **metrics: training metrics by name: numbers, or tensors without dimensions. They are
-                means over this rank's batch, too, and are weighted over ranks like the loss. A run
-                has 32 names at most.
+            loss: this rank's mean loss. The dashboard shows the mean over the global batch.
+            **metrics: training metrics by name: numbers, or tensors without dimensions. Metrics are
+                means over this rank's batch, and are weighted over ranks like the loss. A run has
+                32 names at most.
 
         Raises:
             PacelineError: the call is outside the loop over the loader.
@@ -492,12 +498,12 @@ class Session:
             for name, value in session.figures.items():
                 writer.add_scalar(name, value, session.step)
 
-        This never waits for the device. Before the first step is over, the figures are empty.
-        ``paceline/samples`` and ``paceline/load`` are those of the batch. Times are in s:
-        ``paceline/data_s`` waiting for the batch, ``paceline/compute_s`` forward and backward,
-        ``paceline/sync_s`` reduction and waiting for other ranks, ``paceline/step_s`` the total.
-        If a step has several iterations of the loop, as with ``micro_batches``, the figures are
-        those of the newest iteration, not sums over the step.
+        The call never waits for the device. Before the first step is over, the figures are empty.
+        ``paceline/samples`` and ``paceline/load`` are the number of samples and the load of the
+        batch. Times are in s: ``paceline/data_s`` waiting for the batch, ``paceline/compute_s``
+        forward and backward, ``paceline/sync_s`` reduction and waiting for other ranks,
+        ``paceline/step_s`` the total. If a step has several iterations of the loop, as with
+        ``micro_batches``, the figures are those of the newest iteration, not sums over the step.
         """
         return self._loop.figures()
 
@@ -510,7 +516,8 @@ class Session:
         Further calls after the same step add their metrics; the last value of a metric counts.
 
         Args:
-            samples: number of samples over which this rank's values are means; 0: it had none.
+            samples: number of samples over which this rank's values are means; 0: it had no
+                samples.
             **metrics: by name, such as ``accuracy=…, loss=…``. A run has 32 names at most.
 
         Raises:
@@ -523,7 +530,7 @@ class Session:
         self._evaluated.check(metrics)
         if samples == 0 or (samples is None and self.rank > 0):
             self._loop.refuse_closed()
-            # Values without samples, or of another rank than rank 0, do not count.
+            # Values of 0 samples do not count, and without `samples` only rank 0's values count.
             return
         values = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value)
@@ -545,11 +552,11 @@ class Session:
         return loop.position().as_state(loop.context.terms.samples, loop.meeting.process)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state of `state_dict`; call it on every rank. Their number may differ.
+        """Resume from a state of `state_dict`; call it on every rank. The world size may differ.
 
         Raises:
             PacelineError: training has begun already.
-            ValueError: the state is of other data, or not rank 0's.
+            ValueError: the state is of other data, or was not saved by rank 0.
         """
         self._loop.refuse_begun("load the session's state")
         position = Position.of_state(state, self._loop.context.terms.samples)
@@ -558,9 +565,9 @@ class Session:
     def close(self) -> None:
         """End the background threads within a few seconds; they deliver pending messages first.
 
-        Python calls it at exit, too. Further calls do nothing. A rank that raises needs no other
-        care: TorchElastic ends its peers; without TorchElastic they fail in their next reduction
-        once the rank's process has ended.
+        Python also calls this at exit. Further calls do nothing. A rank that raises an error need
+        do nothing else: TorchElastic ends the other ranks; without TorchElastic they fail in their
+        next reduction once the rank's process has ended.
         """
         # A forked child shares the parent's connections and must leave them open.
         if self._loop.closed or os.getpid() != self._pid:

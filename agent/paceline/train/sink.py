@@ -1,7 +1,7 @@
 """Sink of a rank's telemetry: the bus, else the spool on disk, else a queue in memory.
 
-`report.Emitter`'s thread calls the `Sink`. It never raises because of a failed delivery: it
-retries, and counts records as lost only when bus, spool and memory are full or at the end.
+`report.Emitter`'s thread calls the `Sink`. The sink raises no error for a failed delivery: it
+retries, and counts records as lost only if bus, spool and memory are full, or at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from paceline.wire.parts import encode_hello
 
 logger = logging.getLogger(__name__)
 
-# Enough for hours of steps while bus and disk are full or unavailable.
+# Maximum number of bytes of messages in memory: hours of steps while bus and disk are full or
+# unavailable.
 HELD_BYTES = 16 << 20
 
 _RETRY_S = 0.5
@@ -39,7 +40,8 @@ class Sink:
     Args:
         run: public run id.
         bus: Redis URL; None: all messages go to the spool.
-        spool: stores messages that the bus does not accept; None: memory does until `close`.
+        spool: stores messages that the bus does not accept; None: they stay in memory until
+            `close`.
         stream: name of the bus's stream to write to.
     """
 
@@ -50,7 +52,7 @@ class Sink:
         self._stream = stream
         self._bus = connect(bus, timeout_s=_TIMEOUT_S) if bus is not None else None
         self._spool = spool
-        # Messages, each with its number of records.
+        # Messages in memory, each with its number of records.
         self._held: deque[tuple[_Fields, int]] = deque()
         self._held_bytes = 0
         # Entries of a Hello that neither bus nor spool has accepted.
@@ -69,7 +71,7 @@ class Sink:
 
     def deliver(self, message: Message) -> None:
         """Send, spool or keep a message."""
-        # A Hello goes out first: controllers plan only after they have it.
+        # A Hello is sent before all held messages: controllers plan only after they have it.
         if isinstance(message, Hello):
             self._deliver_hello(message)
             return
@@ -89,13 +91,13 @@ class Sink:
 
     def retry(self) -> None:
         """Offer the messages in memory to bus and spool again."""
-        # A Hello goes first: the control plane must know the attempt.
+        # A Hello is sent first, because the control plane must know the attempt.
         while self._hello and self._to_bus(self._hello[0]):
             self._hello.popleft()
         while self._held and not (self._bus_paused and self._spool_paused):
             fields, records = self._held[0]
             if not self._taken(fields, records):
-                # A message that is larger than the spool must not keep others back.
+                # A message that is larger than the spool must not delay other messages.
                 self._held.rotate(-1)
                 break
             self._release()
@@ -183,7 +185,7 @@ class Sink:
     def _to_spool(self, fields: _Fields, records: int, *, now: bool = False) -> bool:
         """Append a message to the spool; return False if the spool does not accept it.
 
-        With `now`, this is tried even during the pause after a failure.
+        With `now`, the spool is tried even during the pause after a failure.
         """
         if self._spool is None or (self._spool_outage.paused and not now):
             return False

@@ -1,7 +1,7 @@
 """Python stacks of a rank, which the agent can request even while the rank hangs.
 
 `faulthandler` writes them within the handler of a signal, which needs neither the interpreter's
-lock nor a thread of ours. So it works while all threads are blocked, in Python or in C.
+lock nor a thread of ours. xs while all threads are blocked, in Python or in C.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import paceline
 from paceline.node import rundir
 from paceline.node.health.stacks import ANNOUNCED, WRITTEN, Announcement
 
-# Offset from SIGRTMIN: profilers and runtimes use the lowest numbers.
+# Number of the first candidate signal, relative to SIGRTMIN: profilers and runtimes use the lowest
+# numbers.
 _FIRST = 8
 _log = logging.getLogger(__name__)
 # Descriptors of the files to which faulthandler writes until the end.
@@ -30,9 +31,9 @@ _registered: list[int] = []
 def register(variables: Mapping[str, str]) -> int | None:
     """Make a signal write the stacks of all threads to a file beside the rank's logs.
 
-    Only a rank that Paceline has launched does so, once. It uses a real-time signal without a
-    handler. Problems are logged and not raised, because training does not need the stacks. Return
-    the signal's number, or None if no signal was registered.
+    The signal is registered once, and only in a rank that Paceline has launched. It is a real-time
+    signal that has no handler. Problems are logged and not raised, because training does not need
+    the stacks. Return the signal's number, or None if no signal was registered.
     """
     errors = variables.get("TORCHELASTIC_ERROR_FILE")
     if _registered or not errors or not variables.get("PACELINE_RUN"):
@@ -71,12 +72,12 @@ def _free() -> int | None:
 
 
 def libraries() -> list[str]:
-    """Return the folders of code that is not the user's."""
+    """Return the folders of libraries, whose code is not the user's own."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {*(sysconfig.get_path(name) for name in names), str(Path(paceline.__file__).parent)}
     return sorted(f"{folder}{os.sep}" for folder in folders)
 
 
 def is_users(file: str) -> bool:
-    """Return True if a file of code is the user's: of no library, and not frozen into Python."""
+    """Return True if a file is the user's code: of no library, and not frozen into Python."""
     return not file.startswith((*libraries(), "<"))

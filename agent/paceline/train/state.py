@@ -1,8 +1,7 @@
 """State of training on a rank, which the session, the loop and its features share.
 
 `Session` makes it as a `loop.Loop`, which extends it by the life of the loop, and queries it.
-Features (`feature.Feature`) get it as a `TrainingState` and reach each other's results only
-through it.
+Features (`feature.Feature`) get it as a `TrainingState`, and see each other's results only in it.
 """
 
 from __future__ import annotations
@@ -58,15 +57,15 @@ class TrainingState:
         self._over: deque[RunningStep] = deque(maxlen=2)
         # Evaluations that the script reported before the first iteration.
         self._evaluations: list[Evaluation] = []
-        # This rank saves, or asks the other ranks if a checkpoint is due.
+        # True while this rank saves, or agrees with the other ranks whether a checkpoint is due.
         self.saving = False
-        # A signal asks all ranks to end after the same step.
+        # True once a signal has requested that all ranks end after the same step.
         self.asked_to_end = False
-        # Returns True if ranks are out of step, or a rank has failed.
+        # Returns True if the ranks' reductions can no longer match, or a rank has failed.
         self.is_out_of_step: Callable[[], bool] = lambda: False
         # An error that Python swallowed. The next use of the session raises it.
         self.failure: PacelineError | None = None
-        # The value of `stopped` at closing.
+        # The value of `stopped` when the session was closed.
         self._stopped = False
         self.closed = False
 
@@ -157,7 +156,7 @@ class TrainingState:
             reporter.over(running)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of the newest iteration that is over on host and device, or {}."""
+        """Return the figures of the newest iteration that has ended on host and device, or {}."""
         over = (turn.figures() for turn in reversed(self._over) if turn.readable)
         return next(over, {})
 
@@ -196,12 +195,12 @@ class TrainingState:
             self.wiring.follower.fail(error)
 
     def end_plan(self) -> None:
-        """End the plan, on rank 0, as by an operator's stop. Any thread may call this."""
+        """On rank 0, end the plan as an operator's stop does. Any thread may call this."""
         if self.wiring is not None and self.wiring.leader is not None:
             self.wiring.leader.asked_to_end = True
 
     def ask_to_end(self) -> bool:
-        """Ask all ranks to end after the same step; return False outside the script's loop.
+        """Request that all ranks end after the same step; return False outside the script's loop.
 
         A signal's handler may call this.
         """
@@ -230,8 +229,8 @@ class TrainingState:
                 "state_dict() in the middle of an epoch: a stream cannot be resumed there; save "
                 "after the loop over the loader"
             )
-        # A stop leaves an epoch in its middle; the run that resumes here trains the rest of it, or
-        # with a stream that epoch again.
+        # A stop ends the loop in the middle of an epoch. A run that resumes here trains the rest of
+        # the epoch or, with a stream, the whole epoch again.
         if progress.in_epoch or self.stopped:
             step = progress.step
             return Position(progress.epoch, step + 1) if streams else self.position_after(step)

@@ -75,8 +75,9 @@ class RunningStep:
     """Step that this rank is in, with its times, its loss and its metrics.
 
     The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So the
-    times of computing and of reducing stay apart even with several reductions in one step. The
-    script waited `data_s` for the batch. `hold_s` is the compute time on the emulated device.
+    times of computing and of reducing stay apart even with several reductions in one step. `data_s`
+    is the time that the script waited for the batch. `hold_s` is the compute time on the emulated
+    device.
     """
 
     def __init__(self, step: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
@@ -88,27 +89,28 @@ class RunningStep:
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
-        # The number of recompilations before the step, and in it, known once the step is over.
+        # The number of recompilations before the step, and the number in it, known once the step is
+        # over.
         self._compiled = recompilations()
         self.recompiles = 0
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
-        # The rank has computed since the newest stamp, even if no gradients follow.
+        # True if the rank has computed since the newest stamp, even if no gradients follow.
         self._computes = True
-        # There was a backward pass.
+        # True if the step has had a backward pass.
         self.passes = False
-        # The wait for the emulated device is over.
+        # True once the wait for the emulated device is over.
         self._held = False
-        # The stamp of gradients that no reduction has followed yet.
+        # Stamp of the newest gradients that no reduction has followed yet.
         self._kept: Any = None
         self._done: Any = None
         self._waited_s = 0.0
         self._waits = False
-        # Time in collectives of the forward and backward passes.
+        # Seconds in collectives of the forward and backward passes.
         self._met_s = 0.0
-        # Time in the body's exchanges of a relaxed synchroniser.
+        # Seconds in exchanges of a relaxed synchroniser within the loop's body.
         self._exchanged_s = 0.0
-        # Time of loading and of the body, without waiting; known once the body is done.
+        # Seconds of loading and of the loop's body, without waits; known once the body is done.
         self.worked_s = 0.0
 
     @property
@@ -123,7 +125,7 @@ class RunningStep:
             return Phase.SYNC
         stamps = list(self._stamps)
         behind = next((k for k, stamp in enumerate(stamps) if not self._clock.passed(stamp)), None)
-        # A device executes later what the host has queued.
+        # The device may still be at an earlier point of the step than the host.
         if behind is not None:
             return Phase.SYNC if behind and behind % 2 == 0 else Phase.COMPUTE
         if self._done is not None:
@@ -132,7 +134,7 @@ class RunningStep:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count time in which this rank waits for others, outside of a reduction in the body."""
+        """Count the time of a wait for other ranks, outside of a reduction in the body."""
         self._waits, began = True, time.perf_counter()
         try:
             yield
@@ -158,7 +160,7 @@ class RunningStep:
             return
         began = time.perf_counter()
         self._stamps.append(self._clock.stamp())
-        # The time of the gradients computed until then is counted.
+        # The time until the gradients were computed is counted already.
         self._kept = None
         try:
             yield
@@ -205,8 +207,7 @@ class RunningStep:
         self._done = self._clock.stamp()
         self.worked_s = self.data_s + time.perf_counter() - self._started - self._waited_s
         if isinstance(self._clock, CpuClock):
-            # On a GPU the host waits for the device in an exchange, and that is the batch's own
-            # time.
+            # On a GPU the host waits in an exchange for the device; that time belongs to the batch.
             self.worked_s -= self._exchanged_s
         if self._computes or self._kept is not None:
             self._stamps.append(self._done if self._kept is None else self._kept)
@@ -252,7 +253,7 @@ class RunningStep:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return further logged metrics, after `read`; a filler has none."""
+        """Return the logged metrics besides the loss, after `read`; a filler has no metrics."""
         if not self.step.samples:
             return {}
         return {name: float(value) for name, value in self._metrics.items()}

@@ -1,12 +1,12 @@
 """Detection of models that a script trains in the loop with gradients that no session reduces.
 
 If a session wraps no model at all, it refuses the first step of an optimiser: no gradient of that
-training would be weighted. Beside a wrapped model, another model may be trained apart on purpose,
-such as a rank's own copy in meta-learning, or the script may reduce its gradients itself. So the
-ranks compare their gradients of that model, and rank 0 warns if they differ.
+training would be weighted. If the session wraps a model, another model may be trained separately on
+purpose, such as a rank's own copy in meta-learning, or the script may reduce its gradients itself.
+So the ranks compare their gradients of that model, and rank 0 warns if they differ.
 
-Gradients of a wrapped model can also bypass the all-reduce, as with DistributedDataParallel: those
-of its inner module, or of `torch.autograd.grad`. The ranks compare them in the same way.
+Gradients of a wrapped model can also bypass the all-reduce, as with DistributedDataParallel, if the
+script uses the inner module or `torch.autograd.grad`. The ranks compare them in the same way.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ _MIXED = (
     "session's batch needs {beside:.4g} there. Train a model with the batches of one session: put "
     "both data sets into one, whose samples are pairs, or let the second session wrap its own model"
 )
-# Gradients count as reduced if the relative difference of their norms is at most this.
+# Maximum relative difference of norms with which gradients count as reduced.
 _ALIKE = 1e-5
-# Steps for which rank 0 checks for other ranks' norms; a check takes some 50 µs.
+# Number of steps in which rank 0 checks for norms of other ranks; a check takes about 50 µs.
 _LOOKS = 1000
-# Optimisers of the same description to compare: some scripts make a new one in each step.
+# Maximum number of optimisers to compare that have the same description: some scripts make a new
+# optimiser in each step.
 _MOST_COMPARED = 8
 
-# In the order in which they were made.
+# Objects of all open sessions, in the order in which they were made.
 _watches: dict[UnwrappedModels, None] = {}
 
 
@@ -78,7 +79,7 @@ class _Apart(NamedTuple):
     warning: str
     # The description of the optimiser.
     words: str
-    # Identifies the wrapped models' parameters among them.
+    # Identifies which of the parameters belong to wrapped models.
     which: str
     # Number of the optimiser among those with this description, as each rank counts them.
     number: int
@@ -86,10 +87,10 @@ class _Apart(NamedTuple):
 
 
 class UnwrappedModels:
-    """Gradients of a session that are not reduced. For one thread; it never blocks.
+    """Checks of gradients that a session does not reduce. For one thread; no method blocks.
 
     Several sessions may train in one loop, each with a model of its own. So a model counts as
-    wrapped if any session that is in a step wraps it. The first of these sessions that wraps a
+    wrapped if any session that is in a step wraps it. The first of these sessions that wraps any
     model compares the parameters that are not wrapped.
     """
 
@@ -108,9 +109,10 @@ class UnwrappedModels:
         # For each optimiser that has stepped, the parameters that are not yet compared.
         self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
-        # Numbers of optimisers to compare, by description.
+        # Number of optimisers to compare so far, by description.
         self._comparisons: Counter[str] = Counter()
-        # On rank 0, which waits for other ranks' norms: how often it will still check for them.
+        # Comparisons for which rank 0 waits for norms of other ranks: the number of checks that are
+        # left.
         self._uncompared: dict[_Apart, int] = {}
         # Warnings that were logged.
         self._warned: set[str] = set()
@@ -119,8 +121,9 @@ class UnwrappedModels:
     def stepping(self, optimiser: torch.optim.Optimizer, *, reduces: bool = True) -> None:
         """Check an optimiser that is about to step in the loop's body.
 
-        Only the parameters at its first step are checked, not those that are added later. With
-        `reduces`, gradients of wrapped models are all-reduced; otherwise each rank has its own.
+        Only the parameters at the optimiser's first step are checked, not those that are added
+        later. With `reduces`, gradients of wrapped models are all-reduced; otherwise each rank has
+        its own gradients.
 
         Raises:
             PacelineError: the optimiser trains a model, and no session in a step wraps any model.
@@ -203,10 +206,10 @@ class UnwrappedModels:
         return {id(p) for model in self._models for p in model.parameters()}
 
     def _which(self, parameters: list[nn.Parameter]) -> str:
-        """Return an id of the wrapped models' parameters among these, to compare over ranks.
+        """Return an id of those parameters that belong to wrapped models, to compare between ranks.
 
-        Ranks may step other parts of a model, as ZeroRedundancyOptimizer does. Then the ids differ,
-        and the parts are not compared.
+        Each rank may step another part of a model, as with ZeroRedundancyOptimizer. Then the ids
+        differ, and gradients are not compared.
         """
         places = {id(p): n for n, p in enumerate(p for m in self._models for p in m.parameters())}
         mine = sorted(places.get(id(parameter), -1) for parameter in parameters)
@@ -240,9 +243,9 @@ class UnwrappedModels:
 
 
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Split an optimiser's parameters: those of no wrapped model, and those of a wrapped model.
+    """Split an optimiser's parameters into those of no wrapped model and those of wrapped models.
 
-    Sharded parameters of wrapped models are left out, because ranks have other parts of them.
+    Sharded parameters of wrapped models are left out, because each rank has another part of them.
     Optimisers may also step plain tensors, such as generated inputs; these are left out, too.
     """
     ours = set[int]().union(*(watch.wrapped for watch in _watches if watch.in_step))
@@ -256,7 +259,7 @@ def _norms(parameters: Sequence[nn.Parameter]) -> tuple[float, float]:
     """Return the L1 norm and the L2 norm of the gradients.
 
     Clipping makes one of the norms equal on all ranks, so both are compared. Gradients of sharded
-    parameters are left out: they differ although they are reduced.
+    parameters are left out, because they differ between ranks although they are reduced.
     """
     given = [p.grad.detach() for p in parameters if p.grad is not None and not is_dtensor(p)]
     absolute = sum(_norm(gradient, 1) for gradient in given)

@@ -40,14 +40,14 @@ class Wiring:
     """Parts of a rank from the loader's first iteration on."""
 
     follower: Follower
-    # Set on rank 0.
+    # None on other ranks than rank 0.
     leader: Leader | None
-    # Set if the run has a control plane.
+    # None if the run has no control plane.
     reporter: Reporter | SilentReporter | None
     rounds: RoundReporter | None
-    # Set on rank 0, if the run has a control plane.
+    # None on other ranks than rank 0, and without a control plane.
     on_fallback: OnFallback | None
-    # Ends the background threads.
+    # Stack whose exit ends the background threads.
     exit_stack: ExitStack
 
     def close(self, *, ran_out: bool, failed: Callable[[], bool]) -> None:
@@ -131,7 +131,7 @@ def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
         for store in meeting.stores or [meeting.store]:
             store.set("lookahead", str(lookahead))
     elif (of_leader := int(meeting.store.get("lookahead"))) != lookahead:
-        # A rank that needs the plan earlier than the leader makes it would wait forever.
+        # If a rank needed the plan earlier than the leader makes it, the rank would wait forever.
         raise ValueError(
             f"the loader fetches {lookahead} steps ahead on rank {rank} but {of_leader} on rank 0: "
             "give num_workers and prefetch_factor the same values on every rank"
@@ -143,9 +143,9 @@ class Findings:
     """Facts that a session collects, most of them before its first iteration.
 
     `lookahead` is the number of steps that the loader fetches before training reaches them.
-    `devices` and `profiles` have one entry for each rank, or none. `typical` are samples of typical
-    sizes, ascending; empty before profiling. `epochs`, which the script trains, and
-    `gradient_bytes` (of one rank) may be unknown.
+    `devices` and `profiles` have one entry for each rank, or are empty. `typical` are samples of
+    typical sizes, ascending; empty before profiling. `epochs` is the number of epochs that the
+    script trains, and `gradient_bytes` the bytes of one rank's gradients; both may be unknown.
     """
 
     lookahead: int = 0
@@ -159,7 +159,7 @@ class Findings:
 def describe(
     context: RunContext, meeting: Meeting, start: Position, findings: Findings
 ) -> Hello | None:
-    """Return the run's description for the control plane; None on other ranks than rank 0."""
+    """Return the run's description for the control plane on rank 0; None on other ranks."""
     if meeting.sizes is None:
         return None
     terms, device, limits = context.terms, context.device, context.limits
@@ -211,8 +211,9 @@ def warn_of_restarts(
 ) -> None:
     """Warn on rank 0 that a restart of a run without `Session.checkpoint` loses all progress.
 
-    There is no warning if the script saves checkpoints (`saves`) or loaded a state itself. The hint
-    is another one if the data is a stream, for which a script cannot declare checkpoints.
+    There is no warning if the script saves checkpoints (`saves`) or has loaded a state itself. If
+    the data is a stream, the warning has another hint, because a script cannot declare checkpoints
+    for streams.
     """
     if rank > 0 or saves or start.used is not None:
         return

@@ -1,6 +1,6 @@
 """The messages that ranks, node agents and the control plane exchange over the bus.
 
-- `messages`: the typed messages; `segment`: the plan that most of them are about;
+- `messages`: the typed messages; `segment`: the plan, about which most messages are;
 - `metrics`: values that scripts measure, in training and on held-out data;
 - `asking`: questions of the control plane to a node, and the node's answers;
 - `shards`: data that is stored on nodes, and how a plan moves it between them;
@@ -10,7 +10,7 @@
 - `codec`: conversion between messages and bus entries, with `WireError` for unreadable ones and
   `ForgedError` for those that the control plane did not write;
 - `sealing`: encryption for one node;
-- `problems`: validation of values beyond their types;
+- `problems`: validation of what types cannot express;
 - `bus`: connections to the bus.
 
     fields = encode(Proposal(0, segment, "me"), run="r7")

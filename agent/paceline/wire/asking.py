@@ -2,8 +2,9 @@
 
 The control plane creates a stream for the answer (`streams.answers`), which expires after a while,
 and puts an `Ask` on ``commands(node)``. The node's agent appends an `Answer` to the answer's stream
-if the stream still exists. Both entries carry a MAC made with the node's key (`codec`). The
-content of an answer is encrypted (`sealing`), because the bus may write it to its disk.
+if the stream still exists. The entries of questions and answers carry a MAC made with the node's
+key (`codec`). The content of an answer is encrypted (`sealing`), because the bus may write it to
+its disk.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-# Bytes of a log in one answer.
+# Maximum number of bytes of a log in one answer.
 MOST_BYTES = 262_144
-# Logs in one answer.
+# Maximum number of logs in one answer.
 MOST_LOGS = 2_000
 MOST_LINES = 10_000
-# Ranks of a node whose stacks one question may request.
+# Maximum number of ranks of a node whose stacks one question may request.
 MOST_STACKS = 64
 
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -25,24 +26,24 @@ Output = Literal["stdout", "stderr"]
 
 
 class ListLogs(msgspec.Struct, frozen=True, tag="list_logs"):
-    """A question for the list of a run's logs on the node; answered by `LogList`."""
+    """A request for the list of a run's logs on the node; answered by `LogList`."""
 
-    # Attempts before this one are left out.
+    # Number of the first attempt to list.
     from_attempt: Whole = 0
 
 
 class ReadLog(msgspec.Struct, frozen=True, tag="read_log"):
-    """A question for a part of a log on the node; answered by `LogPart`."""
+    """A request for a part of a log on the node; answered by `LogPart`."""
 
     # None: the launcher's log, for which `output` and `attempt` have no meaning.
     rank: Whole | None
     output: Output = "stdout"
     # None: the newest attempt in which the rank was on the node.
     attempt: Whole | None = None
-    # The first byte. A negative offset counts from the end of the log.
+    # Offset of the first byte. A negative offset counts from the end of the log.
     offset: int = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)] = 65_536  # bytes
-    # Return the last N lines, whatever `offset` is.
+    # Number of last lines to return, whatever `offset` is; None: `offset` counts.
     lines: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] | None = None
 
 
@@ -57,7 +58,7 @@ class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks"):
 
 
 class ReadStacks(msgspec.Struct, frozen=True, tag="read_stacks"):
-    """A question for the stacks that ranks have written; answered by `Stacks`."""
+    """A request for the stacks that ranks have written; answered by `Stacks`."""
 
     # The attempt that the `Dumps` named.
     attempt: Whole
@@ -123,7 +124,7 @@ class Dump(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     # The position in the rank's file at which the stacks will begin.
     offset: int
-    # Why the rank was not asked; empty if it was.
+    # Reason why the rank was not asked; empty if it was asked.
     why: str
 
 
@@ -138,7 +139,7 @@ class StackTrace(msgspec.Struct, frozen=True, array_like=True):
     """A rank's Python stacks."""
 
     rank: int
-    # The stacks of all threads, as `faulthandler` writes them. Only the end of a text that is too
+    # The stacks of all threads, as `faulthandler` writes them; only the end if the text is too
     # long.
     text: str
     # The innermost frame of the user's code: file name, line and function. Empty: there is none.

@@ -17,7 +17,8 @@ from redis.retry import Retry
 
 from paceline.wire import Message, encode, signed
 
-# Path of a PEM file: the certificate authorities that may sign a server's or bus's certificate.
+# Variable with the path of a PEM file of the certificate authorities that are trusted for the
+# server and the bus.
 CA_FILE = "PACELINE_CA_FILE"
 
 
@@ -29,7 +30,8 @@ def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Re
     Args:
         url: ``redis://host:port/db``, or ``rediss://…`` for TLS. `CA_FILE` may name the authorities
             to trust.
-        timeout_s: the limit for connecting and for each call. A blocking read must block for less.
+        timeout_s: the timeout in seconds for connecting and for each call. A blocking read must
+            block for less.
         keep: if clients take too much memory, the bus closes other connections before this one.
             Only the control plane's user has the right to request that.
     """
@@ -47,7 +49,7 @@ def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Re
 def _kept(connection: AbstractConnection) -> None:
     connection.on_connect()  # type: ignore[no-untyped-call]
     connection.send_command("CLIENT", "NO-EVICT", "ON")  # type: ignore[no-untyped-call]
-    # Redis 6 does not have the command, and other users lack the right to it.
+    # Redis 6 does not have the command, and other users than the control plane's may not call it.
     with contextlib.suppress(redis.ResponseError):
         connection.read_response()
 
@@ -69,7 +71,8 @@ def publish(
     """Append a message to a stream and return its entry id.
 
     `run` is the public run id, empty for a node's message. The stream keeps about `maxlen` entries;
-    None: all. `key` is that of the run or node that reads the stream, for the MAC; None: no MAC.
+    None: all entries. `key` is the key of the run or node that reads the stream, for the MAC; None:
+    no MAC.
     """
     entry = encode(message, run)
     if key is not None:

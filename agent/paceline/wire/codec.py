@@ -23,7 +23,7 @@ from paceline.wire.problems import worded
 
 PROTOCOL_VERSION = 1
 _VERSION = b"%d" % PROTOCOL_VERSION
-# Characters of an error's reason, which may quote the message.
+# Maximum number of characters of an error's reason, which may quote the message.
 _LONGEST = 1000
 
 _encoder = msgspec.msgpack.Encoder()
@@ -45,7 +45,7 @@ def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
 
 
 def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, bytes]:
-    """Return what `encode` returns for a `StepBatch`, faster, from columns of record fields."""
+    """Encode a `StepBatch`, given as columns of record fields; faster than `encode`."""
     records = list(zip(*(columns[name] for name in StepRecord.__struct_fields__), strict=True))
     return {
         b"v": _VERSION,
@@ -59,7 +59,7 @@ def decode(
 ) -> tuple[str, Message]:
     """Return the run id and the message of a bus entry.
 
-    `first` is a decoder of some messages, whose types are stricter. A message that it rejects is
+    `first` is a decoder of some of the messages with stricter types. A message that it rejects is
     decoded as if `first` were None.
 
     Raises:
@@ -88,7 +88,7 @@ def decode(
 def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
     """Return the run id and the messages of a bus entry: each message of a `Committed` by itself.
 
-    Raise a WireError as `decode` does.
+    WireErrors are the same as in `decode`.
     """
     run, message = decode(fields)
     if not isinstance(message, Committed):
@@ -103,7 +103,7 @@ class ForgedError(WireError):
 def signed(fields: dict[bytes, bytes], stream: str, key: bytes) -> dict[bytes, bytes]:
     """Return the fields of a bus entry together with its MAC.
 
-    `key` is that of the run or node that reads the stream.
+    `key` is the key of the run or node that reads the stream.
     """
     return {**fields, b"mac": _mac(fields, stream, key)}
 

@@ -1,8 +1,8 @@
 """The typed messages between ranks, node agents and the control plane.
 
 Messages are values: no code changes a message after making it. `codec` converts them to and from
-entries of the bus; `streams` lists the writers and readers of each. First come the values that
-several messages have: the `Phase` of a rank's training, and its device (`RankDevice`).
+entries of the bus; `streams` lists the writers and readers of each. The first types here are parts
+of several messages: the `Phase` of a rank's training, and a rank's device (`RankDevice`).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from paceline.wire.segment import Segment
 from paceline.wire.shards import Shards
 from paceline.wire.states import State
 
-# Stands in place of a policy's name if the script divides its batches itself.
+# Value of a policy's name if the script divides its batches itself.
 OBSERVED = "observed"
 # Number of gradient ages that `RoundRecord.staleness` distinguishes at most.
 AGES = 16
-# Characters of `Fallback.why`.
+# Maximum number of characters of `Fallback.why`.
 MOST_WHY = 500
-# Begins `RunState.message` of a launcher that lost the rendezvous.
+# Start of `RunState.message` if a launcher lost the rendezvous.
 RENDEZVOUS_GONE = "the rendezvous at "
-# Begins `RunState.message` of a launcher whose ranks failed because another node's did.
+# Start of `RunState.message` if a launcher's ranks failed because ranks of another node failed.
 FAILED_ELSEWHERE = "the run failed on "
 # Number of gradients that a rank collects for one partial round before it calls the round itself.
 MOST_PENDING = 4
-# Characters of a device's kind or name.
+# Maximum number of characters of a device's kind or name.
 MOST_DEVICE_NAME = 200
 
 
 class Phase(StrEnum):
-    """A phase of a step, or of the time between two steps. A step has its phases in this order."""
+    """A phase of a step, or of the time between two steps. A step's phases follow in this order."""
 
     # The rank waits for the next segment of the plan, which rank 0 stores.
     PLAN = "plan"
@@ -63,11 +63,11 @@ class RankDevice(msgspec.Struct, frozen=True):
     name: str
     # CPU cores that the rank's process may use, by its affinity and its quota.
     cores: int
-    # The memory of the accelerator, or of the machine for a CPU.
+    # Memory of the accelerator, or of the machine if the device is a CPU.
     memory_bytes: int
     # CPU threads with which the script computes; 0: as many as cores.
     threads: int = 0
-    # Operations per second, measured in a trial; None: there was no trial.
+    # Floating-point operations per second, measured in a trial; None: there was no trial.
     flops: float | None = None
     # True if the rank only behaves as if it had this device.
     emulated: bool = False
@@ -97,7 +97,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One rank's measurements of one step. `load` and sizes are in the user's size unit.
 
     Args:
-        attempt: how often all ranks were started before.
+        attempt: number of times that all ranks were started before.
         rank: the rank that measured.
         seq: number of the record among this rank's records of the attempt, from 0. A gap means
             that a record was lost.
@@ -105,7 +105,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         epoch: the step's epoch.
         segment: `Segment.seq` of the plan that the step followed.
         samples: n_j, samples of this rank's local batch.
-        load: Λ_j, sum of their sizes.
+        load: Λ_j, sum of these samples' sizes.
         data_s: seconds of waiting for the data loader.
         compute_s: T_j, seconds of forward and backward without waiting or communication.
         sync_s: seconds from the last gradient to the end of the reduction, which include waiting
@@ -115,8 +115,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         ett_s: the plan's forecast of `compute_s`, in seconds.
         loss: the loss that the script reported.
         memory_bytes: peak memory of the device, or resident set of the process on a CPU.
-        squares: Σλ² of the local batch.
-        longest: max λ of the local batch.
+        squares: Σλ² over the local batch, where λ is a sample's size.
+        longest: largest size of a sample in the local batch.
         recompiles: how often torch.compile recompiled a function in this step.
     """
 
@@ -150,8 +150,8 @@ class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas.
 
-    One of the participating ranks reports it. All of them would report the same, except for the
-    times.
+    Only one of the participating ranks reports the exchange. All of them would report the same
+    values, except for the times.
     """
 
     attempt: int
@@ -165,23 +165,23 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     number: int
     # The step that the rank was in.
     step: int
-    # Ranks that took part, whether or not they contributed.
+    # Number of ranks that took part, whether or not they contributed.
     world: int
-    # Ranks that contributed gradients or a replica.
+    # Number of ranks that contributed gradients or a replica.
     contributors: int
-    # Number of contributed gradients by age in rounds; with two replicas, by the steps that one is
-    # behind the other. The last entry counts that age and all higher ages.
+    # Number of contributed gradients by age in rounds; for two replicas, by the number of steps
+    # that one replica is behind the other. The last entry counts that age and all higher ages.
     staleness: list[int]
-    # Samples whose gradients were too old.
+    # Number of samples whose gradients were dropped because they were too old.
     dropped: int
-    # Response time. Partial rounds: from the end of the previous round until this one was called.
-    # Mean of two replicas: from the rank's question until the other rank receives it. Mean of all
-    # replicas: 0. Ranks compute meanwhile.
+    # Response time. For a partial round: seconds from the end of the previous round until this
+    # round was called. For a mean of two replicas: from the rank's question until the other rank
+    # receives it. For a mean of all replicas: 0. Ranks compute meanwhile.
     waited_s: float
-    # From the end of the response time until the result was there. Mean of all replicas: the whole
-    # exchange, with the waiting for the slowest rank.
+    # Seconds from the end of the response time until the result arrived. For a mean of all
+    # replicas: the whole exchange, including the wait for the slowest rank.
     reduced_s: float
-    # Bytes that the rank contributed.
+    # Number of bytes that the rank contributed.
     bytes: int
     ended_at: float  # Unix time
     # Seconds for copying the rank's contribution from its device to one vector on the CPU.
@@ -195,7 +195,7 @@ class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """The leader's record of a segment that the ranks follow: the only proof of what ran."""
+    """The leader's record of a segment that the ranks follow: only it proves what they train."""
 
     attempt: int
     segment: Segment
@@ -223,7 +223,7 @@ class LongPhase(msgspec.Struct, frozen=True, tag="long-phase"):
 
     attempt: int
     rank: int
-    # The step that the rank is in, or its last step before; -1: before its first step.
+    # The rank's current step, or its last one; -1: before its first step.
     step: int
     phase: Phase
     # Seconds that the rank has been in this phase.
@@ -248,13 +248,13 @@ class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
     moved_bytes: int
     # Number of samples that were fetched ahead.
     moved: int
-    # Seconds from the plan until the last of these samples was there.
+    # Seconds from the plan until the last of these samples was stored.
     moved_s: float
     # Bytes that the rank's steps read from the source because the node did not have them.
     read_bytes: int
     # Number of samples that were read from the source.
     read: int
-    # Steps of the rank that had to wait for such reads.
+    # Number of steps of the rank that had to wait for such reads.
     waits: int
     # Seconds that these steps waited.
     waited_s: float
@@ -270,29 +270,30 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     world: int
     global_batch: int
     seed: int
-    # Little-endian float64, one per sample.
+    # Sizes of the samples: little-endian float64, one per sample.
     sizes: bytes
-    # Which mean the user's loss takes: "samples", "size" or "ranks".
+    # Divisor of the user's mean loss: "samples", "size" or "ranks".
     loss_mean: str
     drop_last: bool
     # None: unknown.
     epochs: int | None
-    # Steps that data loader workers fetch ahead of training.
+    # Number of steps that data loader workers fetch ahead of training.
     lookahead: int
     started_at: float
     # Versions of Paceline and PyTorch.
     paceline: str
     torch: str
-    # "cpu" or the accelerator's name. If ranks differ, each name once.
+    # "cpu" or the accelerator's name. If the ranks' devices differ: each device name once.
     device: str
-    # Where this attempt starts: epoch, first step, and the samples of that epoch that were used
-    # before, packed as in `Segment.indices`.
+    # Position at which this attempt starts: epoch, first step, and the samples of the epoch that
+    # were used before, packed as in `Segment.indices`.
     epoch: int = 0
     step: int = 0
     used: bytes = b""
     # Emulated device speeds: an `Emulation` as plain data.
     emulated: dict[str, Any] | None = None
-    # Of each rank: samples and seconds of the trial steps of the profiling phase, if there was one.
+    # For each rank: number of samples and seconds of each trial step of the profiling phase, if
+    # there was one.
     profiles: list[list[tuple[int, float]]] = []
     # Number of samples that fit into each rank's memory; empty: unknown.
     limits: list[int] = []
@@ -314,15 +315,15 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     token_budget: float | None = None
     # Largest total size of each rank's local batch with a token budget; empty: no limits.
     token_limits: list[float] = []
-    # Given with a token budget only. Epochs differ by a few steps.
+    # Number of steps per epoch, given only with a token budget; epochs differ by a few steps.
     steps_per_epoch: int | None = None
     # True if the data is a stream: `sizes` is empty, and the length is unknown.
     stream: bool = False
-    # Bytes of all gradients of a rank; None: unknown.
+    # Size in bytes of all gradients of a rank; None: unknown.
     gradient_bytes: int | None = None
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
-        """Return λ of every sample, shape [N]."""
+        """Return the size λ of every sample, shape [N]."""
         return np.frombuffer(self.sizes, dtype="<f8").astype(np.float64)
 
     @property
@@ -358,12 +359,12 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     # The reason of a failure. First line: rank, exception and the path of the log. Then the last
     # lines of that log.
     message: str | None = None
-    # Telemetry records that did not fit into the bounded spool.
+    # Number of telemetry records that did not fit into the bounded spool.
     dropped: int = 0
-    # For a run on several nodes that starts: where this node would serve the rendezvous.
+    # For a run that starts on several nodes: address at which this node could serve the rendezvous.
     address: str = ""
     port: int = 0
-    # True if the node's launcher has joined the rendezvous and waits for the others.
+    # True if the node's launcher has joined the rendezvous and waits for the other launchers.
     arrived: bool = False
 
 
@@ -385,11 +386,11 @@ class GpuState(msgspec.Struct, frozen=True):
     # Current and highest clock of the GPU's processors.
     sm_mhz: int | None = None
     most_sm_mhz: int | None = None
-    # Why the clock is reduced, in words; empty: it is not.
+    # Reasons why the clock is reduced, in words; empty: it is not reduced.
     throttled_by: list[str] = []
     temperature_c: int | None = None
     power_w: float | None = None
-    # Uncorrected memory errors since the driver was loaded.
+    # Number of uncorrected memory errors since the driver was loaded.
     ecc_errors: int | None = None
 
 
@@ -404,7 +405,7 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
     at: float
     paceline: str
     runs: list[str] = []
-    # True if the agent shuts down.
+    # True if the agent is shutting down.
     left: bool = False
     # The newest check; None: there is none yet.
     check: NodeCheck | None = None
@@ -415,12 +416,12 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
 class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
     """A plan that the controller offers.
 
-    It supersedes earlier proposals for the same `segment.seq`.
+    A proposal supersedes earlier proposals for the same `segment.seq`.
     """
 
     attempt: int
     segment: Segment
-    # The id of the planning controller. It shows in logs when two controllers plan the same run.
+    # The id of the planning controller. In logs, the id shows if two controllers plan the same run.
     controller: str
 
 
@@ -430,9 +431,9 @@ class _Order(msgspec.Struct, frozen=True):
     first_attempt: int
 
     def meant(self, first_attempt: int) -> bool:
-        """Return True if a launch with this first attempt must obey.
+        """Return True if a launch with this first attempt must obey the order.
 
-        A launch that began after the intended one does not obey.
+        A launch that began after the intended launch does not obey.
         """
         return self.first_attempt >= first_attempt
 
@@ -440,7 +441,7 @@ class _Order(msgspec.Struct, frozen=True):
 class StopTraining(_Order, frozen=True, tag="stop_training"):
     """An order to end the run at the next segment.
 
-    Data loaders run out of batches, and the script continues to its last lines.
+    Data loaders yield no more batches, and the script continues to its last line.
     """
 
 
@@ -457,8 +458,8 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     attempt: int = 0
     # `sealing.Secrets` encrypted for this node; then `env` is empty.
     sealed: bytes = b""
-    # Bounds on the number of nodes, with `nproc` ranks on each. On several nodes, the launchers
-    # meet at the rendezvous that a `Meet` names.
+    # Bounds on the number of nodes, with `nproc` ranks on each. On several nodes, the launchers use
+    # the rendezvous that a `Meet` names.
     nodes_min: int = 1
     nodes_max: int = 1
 
@@ -466,7 +467,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
 class Kill(_Order, frozen=True, tag="kill"):
     """An order to end a run's processes now (SIGTERM, then SIGKILL)."""
 
-    # True if the other nodes continue: then all ranks end after the same step first.
+    # True if the run continues on the other nodes: then all ranks first end after the same step.
     leaves: bool = False
 
 
@@ -481,7 +482,7 @@ class EndRanks(msgspec.Struct, frozen=True, tag="end_ranks"):
     """
 
     attempt: int
-    # May include ranks on other nodes; a node ignores those.
+    # Ranks to kill. Some may be on other nodes; a node ignores those.
     ranks: list[int]
     # One or more sentences for logs and messages.
     reason: str
@@ -504,7 +505,7 @@ class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """Messages of a run that ingest stored together, in order, each encoded as it came."""
+    """Messages of a run that ingest stored together, in their order, each encoded as it arrived."""
 
     messages: list[msgspec.Raw]
 

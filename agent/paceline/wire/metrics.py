@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-# Number of metric names of a run's training, and of its evaluations.
+# Maximum number of metric names of a run's training, and of its evaluations.
 MOST_METRICS = 32
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 
 
 class MetricRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's training metrics of one step. A script that logs only a loss sends none."""
+    """One rank's training metrics of one step. If a script logs only a loss, none is sent."""
 
-    # How often all ranks were started before.
+    # Number of times that all ranks were started before.
     attempt: int
     rank: int
     # The same step as `StepRecord.step`.
@@ -39,16 +39,16 @@ class Evaluation(msgspec.Struct, frozen=True, tag="evaluation"):
 
     attempt: int
     rank: int
-    # The last step before the evaluation; -1: none.
+    # The last step before the evaluation; -1: there was no step yet.
     step: int
     # The epoch of `step`.
     epoch: int
-    # Samples that the run had trained on by then, over all ranks.
+    # Number of samples that the run had trained on by then, over all ranks.
     trained: int
     at: float  # Unix time
     # Number of samples over which the values are means; None: only rank 0's values count.
     samples: int | None
-    # Values by metric name; NaN or infinite if the script measured that.
+    # Values by metric name. NaN and infinite values are allowed.
     values: dict[str, float]
 
 

@@ -16,15 +16,15 @@ from paceline.wire.codec import WireError, decode, encode
 from paceline.wire.messages import Hello, HelloPart
 
 DIGEST_BYTES = 16
-# An entry of this size takes the bus well under a millisecond.
+# Size of a part in bytes: an entry of this size takes the bus well under a millisecond.
 PART_BYTES = 128 * 2**10
-# Largest data set that is no stream. The `long` tests of ingest and the benchmark ingest.py use
-# this number.
+# Maximum number of samples of a data set that is no stream. The `long` tests of ingest and the
+# benchmark ingest.py use this number.
 MOST_SAMPLES = 20_000_000
-# Per sample: its size, whether it is used, its bytes and its node. The constant is for what a Hello
-# holds per rank.
+# Maximum number of parts of a Hello. A sample takes bytes for its size, its use, its length and its
+# node; 128 MiB are for the values of each rank.
 MOST_PARTS = (MOST_SAMPLES * (8 + 4 + 4 + 2) + 128 * 2**20) // PART_BYTES
-# Bytes of a Hello besides its arrays of samples: for the run, and for each rank.
+# Maximum number of bytes of a Hello besides its arrays of samples: for the run, and for each rank.
 _OF_RUN, _OF_RANK = 64 * 2**10, 2**10
 
 
@@ -70,25 +70,25 @@ _with_arrays: msgspec.msgpack.Decoder[_Hello | _Adopted] = msgspec.msgpack.Decod
 
 
 def without_arrays(data: bytes) -> int:
-    """Return how many bytes of an encoded message are outside of its arrays of samples.
+    """Return the number of bytes of an encoded message outside of its arrays of samples.
 
     `decode` creates objects for these bytes: a list of 1 MiB may need 64 MiB. Arrays keep their
     size.
     """
     try:
         return len(data) - _with_arrays.decode(data).arrays()
-    # The data is another message, or no message.
+    # The data is a message of another type, or no message.
     except (ValueError, RecursionError):
         return len(data)
 
 
 def digest(data: bytes) -> bytes:
-    """Return the name of an encoded Hello, which keeps parts of two different ones apart."""
+    """Return a digest of an encoded Hello, by which parts of different Hellos are distinguished."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def encode_hello(hello: Hello, run: str = "") -> list[dict[bytes, bytes]]:
-    """Return the bus entries that bring a Hello to ingest: one, or one for each part.
+    """Return the bus entries for a Hello: a single entry, or one entry for each part.
 
     Raise a ValueError if the data set has more than `MOST_SAMPLES`.
     """
@@ -109,9 +109,9 @@ def encode_hello(hello: Hello, run: str = "") -> list[dict[bytes, bytes]]:
 
 
 def joined(data: bytes, name: bytes, ranks: int) -> Hello:
-    """Return the Hello that parts make together; raise a WireError if they make no valid Hello.
+    """Return the Hello made of all its parts; raise a WireError if they make no valid Hello.
 
-    `data` is that of all parts in their order, `name` the digest that each part carries, and
+    `data` is the data of all parts in their order, `name` is the digest that each part has, and
     `ranks` the largest number of ranks that the run may have.
     """
     if digest(data) != name:

@@ -1,8 +1,8 @@
-"""Validation of message values beyond their types, and words for values that are not allowed.
+"""Validation of what message types cannot express, and descriptions of invalid values.
 
 Any program may write to the bus, so a message that decodes may still hold values that a database
 rejects or a reader cannot use. Each function ``of_…`` returns a reason that names the field, or
-None. `worded` describes the value that a typed message or a policy's parameters reject.
+None. `worded` describes a value that the decoding of a message or of a policy's parameters rejects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-# Levels of nesting of a plain value.
+# Maximum number of levels of nesting of a plain value.
 DEEPEST = 32
 _PLACE = re.compile(r"(?s)(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?")
 _FIELD = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.*)`")
@@ -22,7 +22,7 @@ _SAYS = {"contains unknown": "is not a known field", "missing required": "is mis
 
 
 def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
-    """Return the first value that JSON or MessagePack cannot hold, such as NaN or a 70-bit integer.
+    """Describe the first value that JSON or MessagePack cannot hold: NaN, a 70-bit integer, …
 
     `place` is the name of the field; `depth` is the number of lists and mappings around the value.
     """

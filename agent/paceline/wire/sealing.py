@@ -1,4 +1,4 @@
-"""Encryption between the control plane and one node: the bus may write entries to its disk."""
+"""Encryption between the control plane and one node, because the bus may write entries to disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Secrets(msgspec.Struct, frozen=True):
     """The sealed part of a launch."""
 
     env: dict[str, str]
-    # URL with the run's own user.
+    # URL of the bus with the run's own user.
     bus: str
     # The run's key.
     key: bytes
@@ -29,7 +29,7 @@ def seal(secrets: Secrets, key: bytes) -> bytes:
 
 
 def unseal(sealed: bytes, key: bytes) -> Secrets:
-    """Decrypt the result of `seal`; raise a SealError for other bytes or another node's secrets."""
+    """Decrypt the result of `seal`; raise a SealError if it is not for the node with this key."""
     try:
         return msgspec.msgpack.decode(_fernet(key).decrypt(sealed), type=Secrets)
     except (InvalidToken, msgspec.DecodeError) as error:
@@ -45,7 +45,7 @@ def seal_answer(content: bytes, key: bytes) -> bytes:
 
 
 def unseal_answer(sealed: bytes, key: bytes) -> bytes:
-    """Decrypt the result of `seal_answer`; raise a SealError for other bytes or another node's."""
+    """Decrypt the result of `seal_answer`; raise a SealError if it has another key."""
     try:
         return _fernet(key, b"answers").decrypt(sealed)
     except InvalidToken as error:
@@ -53,7 +53,7 @@ def unseal_answer(sealed: bytes, key: bytes) -> bytes:
 
 
 def _fernet(key: bytes, purpose: bytes = b"sealing") -> Fernet:
-    # The purpose gets a key of its own: the node's key makes MACs, and a key should serve one
-    # purpose.
+    # Each purpose has a derived key of its own: the node's key makes MACs, and a key should serve
+    # only one purpose.
     derived = hashlib.blake2b(purpose, digest_size=32, key=key).digest()
     return Fernet(base64.urlsafe_b64encode(derived))

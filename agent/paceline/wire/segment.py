@@ -1,6 +1,6 @@
 """A planned segment: which samples each rank gets in the next steps.
 
-With its `Paces`, the leader picks the samples of a stream without the controller.
+With the segment's `Paces`, the leader picks the samples of a stream without the controller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 Ints = npt.NDArray[np.int64]
 
-# JSON and doubles represent a step's number below this bound exactly.
+# Bound for step numbers: JSON and doubles represent smaller numbers exactly.
 MOST_STEPS = 2**53
 
 # Bounds of database columns of 32 and 64 bits.
@@ -33,21 +33,22 @@ _BOUNDS = {
     "moved": _INT,
     "across": _INT,
 }
-# Steps of feedback.
+# Maximum number of steps in a range of feedback.
 _LONGEST_RANGE = 2**20
-# CPU threads of a rank.
+# Maximum number of CPU threads of a rank.
 _MOST_THREADS = 65_536
-# A share above 0 is at least this large, so that quotients with it as divisor stay finite.
+# Minimum of a share that is not 0, so that quotients with the share as divisor stay finite.
 _SMALLEST_SHARE = 1e-9
 _SOURCES = ("controller", "coast", "equal")
-# Above 1e6 s per size unit, sample or step, sums and products with sizes would not be finite.
+# Maximum of times per size unit, sample or step, in seconds: with larger ones, sums and products
+# with sizes might not be finite.
 _MOST_PACE = 1e6
 
 
 class Paces(msgspec.Struct, frozen=True):
     """Linear model of step times.
 
-    A step with n samples of total size Λ takes rank j ``a[j]·Λ + c[j]·n + b[j]`` seconds.
+    For a step with n samples of total size Λ, rank j needs ``a[j]·Λ + c[j]·n + b[j]`` seconds.
     """
 
     # [W] seconds per size unit, above 0 and at most 1e6
@@ -74,10 +75,11 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
 
     The same policy code with the run's sizes and the feedback rows of `feedback` gives the same
     plan again. Ranks validate nothing: the leader calls `problem` before it adopts a segment, and
-    ingest calls it before it stores one. So every segment that a leader adopts can be stored.
+    ingest calls `problem` before it stores one. So every segment that a leader adopts can be
+    stored.
 
-    A process unpacks the samples of a segment at most once, and not at all if it packed them:
-    `samples` keeps the array.
+    A process unpacks the samples of a segment at most once, because `samples` caches the array, and
+    not at all if it has packed them itself.
     """
 
     # Number of the segment among the adopted segments of this attempt, from 0.
@@ -86,7 +88,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     first_step: int
     # [step][rank] samples
     counts: list[list[int]]
-    # Little-endian uint32, all steps and ranks in order; see `samples`.
+    # Sample indices of all steps and ranks in order: little-endian uint32; see `samples`.
     indices: bytes
     # Name of the preset.
     policy: str
@@ -106,7 +108,8 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     feedback: list[tuple[int, int]] = []
     # True if the shuffler ran before this segment was scheduled.
     shuffled: bool = False
-    # Samples that changed their holder: they were shuffled, or given to another rank.
+    # Number of samples that changed their holder because they were shuffled or given to another
+    # rank.
     moved: int = 0
     # Seconds that planning took.
     plan_s: float = 0.0
@@ -116,18 +119,19 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     threads: list[int] = []
     synchroniser: Synchronisation = ALLREDUCE
     # For the operator: why this synchroniser was chosen, or why local batches are equal. Empty: the
-    # policy has no other synchroniser.
+    # policy has only one synchroniser.
     why: str = ""
-    # Those of the `moved` samples whose new holder is on another node.
+    # Number of those `moved` samples whose new holder is on another node.
     across: int = 0
     # True if ranks take batches over from each other; the leader decides.
     pooled: bool = False
     # Data that is stored on nodes: the samples whose holder changes with the next epoch. None: this
-    # segment does not decide it.
+    # segment does not plan the next epoch.
     moves: Moves | None = None
-    # True if nodes train the samples that they hold, also while coasting.
+    # True if nodes train the samples that they hold, even while coasting.
     homes: bool = False
-    # For a stream: the speeds of ranks. Such a proposal has no samples; the leader picks them.
+    # For a stream: the speeds of ranks. A proposal with `paces` has no samples, because the leader
+    # picks them.
     paces: Paces | None = None
     # True if this segment was planned without the previous segment's memory, which was lost.
     anew: bool = False
@@ -143,7 +147,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
         return np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
 
     def keeping(self, samples: Ints) -> Segment:
-        """Return this segment, which was packed from `samples` and need not be unpacked."""
+        """Return this segment with `samples` cached, from which it was packed."""
         self.__dict__["samples"] = samples.astype(np.int64, copy=False)
         return self
 
@@ -154,7 +158,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
         return [[next(parts) for _ in row] for row in self.counts]
 
     def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
-        """Return why no leader may adopt the segment, whatever ran before; None if one may.
+        """Return why no leader may adopt the segment, whatever the previous steps; None if one may.
 
         `world` is the number of ranks of the attempt, `samples` the size of the data set; None:
         unknown.
@@ -212,7 +216,7 @@ def _of_counts(segment: Segment, width: int) -> str | None:
 def _of_indices(segment: Segment, samples: int | None) -> str | None:
     if samples is None or not segment.indices:
         return None
-    # A view of the bytes: most callers need the samples themselves never or later.
+    # The bytes are only viewed as an array: most callers need the samples later or never.
     most = int(np.frombuffer(segment.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None

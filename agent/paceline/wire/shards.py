@@ -1,4 +1,4 @@
-"""Data that is stored on nodes: its location, and how a plan moves it."""
+"""Data that is stored on nodes: the location of samples, and how a plan moves them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-# Value in `Shards.held` of a sample that no node has.
+# Value in `Shards.held` for a sample that no node has.
 NOWHERE = 2**16 - 1
 
 Ints = npt.NDArray[np.int64]
@@ -19,13 +19,13 @@ class Shards(msgspec.Struct, frozen=True):
     nodes: list[int]
     # Largest number of bytes that each node stores, [nodes].
     limits: list[int]
-    # Bytes of each sample: little-endian uint32, [N].
+    # Number of bytes of each sample: little-endian uint32, [N].
     lengths: bytes
     # Number of the node that has each sample, or `NOWHERE`: little-endian uint16, [N].
     held: bytes
 
     def lengths_array(self) -> Ints:
-        """Return the bytes of each sample, [N]."""
+        """Return the number of bytes of each sample, [N]."""
         return np.frombuffer(self.lengths, "<u4").astype(np.int64)
 
     def holders(self) -> Ints:
@@ -52,7 +52,7 @@ class Shards(msgspec.Struct, frozen=True):
 class Moves(msgspec.Struct, frozen=True):
     """Samples whose holder changes with the next epoch."""
 
-    # Little-endian uint32, [K], ascending.
+    # Ascending indices of the samples: little-endian uint32, [K].
     samples: bytes
     # The new holder of each of these samples: little-endian uint32, [K].
     ranks: bytes

@@ -1,4 +1,4 @@
-"""State machine of a run: its states, which of them are final, and what may follow what.
+"""State machine of a run: its states, which of them are final, and the allowed transitions.
 
 A run is recorded as PENDING, perhaps waits as QUEUED for an engine, starts, trains, and ends in one
 of three final states::
@@ -10,8 +10,8 @@ wrong, or to have been requested; a user may resume an ended run; and the contro
 multi-node run that has lost the host of its rendezvous. `TransitionCause` names these cases with
 those who cause them, and `TRANSITIONS` has the states before and after each.
 
-The launch of a multi-node run also has a `Rendezvous` phase, in which the control plane agrees with
-the nodes where their launchers meet, and how the run is restarted when that place is lost.
+The launch of a multi-node run also has a `Rendezvous` phase: its progress in choosing the host of
+the rendezvous, and in relaunching the run after that host is lost.
 
 Agents, ranks and clients only read states (`State.final`, `ENDED`). Only the control plane writes
 them: `requests` for users and for the worker, and ingest for messages from nodes. Each write in
@@ -54,7 +54,7 @@ class State(StrEnum):
         return self in ENDED
 
 
-# States before the first message of a node.
+# States of a run before the first message of a node.
 WAITING = (State.PENDING, State.QUEUED)
 # States in which the run has processes.
 UNDER_WAY = (State.STARTING, State.RUNNING)
@@ -144,7 +144,7 @@ class Rendezvous(StrEnum):
     READY = "ready"
     # The host went away, and the rendezvous with it. The launchers that are left are being killed.
     HOST_LOST = "host_lost"
-    # The next launch is recorded. Its nodes have not been ordered to start it yet.
+    # The next launch is recorded. The nodes of that launch have not been ordered to start it yet.
     RELAUNCH = "relaunch"
 
     @property
@@ -160,7 +160,7 @@ class Rendezvous(StrEnum):
             )
 
 
-# Within an active run the phases form a circle. A user who resumes a run starts at WAITING.
+# Within an active run the phases form a cycle. A resumed run starts at WAITING.
 _NEXT_PHASE = {
     Rendezvous.WAITING: Rendezvous.READY,
     Rendezvous.READY: Rendezvous.HOST_LOST,

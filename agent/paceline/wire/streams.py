@@ -40,10 +40,11 @@ TELEMETRY = "paceline:telemetry"
 INGEST_GROUP = "ingest"
 
 CHANGES = "paceline:changes"
-# In entries. A web process that falls further behind queries the database about all runs.
+# Maximum number of entries of ``CHANGES``. A web process that falls further behind queries the
+# database about all runs.
 CHANGES_LENGTH = 1_000
 CONTROL_LENGTH = 64
-# Bounds the stream of a node whose agent never comes back.
+# Maximum number of entries of a node's commands, in case its agent never comes back.
 COMMANDS_LENGTH = 1_000
 
 
@@ -71,7 +72,7 @@ def node_telemetry(node: str) -> str:
 def writer_of(stream: str) -> tuple[str, str]:
     """Return the only writer of a stream: "run" or "node", and its name.
 
-    Both are empty if the stream has several writers.
+    Both results are empty if the stream has several writers.
     """
     parts = _WRITTEN.fullmatch(stream)
     return ("", "") if parts is None else (parts[1], parts[2])

@@ -3,8 +3,9 @@
     Partial(PartialRules(probes=2, staleness=4, mean=True))
 
 travels as ``{"name": "partial", "parameters": {"staleness": 4, "mean": true, "probes": 2}}``. A
-parameter that has its default is left out. Decoding rejects values with which no ranks could train.
-`Synchronisation.problem` also checks the values against the number of ranks.
+parameter that has its default is left out. Decoding rejects values with which training is
+impossible for any number of ranks. `Synchronisation.problem` also checks the values against the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class NoRules(_Rules, frozen=True):
 
 
 class OuterRules(_Rules, frozen=True, kw_only=True):
-    """Parameters of an optimiser of the means: SGD with Nesterov momentum.
+    """Parameters of the outer optimiser: SGD with Nesterov momentum on the mean of replicas.
 
-    Its gradient is the change of the mean of all replicas since the previous mean.
+    The outer gradient is the change of the mean of all replicas since the previous mean.
     """
 
     rate: Annotated[float, Meta(gt=0, le=10)]
@@ -42,17 +43,17 @@ class OuterRules(_Rules, frozen=True, kw_only=True):
 
 
 class AveragingRules(_Rules, frozen=True, kw_only=True):
-    """Parameters that say when replicas become their mean, and how the mean is applied."""
+    """Parameters of averaging: when replicas become their mean, and how the mean is applied."""
 
-    # Steps between two means; None: only at an epoch's end.
+    # Number of steps between two means; None: replicas are averaged only at an epoch's end.
     every: Positive | None
-    # None: ranks continue with the mean itself.
+    # Rules of the outer optimiser; None: ranks continue with the mean itself.
     outer: OuterRules | None = None
-    # Number of groups of parameters, each of which has its means at steps of its own.
+    # Number of parts of the parameters, each of which is averaged at steps of its own.
     parts: Positive = 1
-    # Steps that ranks make while a mean is computed.
+    # Number of steps that ranks make while a mean is computed.
     overlap: Natural = 0
-    # Share of a rank's own replica in the result, with overlap.
+    # Weight of a rank's own replica in the result if means overlap steps.
     keep: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
@@ -69,17 +70,18 @@ class AveragingRules(_Rules, frozen=True, kw_only=True):
 
 
 class RoundRules(_Rules, frozen=True, kw_only=True):
-    """Parameters that say which rank calls a round of a partial all-reduce, and bound the drift.
+    """Parameters of partial all-reduces: which rank calls a round, and how far ranks may drift.
 
-    Exactly one of `probes`, `quorum`, `parts` and `spare` decides which rank calls a round.
+    Exactly one of `probes`, `quorum`, `parts` and `spare` is set: the rule for which rank calls a
+    round.
     """
 
-    # Rounds after which a gradient is dropped; None: never.
+    # Number of rounds after which a gradient is dropped; None: never.
     staleness: Natural | None
-    # True: several gradients of a rank for the same round count as one, their mean. False: as their
-    # sum.
+    # True: several gradients of a rank for the same round are replaced by their mean. False: by
+    # their sum.
     mean: bool
-    # Steps that a rank may be ahead of the slowest rank; None: any number.
+    # Maximum number of steps that a rank may be ahead of the slowest rank; None: any number.
     lead: Natural | None = None
     # True: after its k-th step a rank waits until k rounds are over.
     waits: bool = False
@@ -101,7 +103,7 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
             raise ValueError("give exactly one of probes, quorum, parts and spare")
 
     def ready(self, world: int) -> int:
-        """Return how many of `world` ranks must be ready for a round that draws no ranks."""
+        """Return the number of ranks that must be ready for a round that draws no ranks."""
         if self.parts is not UNSET:
             return -(-world // self.parts)
         if self.spare is not UNSET:
@@ -119,7 +121,7 @@ class HierarchicalRules(RoundRules, frozen=True, kw_only=True):
 
     # Each rank is in exactly one group.
     groups: list[Annotated[list[Natural], Meta(min_length=1)]]
-    # Rounds of a group between two exchanges; None: only where all ranks synchronise.
+    # Number of rounds of a group between two exchanges; None: only when all ranks synchronise.
     every: Positive | None
 
 
@@ -147,8 +149,8 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
     def problem(self, world: int | None = None) -> str | None:
         """Return why `world` ranks cannot train with the synchroniser; None if they can.
 
-        With `world` None, return None if some number of ranks can. A value made in Python may hold
-        anything, since only decoding checks types and ranges.
+        With `world` None, return None if at least one number of ranks can train. A value made in
+        Python may hold anything, since only decoding checks types and ranges.
         """
         try:
             decode(msgspec.msgpack.encode(self))

@@ -1,8 +1,8 @@
 """Steps limited by a sum of sizes (tokens, frames, seconds) instead of a number of samples.
 
-A step takes samples, in the epoch's order, until the sum of their sizes would exceed the budget. A
-step's samples depend on no earlier step. So the rest of an epoch has the same steps after any
-resume, whatever the number of ranks.
+A step gets samples, in the epoch's order, until one more would exceed the budget. A step's samples
+depend on no earlier step. So the rest of an epoch has the same steps after any resume, whatever the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Floats = npt.NDArray[np.float64]
 
 # Sums of the same sizes in different orders differ by less than this relative error.
 ROUNDING = 1e-9
-# The number of samples in which the search for the first step's end begins.
+# Number of samples in the first window that is searched for the end of the first step.
 _FIRST = 64
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest total size of a step, in the unit of the sizes.
+    """The budget: the largest total size of a step, in the unit of the sizes.
 
     Args:
         tokens: the largest total size of a step over all ranks.
-        sizes: λ of each sample, [N]; none is more than `tokens`.
+        sizes: the size λ of each sample, [N]; none is above `tokens`.
         limits: the largest total size of each rank's local batch, [W]; None: there are no limits.
     """
 
@@ -41,21 +41,22 @@ class Budget:
     def counts(self, samples: Ints, steps: int | None = None) -> Ints:
         """Return the number of samples of each step, [S].
 
-        Steps take `samples` [R] in the given order, until `steps` steps are full; None: until the
-        end.
+        Steps are filled with `samples` [R] in the given order, until `steps` steps are full; None:
+        until all samples are used.
         """
         if steps is None:
             return counts_within(self.sizes[samples], self.tokens)
         window = _FIRST * (steps + 1)
         while True:
-            # One more step is counted, because the last one found may extend beyond the window.
+            # One more step is counted, because the last step that is found may extend beyond the
+            # window.
             counts = counts_within(self.sizes[samples[:window]], self.tokens, steps + 1)
             if len(counts) > steps or window >= len(samples):
                 return counts[:steps]
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """Return a step's local batches [rank]; few samples have moved, to keep limits."""
+        """Return a step's local batches [rank] after moving few samples to keep the limits."""
         if self.limits is None:
             return parts
         samples = np.concatenate(parts)
@@ -88,8 +89,8 @@ class Budget:
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
     """Return the number of samples of each step, [S], within the budget.
 
-    Steps take samples of `sizes` [R] in the given order, until `steps` steps are full; None: until
-    the end. The budget has the unit of the sizes.
+    Steps are filled with samples of `sizes` [R] in the given order, until `steps` steps are full;
+    None: until all samples are used. The budget has the unit of the sizes.
 
     Raises:
         ValueError: a sample is larger than the budget.
@@ -118,7 +119,7 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
     """Return the rank of each sample of a step, so that no rank exceeds its limit, [n].
 
     A rank above its limit keeps the samples that fit, largest first. Each other sample goes to the
-    rank with the most room. This always succeeds under limits that `refuse_tight` accepts. `ranks`
+    rank with the most room. Under limits that `refuse_tight` accepts, there is always room. `ranks`
     [n] is the plan; `limits` [W] are in the unit of `sizes` [n].
 
     Raises:

@@ -1,8 +1,8 @@
 """Relative speeds of ranks, estimated from their devices alone: capacities.
 
 Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B ("Estimating
-throughput"): CPU ranks count by their cores, other ranks by half-precision FLOP/s. These come from
-vendors' data sheets, or from a trial at the start of the process group if a sheet is missing.
+throughput"): CPU ranks count by their cores, other ranks by half-precision FLOP/s. FLOP/s are from
+vendors' data sheets or, if a sheet is missing, from a trial at the start of the process group.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from paceline.wire import RankDevice
 
-# Names as PyTorch gives them → dense half-precision TFLOP/s (tensor cores that accumulate in single
-# precision, without sparsity), from the data sheets and white papers of NVIDIA and AMD: "Tesla
-# P100", "Tesla V100", "Tesla T4", "A2", "A10", "A30", "A40", "A100", "L4", "L40", "L40S", "H100",
-# "H200", "DGX B200"; "NVIDIA Ampere GA102 GPU Architecture" and "NVIDIA Ada GPU Architecture" for
-# RTX; "AMD Instinct MI300X". Data sheets that count sparsity list twice these values. Partitions of
-# a GPU (MIG) and virtual GPUs have names of their own and are not in the table.
+# For each device name that PyTorch returns: dense half-precision TFLOP/s (tensor cores that
+# accumulate in single precision, without sparsity), from the data sheets and white papers of NVIDIA
+# and AMD: "Tesla P100", "Tesla V100", "Tesla T4", "A2", "A10", "A30", "A40", "A100", "L4", "L40",
+# "L40S", "H100", "H200", "DGX B200"; "NVIDIA Ampere GA102 GPU Architecture" and "NVIDIA Ada GPU
+# Architecture" for RTX; "AMD Instinct MI300X". Data sheets that count sparsity list twice these
+# values. Partitions of a GPU (MIG) and virtual GPUs have names of their own and are not in the
+# table.
 HALF_PRECISION_TFLOPS = {
     "Tesla P100-PCIE-12GB": 18.7,
     "Tesla P100-PCIE-16GB": 18.7,
@@ -51,11 +52,11 @@ HALF_PRECISION_TFLOPS = {
 
 
 class Capacities(NamedTuple):
-    """Speeds of the ranks relative to each other, and the measure behind them."""
+    """Speeds of the ranks relative to each other, and the measure that they come from."""
 
-    # [W] above 0; empty: unknown.
+    # Relative speeds above 0, [W]; empty: unknown.
     values: tuple[float, ...]
-    # "cores", "FLOP/s" (of data sheets), "trial", "equal devices", or empty.
+    # The measure: "cores", "FLOP/s" (of data sheets), "trial", "equal devices", or empty.
     by: str
 
 
@@ -83,8 +84,8 @@ def capacities(devices: Sequence[RankDevice]) -> Capacities:
 def need_trial(devices: Sequence[RankDevice]) -> bool:
     """Return True if only a trial can measure these ranks' capacities.
 
-    This is the case if their kinds differ, or if their devices differ and the table lacks one of
-    them. Ranks with equal devices never need a trial.
+    A trial is needed if ranks have different kinds of devices, or if their devices differ and the
+    table lacks one of them. Ranks with equal devices never need a trial.
     """
     return bool(devices) and not capacities(devices).values
 

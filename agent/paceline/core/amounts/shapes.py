@@ -21,10 +21,10 @@ class Shapes:
     """The grid on which shapes of local batches lie, the same on all ranks.
 
     Args:
-        samples: each rank's number of samples in a step is a multiple of it; 1: any number. It
-            divides the global batch.
-        length: batches are padded to a multiple of this length, in the unit of the sizes; 0: to
-            their longest sample. Your collate function pads them, using `padded`.
+        samples: each rank's number of samples in a step is a multiple of `samples`; 1: any number.
+            `samples` divides the global batch.
+        length: batches are padded to a multiple of `length`, in the unit of the sizes; 0: to the
+            length of their longest sample. Your collate function pads them, using `padded`.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -79,13 +79,13 @@ def on_grid(
     Args:
         counts: samples of each rank, [W], within the limits.
         grid: ≥ 1.
-        limits: the most samples of each rank, [W]; their sum is at least that of the counts. None:
-            there are no limits.
+        limits: the maximum number of samples of each rank, [W]. The sum of the limits is at least
+            the sum of the counts. None: there are no limits.
         nodes: the node of each rank, 0, 1, …, [W], if samples stay on their nodes: then the nodes'
             sums are rounded first, and the ranks' counts second. None: only the ranks' counts are
             rounded.
-        keep: ranks that have samples keep `grid` of them if their node has enough for all of these
-            ranks.
+        keep: each rank that has samples keeps at least `grid` samples, if its node has enough
+            samples for all such ranks.
     """
     total = int(counts.sum())
     if nodes is None:
@@ -104,7 +104,7 @@ def on_grid(
     rest = total - int(made.sum())
     while rest > 0:
         free = most - made
-        # If some rank has room for the whole rest, the rank that is short of most samples gets it.
+        # If ranks have room for the whole rest, the one that lacks the most samples gets it.
         able = np.flatnonzero(free >= min(rest, int(free.max())))
         missing_on_node = (of_nodes - _sums(made, nodes))[nodes[able]]
         most_missing = np.lexsort((made[able] - counts[able], -missing_on_node))

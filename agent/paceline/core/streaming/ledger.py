@@ -1,9 +1,9 @@
 """The ledger of a stream's epoch: the samples that ranks have read, and those that they train next.
 
 The leader records the ranks' reports in a `StreamLedger` and takes the next steps from it. For each
-step, `counts_in_time` gives the number of samples of each rank so that all ranks end together,
-`loads_in_time` the load that each trains until then, and `picked` the samples of a rank's buffer
-with about that load.
+step, `counts_in_time` returns each rank's number of samples so that all ranks end together,
+`loads_in_time` returns the load that each rank trains until that time, and `picked` returns samples
+of a rank's buffer with about that load.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Bools = npt.NDArray[np.bool_]
 
 # The least number of global batches that a buffer holds.
 LEAST_BATCHES = 4
-# The largest number of steps for which a sample is passed over.
+# Maximum number of steps that may pass over a sample in the buffer.
 WAITS = 8
-# A segment uses up to 1 / `_SPENT` of the buffered samples, so that there is a choice.
+# A segment uses at most 1 / `_SPENT` of the buffered samples, so that there is a choice of samples.
 _SPENT = 4
 # If a rank ends later than planned by more than this factor, the others get more load.
 _LATE = 1.02
-# Halvings of the interval in which a step's time is searched.
+# Number of halvings of the interval in which a step's time is searched.
 _HALVINGS = 60
 # Largest number of swaps per rank and step.
 _SWAPS = 4
-# Relative to a rank's load: a rank that is this close to the target load swaps no more.
+# A rank whose load differs from the target load by less than this fraction swaps no more.
 _CLOSE = 1e-3
 
 
@@ -48,7 +48,7 @@ class _Buffer:
     keys: Floats = field(default_factory=lambda: np.empty(0))  # ascending
     # Number of samples that the rank has read in this epoch.
     read: int = 0
-    # True if the rank reads nothing more.
+    # True if the rank has read all its samples.
     ended: bool = False
 
 
@@ -56,7 +56,7 @@ class StreamLedger:
     """A record of the samples of one epoch of a stream. For one thread.
 
     The leader adds the ranks' reports with `record`, waits until the ledger is `ready`, and takes
-    the next steps with `coast` or `filled`. Then it records them with `use`.
+    the next steps with `coast` or `filled`. Then the leader records these steps with `use`.
 
     Args:
         epoch: number of the epoch.
@@ -70,10 +70,10 @@ class StreamLedger:
         self, epoch: int, world: int, rules: BatchRules, buffer: int, seed: int | None
     ) -> None:
         self.epoch = epoch
-        # Indexed by sample number. The arrays are longer than the reported samples, so that they
-        # seldom grow.
+        # Arrays that are indexed by sample number. The arrays are longer than the number of
+        # reported samples, so that they seldom grow.
         self._sizes, self._places = np.zeros(buffer), np.zeros(buffer, np.int64)
-        # Number of steps for which the sample was passed over.
+        # For each sample, the number of steps that passed it over.
         self._waited = np.zeros(buffer, np.int64)
         # Number of reported samples.
         self._count = 0
@@ -93,12 +93,12 @@ class StreamLedger:
 
     @property
     def sizes(self) -> Floats:
-        """λ of each reported sample, by its number."""
+        """The size λ of each reported sample, by its number."""
         return self._sizes[: self._count]
 
     @property
     def places(self) -> Ints:
-        """Number of samples that its rank had read before each reported sample."""
+        """For each reported sample, the number of samples that its rank had read before it."""
         return self._places[: self._count]
 
     @property
@@ -118,7 +118,7 @@ class StreamLedger:
 
     @property
     def rooms(self) -> list[int]:
-        """Number of samples that each rank's buffer should have, [W]; 0 for ranks at their end."""
+        """Number of samples that each rank's buffer should have, [W]; 0 if it has read all."""
         reads = np.array([not buffer.ended for buffer in self._buffers])
         shares = np.where(reads, np.maximum(self._shares, 1e-3), 0.0)
         if not reads.any():
@@ -127,7 +127,7 @@ class StreamLedger:
         return [int(room) for room in rooms]
 
     def record(self, rank: int, sizes: Floats, *, ended: bool) -> None:
-        """Record λ of further samples that a rank has read; `ended`: there are no more."""
+        """Record the sizes λ of samples that a rank has read; `ended`: no further ones follow."""
         buffer = self._buffers[rank]
         numbers = np.arange(self._count, self._count + len(sizes))
         places = np.arange(buffer.read, buffer.read + len(sizes))
@@ -189,7 +189,7 @@ class StreamLedger:
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Return why a proposal cannot come next in this epoch; None if it can."""
+        """Return why a proposal cannot be the next segment of this epoch; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, not {self.epoch}"
         if segment.synchroniser != ALLREDUCE:
@@ -202,7 +202,7 @@ class StreamLedger:
         return segment.problem(world)
 
     def filled(self, segment: Segment) -> Segment:
-        """Return a proposal with the samples of its steps; it may have fewer steps than before."""
+        """Return a proposal with the samples of its steps; the result may have fewer steps."""
         paces = segment.paces
         assignments = self._take(segment.steps, paces if segment.shares else None)
         counts, samples = flatten(assignments)
@@ -267,13 +267,13 @@ class StreamLedger:
     def _in_time(
         self, held: list[Floats], counts: Ints, typical: Floats, speeds: Speeds
     ) -> list[Ints]:
-        """Return places in each rank's buffer for a step in which all ranks end about together."""
+        """Return places in the ranks' buffers, for a step that all ranks end at about one time."""
         step_s, loads = loads_in_time(counts, typical, speeds)
         due = [self._waited[buffer.numbers] >= WAITS for buffer in self._buffers]
         places = _picked_all(held, counts, loads, due)
         load = np.array([sizes[at].sum() for sizes, at in zip(held, places, strict=True)])
         latest_s = float(speeds.step_s(counts, load).max())
-        # This rank cannot be earlier, so the others train as long as it does.
+        # This rank cannot end earlier, so the other ranks get more load to end at the same time.
         if latest_s > _LATE * step_s:
             loads = speeds.load_in(latest_s, counts)
             places = _picked_all(held, counts, loads, due)
@@ -314,8 +314,8 @@ class Speeds:
 def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
     """Return each rank's number of samples, so that all ranks end together, [W].
 
-    The step has `total` samples, at most the sum of `most` [W], the samples that each rank has.
-    `typical` is the mean size in each rank's buffer, [W].
+    The step has `total` samples. `most` [W] is the number of samples that each rank has; the sum is
+    at least `total`. `typical` is the mean size in each rank's buffer, [W].
     """
     each_s = speeds.a * typical + speeds.c
 
@@ -340,7 +340,8 @@ def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> I
 def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float, Floats]:
     """Return the time at which all ranks should end, in s, and each rank's load until then, [W].
 
-    The loads add up to those of typical samples. So no kind of sample stays behind for long.
+    The sum of the loads is that of samples of `typical` size, so that neither small nor large
+    samples stay in the buffers for long.
     """
     busy = np.flatnonzero(counts)
     inverse = 1.0 / speeds.a[busy]
@@ -352,9 +353,10 @@ def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float,
 def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
     """Return places in a rank's buffer of the samples that it trains in a step, [count].
 
-    These are its first samples. Some of them are exchanged for later ones if that brings their
-    total size nearer to `load`; None: any load. `sizes` is λ of the buffer's samples. Of the `due`
-    samples, which have waited for long, those among the first `count` are not exchanged.
+    The rank trains the first `count` samples of its buffer. Some of these are exchanged for later
+    ones if that brings their total size nearer to `load`; None: any load. `sizes` has the sizes λ
+    of the buffer's samples. `due` marks samples that have waited for long: those among the first
+    `count` are not exchanged.
     """
     places = np.arange(count)
     if load is None or count in (0, len(sizes)):

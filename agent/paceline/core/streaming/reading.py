@@ -1,13 +1,13 @@
 """The shards of a stream's source that a rank reads, and the order in which they yield samples.
 
-Ranks share one number, which they change by compare-and-set: how many parts of shards are claimed.
-A rank claims the next data (`ShardClaims`) when it has room. At first it claims whole shards.
-Towards the end it claims fewer parts at once, by its share of the samples, so that no slow rank
-begins a shard that keeps it busy when the others have finished. Several ranks then read the same
-shard, and each keeps its own parts.
+Ranks share one number, which they change by compare-and-set: the number of claimed parts. A rank
+claims the next data (`ShardClaims`) when it has room. At first it claims whole shards. Towards the
+end it claims fewer parts at once, in proportion to its share of the samples. So no slow rank begins
+a shard that it would still be reading after the others have finished. Several ranks then read the
+same shard, and each keeps its own parts.
 
-Ranks that share a shard select its samples by number. If a source shuffles within a shard, each
-reading has other numbers: some samples are lost, and others are trained twice. A rank that reads a
+Ranks that share a shard select its samples by number. If a source shuffles within a shard, samples
+have other numbers in each reading: some are lost, and others are trained twice. A rank that reads a
 part of a shard sees all its samples (`SeenSamples`), so two readings can be compared
 (`difference`).
 """
@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 PARTS = 8
 # Fraction of a rank's share of the unclaimed parts that it may claim at once.
 _FAIR = 0.5
-# Bits of a digest.
+# Number of bits of a digest of samples.
 _BITS = 64
 
 
 class Claim(NamedTuple):
-    """The next data that a rank reads: parts [first, end) of a shard."""
+    """The data that a rank reads next: parts [first, end) of a shard."""
 
     shard: int
     first: int
@@ -56,9 +56,10 @@ class ShardClaims:
     """The claims of one rank in an epoch.
 
     Args:
-        read: reads the shared text; empty: nothing is claimed.
-        change: replaces an expected text by another one; returns the text that is stored then.
-        rank: this rank. It is part of the rank's texts, so that they differ from those of others.
+        read: returns the text in the ranks' store; empty: nothing is claimed yet.
+        change: replaces the stored text if it is as expected; returns the text stored afterwards.
+        rank: this rank. The number is part of the text that the rank stores, so that the texts of
+            two ranks differ.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ShardClaims:
 
 
 class ShardOrder(NamedTuple):
-    """The result of one reading of a shard. Equal words mean that two readings are alike."""
+    """The order that one reading of a shard found; two readings agree if their words are equal."""
 
     # Position of the shard in the epoch's order.
     shard: int

@@ -1,7 +1,7 @@
 """``python -m paceline.node.elastic.launcher``: runs one run's ranks on one node.
 
-A `Supervisor` starts this process, which starts the ranks through TorchElastic. It leaves the
-outcome in ``launcher.json`` and as exit code.
+A `Supervisor` starts this process, which starts the ranks through TorchElastic. The launcher leaves
+the outcome in ``launcher.json`` and as its exit code.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
 
 _MONITOR_S = 0.1
-# Restarts of a launcher whose failures `Roll` counts.
+# Maximum number of restarts for TorchElastic if `Roll` counts the failures.
 _UNBOUNDED = 2**31 - 1
 
 
@@ -63,7 +63,7 @@ class NodeLaunch:
     # The script and its arguments.
     command: list[str]
     first_attempt: int = 0
-    # None: this is the only node of the run.
+    # The run's rendezvous; None: this is the only node of the run.
     place: RunRendezvous | None = None
 
 

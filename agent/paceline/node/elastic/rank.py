@@ -1,9 +1,9 @@
-"""Start of a rank: ties its life to the launcher's, then becomes ``python -u script args…``.
+"""Start of a rank: makes it end with the launcher, then becomes ``python -u script args…``.
 
-It is run by path, ``python -P rank.py LAUNCHER_PID script args…``, so that it imports nothing of
-the package. The kernel keeps the request to die with the parent across the exec. The script starts
-as under plain Python. A driver (`paceline.core.driver`) is no rank and gets none of a rank's
-variables, because the processes that it starts would inherit them.
+This file is run by path, ``python -P rank.py LAUNCHER_PID script args…``, so that it imports
+nothing of the package. The kernel keeps the request to die with the parent across the exec. The
+script starts as under plain Python. A driver (`paceline.core.driver`) is no rank and gets none of a
+rank's variables, because the processes that it starts would inherit them.
 """
 
 from __future__ import annotations

@@ -38,19 +38,21 @@ from paceline.node.elastic.roll import FirstFailure, Roll, RollRound
 from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import FAILED_ELSEWHERE
 
-# Seconds between asking ranks to end and killing them. After a failure the other ranks cannot
-# continue. Ranks that end by a signal save a declared checkpoint, and Slurm and Kubernetes give the
-# launcher 30 s.
+# Seconds between requesting the end of ranks and killing them: after a failure, and on a stop.
+# After a failure the other ranks cannot continue. Ranks that end by a signal save a declared
+# checkpoint, and Slurm and Kubernetes give the launcher 30 s.
 GRACE_S, STOP_GRACE_S = 5, 25
-# A rank that raised an exception may take longer to exit than its peers take to fail because of it.
+# Seconds to wait for further failures: a rank that raised an exception may take longer to exit than
+# its peers take to fail because of it.
 _LINGER_S = 0.5
 _MONITOR_S = 0.2
 # Number of attempts whose logs are kept: a run may be restarted any number of times.
 _KEPT_ATTEMPTS = 10
 _POLL_S = 0.05
-# Seconds for all ranks to end after the same step. A joining node can wait while they train.
+# Maximum number of seconds for all ranks to end after the same step, when a node joins and when one
+# leaves. A joining node can wait while the ranks train.
 _JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 20.0
-# Rounds of the rendezvous before an attempt is given up.
+# Maximum number of rendezvous rounds before an attempt is given up.
 _ROUNDS = 5
 _log = logging.getLogger(__name__)
 
@@ -106,8 +108,8 @@ class RankAgent(LocalElasticAgent):
     """A TorchElastic agent that finds which rank failed first and why, and ends the other ranks.
 
     TorchElastic itself records failures with a resolution of one second, and ends the other ranks
-    before it reports. It counts restarts and attempts on each node separately, so that two nodes of
-    one attempt may give it two numbers: `Roll` counts for all nodes. After more than
+    before it reports. TorchElastic counts restarts and attempts on each node separately, so that
+    two nodes may give one attempt two numbers: `Roll` counts for all nodes. After more than
     `most_failures` failures the run has failed; None: TorchElastic counts, for this node.
     """
 
@@ -119,9 +121,9 @@ class RankAgent(LocalElasticAgent):
         self._directory = directory
         self._roll = roll
         self._most_failures = most_failures
-        # The failure of this node's ranks in this round.
+        # The first failure of this node's ranks in this rendezvous round.
         self._failure: FirstFailure | None = None
-        # The failure on any node that ended the previous round.
+        # The failure, on any node, that ended the previous rendezvous round.
         self._cause: FirstFailure | None = None
         # See `paceline.core.reform`.
         self._reform = directory / "reform"
@@ -151,7 +153,7 @@ class RankAgent(LocalElasticAgent):
             self.status = LauncherStatus(self.status.attempt, cause.exit_code, message)
 
     def _called(self, worker_group: WorkerGroup) -> RollRound:
-        """Return the next round in which all launchers answered.
+        """Return the result of the next rendezvous round in which all launchers answered the roll.
 
         A launcher may be lost before it answers; then another round follows.
         """
@@ -172,8 +174,8 @@ class RankAgent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         """Wait until the ranks of all launchers that are still there have ended.
 
-        The rendezvous ends with the launcher that serves it, and the others' ranks end with the
-        rendezvous.
+        The rendezvous ends with the launcher that serves it, and then the ranks of the other
+        launchers end.
         """
         handler = self._worker_group.spec.rdzv_handler
         if not isinstance(handler, Together):
@@ -258,7 +260,7 @@ class RankAgent(LocalElasticAgent):
             self._failure = failure
             self.status = LauncherStatus(self.status.attempt, failure.exit_code, failure.message)
             self._shutdown()
-        # These ranks ended in order: all launchers start another round of the rendezvous.
+        # These ranks ended cleanly: all launchers start another round of the rendezvous.
         elif any(codes.values()):
             return RunResult(WorkerState.UNHEALTHY)
         elif None in codes.values():

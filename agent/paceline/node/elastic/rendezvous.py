@@ -49,21 +49,21 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from paceline.node.processes import number_of, reserved_port
 
 LOOPBACK = "127.0.0.1"
-# Seconds that launchers wait until there are enough of them.
+# Maximum number of seconds that launchers wait until the minimum number of nodes is present.
 JOIN_S = 600.0
-# Seconds that enough launchers wait for more that may come.
+# Seconds that launchers wait for further nodes once the minimum number is present.
 _LAST_CALL_S = 3.0
-# Seconds for notifying the other launchers.
+# Maximum number of seconds for notifying the other launchers.
 _LEAVE_S = 2.0
 # Seconds between two reads of the store.
 _POLL_S = 0.2
 # A launcher that sends no heartbeat for `_MISSED` intervals of `_ALIVE_S` seconds is lost.
 _ALIVE_S, _MISSED = 1, 8
-# Additional time for launchers of the last round.
+# Additional time that a round waits for launchers that took part in the last round.
 _LATE = timedelta(seconds=20)
-# Limit for an answer of the store.
+# Timeout of a request to the store.
 _STORE_TIMEOUT = timedelta(seconds=20)
-# Key of the launchers of the last round.
+# Key in the store: the launchers of the last round.
 _MEMBERS = "members"
 # Key in a round's store: a launcher that takes part wants to leave.
 _LEAVES = "leaves"
@@ -77,7 +77,7 @@ class Alone(RendezvousHandler):
         self._run = run
         self._rounds = 0
         self._store = HashStore()
-        # Reserved for rank 0, from the rendezvous until the next round.
+        # Port that is reserved for rank 0, from the rendezvous until the next round.
         self._port: socket.socket | None = None
 
     @property
@@ -133,7 +133,7 @@ class Together(DynamicRendezvousHandler):
     _joined = 0
     # Store of the last round.
     _round: Store
-    # Reserved for rank 0, if it is here, until the next round.
+    # Port that is reserved for rank 0, if it is on this node, until the next round.
     _port: socket.socket | None = None
     members: Members
 
@@ -163,8 +163,8 @@ class Together(DynamicRendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of launchers that require a new round.
 
-        These launchers wait for a round, are gone, or have announced that they will leave. This
-        raises a RendezvousConnectionError if the store is gone.
+        Launchers that wait for a round, are gone, or have announced that they will leave are
+        counted. A RendezvousConnectionError is raised if the store is gone.
         """
         waiting = int(super().num_nodes_waiting())
         try:
@@ -197,7 +197,7 @@ class Together(DynamicRendezvousHandler):
 
 
 class Members:
-    """The launchers of the last round, and which of them will not come to the next round."""
+    """The launchers of the last round, and which of them will not join the next round."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -219,13 +219,13 @@ class Members:
         return frozenset(self._store.get(_MEMBERS).decode().split("\n"))
 
     def are_in(self, present: Iterable[_NodeDesc]) -> bool:
-        """Return True if all launchers of the last round that may still come are present."""
+        """Return True if all launchers of the last round that may still join are present."""
         missing = self.known().difference(map(str, present))
         return all(self._store.check([f"gone/{each}"]) for each in missing)
 
 
 class _Holder(_BackendRendezvousStateHolder):
-    """A reader of the shared state that polls more often than PyTorch's; records lost launchers."""
+    """A reader of the shared state that polls often, and records launchers that were lost."""
 
     def __init__(self, backend: Signed, settings: RendezvousSettings, members: Members) -> None:
         super().__init__(backend, settings)
@@ -276,7 +276,7 @@ class _Executor(_DistributedRendezvousOpExecutor):
         there = state.participants
         if state.complete or state.closed or self._node not in there:
             return False
-        # These launchers are about to come.
+        # These launchers are about to join.
         if state.wait_list or state.redundancy_list:
             return False
         if len(there) < self._settings.min_nodes or not self._members.known():
@@ -284,7 +284,7 @@ class _Executor(_DistributedRendezvousOpExecutor):
         return self._members.are_in(there)
 
     def _some_are_late(self, context: _RendezvousContext) -> bool:
-        """Return True if the last call is over, but launchers of the last round are still coming.
+        """Return True if the last call is over, but launchers of the last round have yet to join.
 
         On a busy node three seconds may be too few. A round without these launchers would be
         followed by another one at once.
@@ -298,11 +298,11 @@ class _Executor(_DistributedRendezvousOpExecutor):
 def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address: str) -> Together:
     """Return the rendezvous of a run's launchers on several nodes.
 
-    `nodes` is the least and largest number of nodes; `address` is this node's for the others. This
-    raises a RendezvousConnectionError if the store does not answer.
+    `nodes` is the least and largest number of nodes. `address` is the address of this node, for the
+    other nodes. A RendezvousConnectionError is raised if the store does not answer.
     """
-    # Otherwise all rounds share the first round's store, whose address nodes that join later do not
-    # get.
+    # Without this setting all rounds share the first round's store, and nodes that join later do
+    # not get its address.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     settings = RendezvousSettings(
         run,
@@ -364,11 +364,11 @@ class RunRendezvous:
 
     # Least and largest number of nodes.
     nodes: tuple[int, int]
-    # Address of this node for the others.
+    # Address of this node, for the other nodes.
     address: str
     # Address and port of the rendezvous store.
     store: tuple[str, int]
-    # Listening socket, if this launcher serves the store.
+    # Descriptor of the listening socket, if this launcher serves the store.
     door: int | None = None
 
     def open(self) -> TCPStore:
@@ -389,11 +389,11 @@ class RunRendezvous:
 
 
 def use_interface(address: str) -> str | None:
-    """Make collectives use the interface of this node's address, unless variables name another.
+    """Make collectives use the interface with this address, unless a variable names another one.
 
-    Otherwise collectives use the interface to which the host's name resolves. That may be the
-    loopback interface. Return the problem with the interface that a variable names; None if there
-    is none.
+    Without this call, collectives use the interface to which the host's name resolves, which may be
+    the loopback interface. Return the problem with the interface that a variable names; None if
+    there is none.
     """
     known = {
         name: {entry.address for entry in entries}

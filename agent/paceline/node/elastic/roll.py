@@ -7,7 +7,7 @@ import time
 import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-# Clocks that differ by less count as equal: an answer of the store may take as long.
+# Clocks that differ by fewer seconds count as equal: a reply of the store may take as long.
 _APART_S = 1.0
 
 
@@ -15,7 +15,8 @@ class FirstFailure(msgspec.Struct, frozen=True):
     """The first failure of a node's ranks in a round."""
 
     node: str
-    # When the failed rank last wrote, on the node's clock; in a `Round` on the caller's clock.
+    # Time at which the failed rank last wrote to its log, on the node's clock; in a `RollRound`, on
+    # the clock of the launcher that calls the roll.
     at: float
     exit_code: int
     message: str
@@ -29,7 +30,7 @@ class RollEntry(msgspec.Struct, frozen=True):
     node: str
     # Failure of this launcher's ranks in the previous round.
     failure: FirstFailure | None
-    # Nodes of the previous round that this launcher took part in; empty: the launcher is new.
+    # Nodes of the previous round in which this launcher took part; empty: the launcher is new.
     before: list[str]
 
 
@@ -37,9 +38,9 @@ class RollRound(msgspec.Struct, frozen=True):
     """The roll's result, the same for all launchers."""
 
     attempt: int
-    # In the order of their ranks.
+    # Names of the nodes, in the order of their ranks.
     nodes: list[str]
-    # Number of failures of ranks so far, except when nodes joined or were lost.
+    # Number of failures of ranks so far. Failures while nodes joined or were lost do not count.
     failures: int
     # The first failure of the previous round.
     cause: FirstFailure | None = None
@@ -64,15 +65,16 @@ class Roll:
         self.node = node
         self.first = first
         self._nodes: list[str] = []
-        # Seconds that this node's clock was ahead of the caller's clock in the latest round.
+        # Seconds by which this node's clock was ahead of the calling launcher's in the latest
+        # round.
         self._ahead_s = 0.0
 
     def call(self, store: Store, index: int, count: int, failure: FirstFailure | None) -> RollRound:
         """Wait for all launchers of a round, and return its result.
 
         `store` is the store of this round, `index` this launcher's index among `count` launchers,
-        and `failure` that of this launcher's ranks in the previous round. Raise a
-        RuntimeError if the store is gone, or if a launcher does not come.
+        and `failure` the failure of this launcher's ranks in the previous round. Raise a
+        RuntimeError if the store is gone, or if a launcher does not answer.
         """
         if failure is not None:
             failure = msgspec.structs.replace(failure, at=failure.at - self._ahead_s)

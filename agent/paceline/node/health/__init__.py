@@ -3,6 +3,6 @@
 - `check`: the machine's speed, measured while nothing trains there;
 - `ending`: ends ranks that block the others, and saves their stacks;
 - `gpus`: clocks, temperature and errors of NVIDIA GPUs;
-- `notice`: a cloud provider's notices that it takes the machine back;
+- `notice`: a cloud provider's notices that it reclaims the machine;
 - `stacks`: the Python stacks of ranks, also of those that hang.
 """

@@ -24,22 +24,23 @@ from paceline.node import machine
 from paceline.node.processes import die_with_parent
 from paceline.wire import NodeCheck
 
-# Limit for the process, which takes about three seconds.
+# Time limit in seconds for the process, which takes about three seconds.
 LONGEST_S = 60.0
 
 _REAP_S = 0.5
-# Seconds to wait: a node that was just started, or ends a run, may get the next run at once.
+# Seconds without ranks before a measurement: a node that was just started, or that has ended a run,
+# may get the next run at once.
 _SETTLE_S = 10.0
 # Number of measurements whose median counts.
 _REPEATS = 5
 # Rows and columns of the matrices.
 _EDGE = 512
-# Matrix products in a repetition, on each thread.
+# Number of matrix products in a repetition, on each thread.
 _PRODUCTS = 8
 _MOST_THREADS = 64
-# Bytes of an array: far more than a core's share of the processor's caches.
+# Size of the copied array in bytes: far more than a core's share of the processor's caches.
 _COPIED = 64 << 20
-# Bytes of a file.
+# Size of the written file in bytes.
 _WRITTEN = 32 << 20
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def _median_s(work: Callable[[], None]) -> float:
 
 
 def _compute() -> float:
-    """Return 10⁹ floating-point operations per second of one core, while all cores work."""
+    """Return the speed of one core while all cores work, in GFLOP/s."""
     import numpy as np
 
     count = min(machine.cores(), _MOST_THREADS)
@@ -119,7 +120,7 @@ class Checker:
         self._process: subprocess.Popen[bytes] | None = None
         self._kill_at = 0.0
         self._idle_since = time.monotonic()
-        # True if the machine should be measured when nothing trains here.
+        # True if the machine should be measured as soon as no rank trains here.
         self.due = True
         self.newest: NodeCheck | None = None
 

@@ -1,7 +1,7 @@
 """Ending of ranks that block a run, with a record of where in their code they were.
 
-The launcher sees the ranks die and handles that as any failure of ranks: it restarts all ranks, or
-gives up. Before that, each rank's stacks and the reason are appended to its log.
+The launcher handles the death of these ranks like any other failure of ranks: it restarts all
+ranks, or gives up. Before that, each rank's stacks and the reason are appended to its log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import EndRanks
 from paceline.wire.asking import Dump, Dumps
 
-# A rank that can write its stacks does so within a fraction of a second.
+# Seconds for ranks to write their stacks. A rank that can write them needs a fraction of a second.
 _WRITING_S = 2.0
 _log = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 class Ending:
     """The execution of one order to end ranks of a node. No method blocks: poll `done`.
 
-    `launcher` is the launcher's PID; `dumps` are those of the ranks that write their stacks
-    meanwhile.
+    `launcher` is the launcher's PID. `dumps` has an entry for each rank that was asked for its
+    stacks.
     """
 
     def __init__(self, directory: Path, launcher: int, order: EndRanks, dumps: list[Dump]) -> None:
@@ -42,7 +42,7 @@ class Ending:
 
     @classmethod
     def begin(cls, directory: Path, run: str, launcher: int, order: EndRanks) -> Ending | None:
-        """Ask the ranks for their stacks; return None if the order is outdated or was obeyed."""
+        """Request the ranks' stacks; return None if the order is outdated or was executed."""
         try:
             status = rundir.read(directory / "launcher.json", LauncherStatus)
             ended = rundir.read(directory / "ended.json", EndedRanks)
@@ -89,7 +89,7 @@ class Ending:
     def _keep(self, rank: int) -> None:
         """Append a rank's stacks and the reason to its log.
 
-        This happens just before the rank ends, because the rank would overwrite the text.
+        The text is appended just before the rank ends, because the rank might overwrite it.
         """
         attempt = self._order.attempt
         dump = self._dumps.get(rank)

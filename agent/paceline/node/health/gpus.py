@@ -36,10 +36,10 @@ class Gpus:
 
     def __init__(self) -> None:
         self._asked = threading.Event()
-        # None: the newest request is answered.
+        # Time of the newest request; None: it is answered.
         self._asked_at: float | None = None
         self._states: list[GpuState] = []
-        # True once a driver that does not answer was logged.
+        # True once it was logged that the driver does not answer.
         self._is_told = False
         # False once NVML is known to be missing.
         self._is_there = True

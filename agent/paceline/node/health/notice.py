@@ -1,8 +1,9 @@
-"""A cloud provider's notices that it takes this machine back.
+"""A cloud provider's notices that it reclaims this machine.
 
-Providers announce the end of spot and preemptible machines at a URL that only the machine reaches,
-30 to 120 seconds ahead. Sources: the metadata services of Amazon EC2 (spot/instance-action,
-IMDSv2), Google Compute Engine (instance/preempted) and Azure (scheduled events).
+Providers announce the end of spot and preemptible machines 30 to 120 seconds ahead, at a URL that
+only the machine itself can reach. Sources: the metadata services of Amazon EC2
+(spot/instance-action, IMDSv2), Google Compute Engine (instance/preempted) and Azure (scheduled
+events).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ EVERY_S = 5.0
 _TIMEOUT_S = 2.0
 # Longest lifetime in seconds of a token of EC2's metadata service.
 _TOKEN_S = 21_600
-# Characters of an answer that appear in messages.
+# Maximum number of characters of an answer that appear in messages.
 _MOST_WORDS = 200
 _log = logging.getLogger(__name__)
 
@@ -33,12 +34,12 @@ class Provider:
 
     Args:
         url: URL of the notice.
-        read: takes an answer and the machine's name at the provider; returns the notice in words,
-            or None if the machine stays.
+        read: converts an answer, with the machine's name at the provider, to the notice in words;
+            None if there is no notice.
         headers: headers of all requests.
         token_url: URL that issues a token for the request; empty: none is needed.
-        name_url: URL of the machine's name, if notices may be for other machines; empty: they are
-            always for this one.
+        name_url: URL of the machine's name, if notices may be for other machines; empty: all
+            notices are for this machine.
     """
 
     url: str
@@ -72,7 +73,7 @@ def _read_azure(answer: httpx.Response, name: str) -> str | None:
 
 
 def _read_plain(answer: httpx.Response, _name: str) -> str | None:
-    """Read a notice from a user's own URL, which is not found until the machine must end."""
+    """Read a notice from a user's own URL, which answers "not found" until the machine must end."""
     if answer.status_code == httpx.codes.NOT_FOUND:
         return None
     answer.raise_for_status()
@@ -124,7 +125,7 @@ def provider_of(name: str) -> Provider:
 
 
 class Notices:
-    """A poller, with its own thread, for a provider's notice that it takes this machine back."""
+    """A poller, with its own thread, for a provider's notice that it reclaims this machine."""
 
     def __init__(self, provider: Provider, every_s: float = EVERY_S) -> None:
         self._provider = provider
@@ -136,7 +137,7 @@ class Notices:
         threading.Thread(target=self._work, name="paceline-notices", daemon=True).start()
 
     def words(self) -> str | None:
-        """Return the notice in words; None if the machine stays, as far as is known."""
+        """Return the notice in words; None if there was no notice so far."""
         return self._words
 
     def close(self) -> None:

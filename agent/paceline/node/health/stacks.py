@@ -34,15 +34,15 @@ from paceline.wire.asking import (
 # File names beside a rank's logs.
 ANNOUNCED, WRITTEN = "stacks.json", "stacks.txt"
 
-# Bytes of an announcement.
+# Maximum size in bytes of an announcement.
 _MOST_ANNOUNCED = 16_384
-# Bytes of a file of stacks; a longer file is emptied.
+# Maximum size in bytes of a file of stacks; a larger file is emptied.
 _MOST_WRITTEN = 1 << 20
-# In characters: the script chooses the names of files and functions.
+# Maximum number of characters of a frame: the script chooses the names of files and functions.
 _MOST_FRAME = 300
-# Bytes of a rank's stacks.
+# Maximum number of bytes that are read of a rank's stacks.
 _MOST_READ = 65_536
-# States of a process that handles no signal.
+# States of processes that handle no signals, with the words for them.
 _STATES = {
     "T": "its process is suspended (SIGSTOP)",
     "t": "its process is stopped by a debugger",
@@ -55,22 +55,22 @@ _FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """A rank's announcement of how to ask it for its stacks."""
+    """A rank's announcement of how its stacks can be requested."""
 
     pid: int
     signal: int
-    # Ident of the main thread.
+    # `threading.Thread.ident` of the main thread.
     main: int
-    # Folders of code that is not the user's.
+    # Folders of libraries, whose code is not the user's own.
     libraries: list[str]
 
 
 class _NoStacksError(Exception):
-    """The reason why a rank has no stacks to give."""
+    """The reason why a rank's stacks cannot be read."""
 
 
 def dump(directory: Path, run: str, rank: int | None = None) -> Dumps | NotThere:
-    """Ask ranks of the newest attempt on this node for their stacks, without waiting for them.
+    """Request the stacks of the newest attempt's ranks on this node, without waiting for them.
 
     `rank` None: all ranks on this node, at most `MOST_STACKS`. Raise an OSError if the run's
     directory cannot be read.
@@ -103,7 +103,7 @@ def _asked(directory: Path, run: str, attempt: int, rank: int) -> Dump:
 
 
 def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
-    """Return a rank's announcement of how to ask it.
+    """Return a rank's announcement of how its stacks can be requested.
 
     Raise a _NoStacksError if there is no valid announcement, an OSError if it cannot be read.
     """
@@ -121,9 +121,9 @@ def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
 
 
 def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
-    """Return the stacks that ranks have written since they were asked.
+    """Return the stacks that ranks have written since `dump` requested them.
 
-    `since` has the ranks, with the length that each one's file had.
+    `since` has the ranks, each with the length that its file had at that time.
     """
     since = since[:MOST_STACKS]
     most = min(_MOST_READ, MOST_BYTES // max(1, len(since)))
@@ -168,7 +168,7 @@ def frame_of(text: str, announced: Announcement) -> str:
 
 
 def _is_librarys(file: str, libraries: list[str]) -> bool:
-    """Return True if a file is not the user's code; folders of libraries may be links to others."""
+    """Return True if a file belongs to a library, whose folder may be a link to another folder."""
     installed = any(f"/{name}/" in file for name in ("site-packages", "dist-packages"))
     return installed or file.startswith(("<", *libraries))
 

@@ -22,12 +22,12 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 
-# Run by path.
+# Program of the ranks, which is run by path.
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
 # Seconds between the last rank's report and the end of the processes.
 _GRACE_S = 15.0
-# Last lines of a log.
+# Number of last lines of a log to show.
 _SHOWN = 12
 
 
@@ -56,7 +56,7 @@ class Examined(msgspec.Struct, frozen=True):
     """The findings on one rank."""
 
     rank: int
-    # Number of steps that the rank made.
+    # Number of steps that the rank completed.
     steps: int
     findings: list[Finding]
     # Set if the script ended with an error.
@@ -102,9 +102,9 @@ def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
 
 
 def merged(examined: Sequence[Examined]) -> list[Finding]:
-    """Return the findings of the first rank, and the problems that only other ranks have.
+    """Return the findings on the first rank, and the problems that were found only on other ranks.
 
-    If ranks failed, the first failure counts, because it causes the others.
+    If several ranks failed, only the first failure is returned, because it causes the others.
     """
     if not examined:
         return []
@@ -142,7 +142,7 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
-    """Wait until the ranks have ended, or all have reported; return True if that took too long."""
+    """Wait until the ranks have ended, or all have reported; return True on a timeout."""
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:
         supervisor.poll()

@@ -36,13 +36,13 @@ from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
 
-# Name in a `Record`.
+# Name of this supervisor in a `Record`.
 SUPERVISOR = "paceline run"
-# The order in which ranks train without a control plane.
+# Policy whose plan ranks follow without a control plane.
 _PLAIN = "bsp"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-# Seconds for the server to learn of the end.
+# Maximum number of seconds to wait until the server knows that the run has ended.
 _NOTICE_S = 3.0
 
 
@@ -77,7 +77,7 @@ def emulation(
 def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
     """Compute ``PACELINE_EMULATE`` from the JSON of an `Emulation`, or the path of a file with it.
 
-    `nproc` None: as many ranks as `a_s` has numbers. An InputError names the field that is wrong.
+    `nproc` None: as many ranks as `a_s` has numbers. If a field is wrong, an InputError names it.
     """
     text = given
     if not given.lstrip().startswith("{"):
@@ -108,12 +108,12 @@ def train(
     """Register a run with the server, train, and report the end; return the exit code.
 
     Args:
-        launch: what to run.
+        launch: the script, its arguments and its environment.
         client: a client of the server.
         choice: further fields of ``POST /runs``, such as `policy` and `restart_hung_s`.
         node: this machine's name.
         data: the data directory.
-        required: the server must answer; else, the ranks train without one if none answers.
+        required: a server must answer; if False and no server answers, the ranks train without one.
 
     Raises:
         InputError: the script cannot be launched, the server rejected the run, or no server answers
@@ -154,10 +154,10 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
 
     `choice` has further fields of ``POST /runs``, such as `launch`.
     """
-    # Fields that REST takes.
+    # Fields of a launch that the REST API accepts.
     names = ("script", "args", "nproc", "env", "cwd", "max_restarts")
     body = {name: getattr(launch, name) for name in names}
-    # The variable follows from the policy, also for an agent that restarts the run.
+    # The server derives this variable from the policy, also if an agent restarts the run.
     body["env"] = {n: v for n, v in launch.env.items() if n != observation.VARIABLE}
     return str(client.call("POST", "/runs", {**body, **choice})["id"])
 
@@ -193,7 +193,7 @@ def supervise(
 
 
 def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
-    """Reject a policy or parameters: without a control plane, ranks train as under `bsp`."""
+    """Reject a given policy or parameters: without a control plane, ranks train as under `bsp`."""
     if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return
     asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
@@ -217,7 +217,7 @@ def _unseen(message: str) -> str:
 
 
 def print_notice(client: Client, run: str) -> None:
-    """Print the server's reason why nothing is known of a run that is over, if there is one."""
+    """Print why the server has no steps of a run that is over, if the server gives a reason."""
     deadline = time.monotonic() + _NOTICE_S
     with suppress(PacelineError):
         while not State((now := client.call("GET", f"/runs/{run}"))["state"]).final:
@@ -291,7 +291,7 @@ class Foreground:
                 self._supervisor.obey(command)
 
     def _deliver(self) -> None:
-        """Deliver if the bus is available, until it accepts nothing for some seconds.
+        """Deliver reports while the bus is available, until it accepts nothing for some seconds.
 
         An agent delivers the rest.
         """

@@ -25,11 +25,11 @@ from paceline.node.session import check_bus, of_run
 from paceline.node.starting.foreground import print_notice, register, say
 from paceline.wire import OBSERVED, Kill, Launch, State
 
-# Name in a `Record`.
+# Name of this supervisor in a `Record`.
 OBSERVER = "paceline observe"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-# torchrun waits 30 s for its ranks.
+# Seconds before the processes are killed; torchrun gives its ranks 30 s.
 _KILL_AFTER_S = 35.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTS, signal.SIGUSR1, signal.SIGUSR2)
@@ -50,10 +50,11 @@ def observe(
     Args:
         command: a launcher with its arguments, such as torchrun.
         client: a client of the server.
-        name: name of the run; None: the script's.
+        name: name of the run; None: the script's name.
         node: this machine's name.
         data: the data directory.
-        required: the server must answer; else, the command runs without one if none answers.
+        required: a server must answer; if False and no server answers, the command runs without
+            one.
 
     Raises:
         InputError: the command does not exist, or the server rejected the run.
@@ -167,12 +168,13 @@ class Observation:
                 self._stop(process, command.reason)
 
     def _stop(self, process: subprocess.Popen[bytes], why: str) -> None:
-        """End the command and all processes that it started: a shell does not forward signals."""
+        """End the command and all its child processes, because a shell does not forward signals."""
         if self._kill_at:
             return
         self._stopping = self._stopping or why
         self._kill_at = time.monotonic() + _KILL_AFTER_S
-        # Children of an ended process can no longer be found.
+        # The processes are listed first, because children of an ended process can no longer be
+        # found.
         self._tree = _tree_of(process.pid)
         for each in self._tree:
             with suppress(psutil.Error):
@@ -221,7 +223,7 @@ def _become(command: Sequence[str]) -> NoReturn:
     """Replace this process with the command, as if it had been started without Paceline."""
     if (umask := private.given_umask()) != -1:
         os.umask(umask)
-    # Python ignores these signals.
+    # Python ignores these signals, and the command would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -13,13 +13,13 @@ from paceline.node.client import Client
 from paceline.wire import State
 
 _POLL_S = 1.0
-# Seconds between two requests for the verdict, which the server computes more slowly.
+# Seconds between two requests for the verdict, which takes the server longer than the figures.
 _JUDGE_S = 5.0
 _TIMEOUT_S = 5.0
 # Number of newest steps over which figures are averaged.
 _STEPS = 50
 
-# Levels that are shown; other levels are not.
+# Levels of the verdict that are shown, with their labels; other levels are not shown.
 LEVELS = {"held-up": "Slowed down", "watch": "Warning"}
 
 

@@ -50,7 +50,7 @@ def started_here(data: Path, run: str) -> bool:
 def on_node(
     client: Client, run: str, env: Mapping[str, str], asked: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Ask the control plane to restart a run on its node; return the run as REST shows it.
+    """Request that the control plane restarts a run on its node; return the run as REST shows it.
 
     `env` has further environment variables of the ranks, `asked` further fields of REST's `resume`.
     """

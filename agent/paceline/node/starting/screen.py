@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _DRAW_S = 0.25
 # Seconds between two plain lines in which only the step has changed.
 _SAY_S = 60.0
-# Characters of a line without an end.
+# Maximum number of characters kept of a line that has no newline yet.
 _LONGEST = 65_536
 # columns
 _BAR = 16
@@ -62,7 +62,7 @@ def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
 
 
 class Plain:
-    """Lines without control codes: one when something changes, else one a minute.
+    """Plain lines without control codes: one line per change, and at least one a minute.
 
     `watch` None: no progress is shown.
     """
@@ -97,13 +97,13 @@ class Terminal:
 
         self._watch = watch
         self._console = console
-        # The line that the script has not ended yet.
+        # The last line of the output, which has no newline yet.
         self._open = ""
         self._live = Live(
             console=console,
             get_renderable=self._drawn,
             auto_refresh=False,
-            # The last progress is not part of the output.
+            # The progress disappears at the end, because it is not part of the output.
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
@@ -130,7 +130,7 @@ class Terminal:
         return lambda data: self.write(decoder.decode(data))
 
     def write(self, text: str) -> None:
-        """Write text above the progress. The last line waits for its end."""
+        """Write text above the progress. A last line without a newline is kept until its end."""
         whole, newline, rest = (self._open + text).rpartition("\n")
         if newline:
             self._print(whole + newline)
@@ -210,7 +210,7 @@ class _Above(io.TextIOBase):
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        # For callers that write bytes.
+        # Some callers write bytes to `buffer`.
         self.buffer = sys.stderr.buffer
 
     def writable(self) -> bool:

@@ -56,7 +56,7 @@ class RunView:
         return 128 + signal.SIGINT
 
     def _stop(self) -> None:
-        """Request the run's end, until the server has accepted that or the run is over."""
+        """Request the run's end, and retry until the server accepts it or the run is over."""
         while (shown := self._poll()) is None or not State(shown["state"]).final:
             try:
                 self._client.call(
@@ -103,7 +103,7 @@ def _exit_code(run: Mapping[str, Any]) -> int:
 def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any]) -> int:
     """Start a run on nodes that the server chooses, and follow it; return its exit code.
 
-    `nodes` is as `counted` takes it; `choice` has further fields of ``POST /runs``, such as
+    `nodes` is a text for `counted`; `choice` has further fields of ``POST /runs``, such as
     `policy`. Raise an InputError if the launch is emulated.
     """
     if "PACELINE_EMULATE" in launch.env:

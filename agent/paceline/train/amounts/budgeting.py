@@ -28,10 +28,11 @@ Floats = npt.NDArray[np.float64]
 
 
 def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, float | None]:
-    """Return the samples of a step, 1 with a token budget, and the checked token budget.
+    """Return the samples per step (1 if there is a token budget) and the checked token budget.
 
     Raises:
-        TypeError, ValueError: not exactly one of both is given, or the budget is no number above 0.
+        TypeError, ValueError: not exactly one of the two is given, or the budget is no number above
+        0.
     """
     if (global_batch is None) == (token_budget is None):
         given = "neither" if global_batch is None else "both"

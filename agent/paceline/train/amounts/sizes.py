@@ -19,7 +19,7 @@ _FIX = "give one positive number per sample, for example max(1, number of frames
 
 
 def resolve(sizes: Sizes, dataset: Any) -> npt.NDArray[np.float64]:
-    """Return λ of every sample, shape [N], float64, all > 0.
+    """Return the size λ of every sample, shape [N], float64, all > 0.
 
     A size of 0 is refused: in a batch of such samples, the mean per size unit would be 0/0.
 

@@ -2,9 +2,8 @@
 
 `position.Position` is a point in training. `contents.Contents` converts model, optimiser, scheduler
 and scaler to values and back. `storage` writes and reads files. `saver.Saver` combines these:
-`Session.checkpoint` makes it on every rank, it loads the newest checkpoint, and the loop asks it
-after each step whether a checkpoint is due. Its `Folder` separates whole checkpoints from
-unfinished ones::
+`Session.checkpoint` makes a saver on every rank, which loads the newest checkpoint. After each step
+the loop calls `Saver.due`. The saver's `Folder` separates whole checkpoints from unfinished ones::
 
     saver = Saver(Schedule(directory, 100, None, 2), contents, rank, samples, gate.outer)
     position = saver.load()

@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Contents:
-    """Objects that a script trains with. `model` is without the session's wrapper.
+    """Objects that a script trains with. `model` is the model without the session's wrapper.
 
     The state is flat, so that each tensor is an entry of its own in the checkpoint: keys are
     ``model/NAME``, ``optimizer/PARAMETER/NAME``, and ``optimizer``, ``scheduler`` and ``scaler``
@@ -108,7 +108,7 @@ class Contents:
 
     @property
     def given(self) -> dict[str, bool]:
-        """Return which of the optional objects are present, by name."""
+        """Return for each optional object, by name, whether the script has given it."""
         return {"scheduler": self.scheduler is not None, "scaler": self.scaler is not None}
 
 
@@ -154,7 +154,7 @@ def random_state(rank: int) -> State:
 
 
 def of_rank(key: str, rank: int) -> bool:
-    """Return whether a rank reads an entry: one for all ranks, or its own random numbers."""
+    """Return whether a rank reads an entry: those for all ranks, and its own random numbers."""
     return not key.startswith("random/") or key.startswith(f"random/{rank}/")
 
 

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Position:
-    """A point in training: its start, or a point in or after an epoch.
+    """A point in training: the start of training, or a point in or after an epoch.
 
     `step` is the number of the next step. `used` has the samples used in the epoch, on rank 0.
     """
@@ -37,7 +37,7 @@ class Position:
         """Restore a position.
 
         Raises:
-            ValueError: the state is of a data set of another length, or not rank 0's.
+            ValueError: the state is of a data set of another length, or was not saved by rank 0.
         """
         if state["samples"] != samples:
             raise ValueError(

@@ -39,7 +39,7 @@ from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)
 
-# Maximum wait for the control plane in seconds, so that a bus or disk that hangs delays no longer.
+# Maximum wait for the control plane in seconds, in case the bus or its disk hangs.
 _REPORTED_S = 10.0
 _WHOLE = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")
@@ -47,10 +47,10 @@ _UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Directory, frequency and number of checkpoints, the same on all ranks; checks its arguments.
+    """Directory, frequency and number of checkpoints, the same on all ranks; validated.
 
-    `every_steps` is the maximum of steps that are trained again after all ranks were killed. Rank 0
-    counts `every_s`.
+    `every_steps` is the maximum number of steps that must be trained again if all ranks are killed.
+    Only rank 0 measures `every_s`.
     """
 
     directory: Path
@@ -69,7 +69,7 @@ class Schedule:
 
     @property
     def interval(self) -> int | None:
-        """Return the steps between two saves; the rest of `every_steps` is time to write."""
+        """Return the number of steps between two saves: `every_steps` less the time for writing."""
         return self.every_steps and self.every_steps - self.every_steps // 10
 
 
@@ -78,26 +78,27 @@ class Saver:
 
     A checkpoint has rank 0's model and optimiser, since replicas are equal when it is saved, and
     each rank's random numbers. Each rank saves its part of sharded tensors. Training waits until
-    these are copied to the CPU; a thread writes the copy. Training also waits for the thread if
-    more than `every_steps` steps would have to be trained again if all ranks were killed.
+    all this state is copied to the CPU; a thread writes the copy. Training also waits for the
+    thread if more than `every_steps` steps would have to be trained again if all ranks were killed.
     """
 
     def __init__(
         self, schedule: Schedule, contents: Contents, rank: int, samples: int, outer: Outer
     ) -> None:
-        # Imported here, because it takes a second: not in a step, nor in a thread while data
-        # loaders fork.
+        # This import takes a second, so it is done here, and neither in a step nor in a thread
+        # while data loaders fork.
         importlib.import_module("paceline.train.checkpoint.storage")
         self._schedule, self._contents = schedule, contents
         self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
-        # Separate groups: the default one may be NCCL's, and a synchroniser's threads use theirs.
+        # The saver has process groups of its own: the default group may be one of NCCL, and threads
+        # of synchronisers use other groups.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         # The thread that writes the newest checkpoint.
         self._thread: threading.Thread | None = None
-        # Number of steps when the newest save began, and when the newest save was over.
+        # Number of steps at the start of the newest save, and at the end of the newest save.
         self._steps = 0
         self._saved = 0
         self._time = time.monotonic()
@@ -108,7 +109,7 @@ class Saver:
         """Load the newest checkpoint into the script's objects, if there is one.
 
         Raises:
-            ValueError: ranks have other arguments, or the checkpoint is of other data.
+            ValueError: ranks have different arguments, or the checkpoint is of other data.
             RuntimeError: the model or the optimiser has other parameters.
             PacelineError: the directory or the checkpoint cannot be read.
         """
@@ -133,8 +134,8 @@ class Saver:
     def due(self, step: Step, stepped: bool) -> bool:
         """Return whether to save after a step that all ranks are done with. Collective.
 
-        If no optimiser has `stepped` in it, gradients accumulate on this rank and would be lost, so
-        a checkpoint is due later.
+        If no optimiser has `stepped` in the step, gradients accumulate on this rank and would be
+        lost, so the checkpoint is postponed.
         """
         self._hold(step.step + 1)
         steps, s = self._schedule.interval, self._schedule.every_s
@@ -171,8 +172,8 @@ class Saver:
     def save(self, position: Position, reported: threading.Event | None = None) -> None:
         """Save a checkpoint, after the previous one is written. A failure is logged.
 
-        `reported` is set once the control plane will know of all steps before. The checkpoint
-        becomes whole only then, because those steps are not trained again.
+        `reported` is set once all earlier steps are stored for the control plane. The checkpoint
+        becomes whole only then, because a resumed run does not train these steps again.
         """
         self.wait()
         self._steps, self._time = position.step, time.monotonic()
@@ -208,7 +209,7 @@ class Saver:
             thread.join()
 
     def _hold(self, steps: int) -> None:
-        """Wait on rank 0, and so on all, if too many steps were trained since the last save."""
+        """Wait on rank 0, and thereby on all ranks, if too many steps follow the last save."""
         bound = self._schedule.every_steps
         if self._rank == 0 and bound is not None and steps - self._saved >= bound:
             self.wait()
@@ -230,7 +231,7 @@ class Saver:
 
     def _failed(self, steps: int, error: Exception | str) -> None:
         if self._rank == 0:
-            # Deleting the leftovers gives a full disk room again.
+            # Deleting the unfinished checkpoint frees space on a full disk.
             with suppress(OSError):
                 self._folder.clear()
         text = "no checkpoint was saved at step %d: %s; a restart begins at step %d"
@@ -334,7 +335,7 @@ class Folder:
         """Turn a written checkpoint into a whole one, and delete the oldest beyond `keep`."""
         written = self.unfinished(steps)
         _flush_directory(written)
-        # An earlier training that came this far may have left one.
+        # An earlier training may have left a checkpoint with as many steps.
         self._remove(steps)
         written.rename(self.whole(steps))
         _flush_directory(self.path)

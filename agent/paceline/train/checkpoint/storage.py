@@ -41,9 +41,9 @@ def read(
     group: dist.ProcessGroup | None,
     layout: Mapping[str, torch.Tensor] | None = None,
 ) -> State:
-    """Read a checkpoint's entries, except for those of other ranks alone.
+    """Read a checkpoint's entries, except for those that only other ranks need.
 
-    Of an entry that `layout` splits over ranks (see `Contents.layout`), a rank reads its part.
+    If `layout` splits an entry over ranks (see `Contents.layout`), a rank reads only its part.
 
     Raises:
         PacelineError: a rank failed, which the message names.
@@ -81,9 +81,9 @@ def _empty(entry: TensorStorageMetadata, like: torch.Tensor | None) -> torch.Ten
 
 @contextmanager
 def _failures_named() -> Iterator[None]:
-    """Convert failures to a PacelineError, and suppress the warning about a single process."""
+    """Convert failures to a PacelineError; suppress PyTorch's warning that there is one process."""
     try:
-        # Not restored, because another thread may use the filters meanwhile.
+        # The filter is not removed later, because another thread may use the filters meanwhile.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
     except CheckpointException as error:

@@ -1,6 +1,6 @@
 """The part of `paceline doctor` that runs inside each rank.
 
-It runs the script, records what the script does in its first steps, and derives findings:
+This package runs the script, records what the script does in its first steps, and derives findings:
 
 - `inside`: the program that becomes the script;
 - `watching`: wrappers around Paceline's and torch's functions, which record the script's calls, and

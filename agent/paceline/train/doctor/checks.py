@@ -35,14 +35,14 @@ _FIVE_LINES = (
     "Before the loop write session = paceline.Session(data, sizes=…, global_batch=…), "
     "loader = session.loader(…) and model = session.wrap(model)."
 )
-# Samples whose extents are compared.
+# Number of samples whose extents are compared.
 _LOOKED_AT = 16
-# Minimum rank correlation of sizes and extents. That of 16 unrelated samples is below it in 97 of
-# 100 cases.
+# Minimum rank correlation of sizes and extents. For 16 unrelated samples the correlation is smaller
+# in 97 of 100 cases.
 _FITTING = 0.5
-# Steps whose loads are divided to show how uneven sizes are.
+# Number of steps that are dealt to ranks to show how uneven their loads are.
 _STEPS = 200
-# Loggers whose warnings other checks already report, or that need no report.
+# Loggers whose warnings are not repeated: another check reports them, or no report is needed.
 _TOLD = {"paceline.train.amounts.sizes", "paceline.train.wiring", "paceline.train.device"}
 _UNWRAPPED = "paceline.train.unwrapped"
 
@@ -245,9 +245,10 @@ def _plain(number: float) -> str:
 
 
 def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float, float]:
-    """Return the mean ratio of the most loaded rank to the mean rank, if samples are dealt evenly.
+    """Return mean ratios of the largest load of a rank to the mean load, for samples dealt evenly.
 
-    The first ratio is for batches that cost the sum of their sizes, the second for padded ones.
+    The first ratio is for batches whose cost is the sum of their sizes, the second for batches that
+    are padded.
     """
     order = np.random.default_rng(seed).permutation(len(given))
     ratios: list[tuple[float, float]] = []
@@ -325,7 +326,7 @@ def batchnorm(seen: ScriptRecord) -> Iterator[Finding]:
 
 
 def precision(seen: ScriptRecord) -> Iterator[Finding]:
-    """Report the precision in which the model computes, and what "exact" means then."""
+    """Report the precision in which the model computes, and how exact the results are then."""
     models = [calls for known in seen.sessions for calls in known.calls]
     if not models:
         return
@@ -350,7 +351,7 @@ def precision(seen: ScriptRecord) -> Iterator[Finding]:
 
 
 def precision_of(seen: ScriptRecord) -> torch.dtype | None:
-    """Return the low precision in which a wrapped model computes; None if it does not."""
+    """Return the low precision in which a wrapped model computes; None if none has one."""
     for known in seen.sessions:
         for calls in known.calls:
             kinds = {p.dtype for p in calls.model.parameters()} & {torch.bfloat16, torch.float16}

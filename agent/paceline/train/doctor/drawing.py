@@ -1,4 +1,4 @@
-"""Checks whether random numbers depend on the rank that has a sample."""
+"""Checks whether a sample's random numbers depend on the rank that trains the sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_INDEX = (
 
 
 def model(seen: ScriptRecord) -> Iterator[Finding]:
-    """Report whether the model draws random numbers in its forward pass, such as dropout's."""
+    """Report whether the model draws random numbers in its forward pass, such as for dropout."""
     for known in seen.sessions:
         for calls in known.calls:
             if not calls.called or not known.steps:
@@ -99,7 +99,7 @@ def samples(seen: ScriptRecord) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Made:
-    """A value made under one state of the random numbers, with the states before and after."""
+    """A value that a function made, with the states of random numbers before and after."""
 
     value: Any
     before: _States
@@ -127,9 +127,10 @@ def _states() -> _States:
 
 
 def _drawn(first: _Made, second: _Made) -> bool:
-    """Return whether the process's random numbers were drawn from.
+    """Return whether a function draws from the process's random numbers.
 
-    A function that seeds them itself leaves the same state both times, and does not count.
+    A function that seeds the random numbers itself leaves the same state after both calls, and does
+    not count.
     """
     states = zip(first.before, first.after, second.before, second.after, strict=True)
     return any(a != b and (a != was_a or b != was_b) for was_a, a, was_b, b in states)

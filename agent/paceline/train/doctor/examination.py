@@ -63,7 +63,7 @@ class Examination:
 
     def run(self, script: str) -> None:
         """Run the script as Python runs it, up to its last examined step; exit as it does."""
-        # The launcher sends SIGTERM when another rank has failed.
+        # When another rank has failed, the launcher sends SIGTERM to this rank.
         signal.signal(signal.SIGTERM, self._asked_to_end)
         watch(self._seen, self._folder, self._steps, self._end)
         path = Path(script).absolute()
@@ -94,7 +94,7 @@ class Examination:
         raise EnoughError(0)
 
     def _in_trial(self, error: Exception) -> bool:
-        """Return whether the script failed in a trial of the proof, and keep that as the answer."""
+        """Return True if the script failed in a trial of the proof; keep this as the answer."""
         known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
         if known is None or known.rehearsal is None:
             return False

@@ -35,17 +35,17 @@ class SeenSession:
     """A session that the script made, and the script's use of it.
 
     `where` is the line that made the session, such as "train.py:30"; `checkpoint` and `state` are
-    the lines that called `Session.checkpoint`, and that read or set the session's state.
+    the lines that called `Session.checkpoint` and that read or set the session's state.
     """
 
     where: str
-    # None if Paceline refused the session.
+    # The session; None if Paceline refused it.
     session: Session | None = None
     dataset: Any = None
-    # Known on rank 0 only, [samples].
+    # Sizes of the samples, [samples]; known on rank 0 only.
     sizes: npt.NDArray[np.float64] | None = None
     sizes_from: str = ""
-    # One entry for each wrapped model.
+    # Calls of each wrapped model.
     calls: list[Calls] = field(default_factory=list)
     # Set when the script starts to read the loader.
     loader: Loader | None = None
@@ -64,14 +64,15 @@ class ScriptRecord:
     sessions: list[SeenSession] = field(default_factory=list)
     # Lines at which the script reads a DataLoader of its own.
     other_loaders: list[str] = field(default_factory=list)
-    # By the optimiser's `id`: steps made outside of any session.
+    # Number of steps outside of any session, by the optimiser's `id`.
     outside: dict[int, int] = field(default_factory=dict)
-    # Steps that optimisers made within a session's step, and the `id`s of their parameters.
+    # Number of optimiser steps within a session's step, and the `id`s of the optimisers'
+    # parameters.
     inside: int = 0
     stepped: set[int] = field(default_factory=set)
     # Warnings that Paceline logged.
     warnings: list[logging.LogRecord] = field(default_factory=list)
-    # The script ended with an error.
+    # True if the script ended with an error.
     failed: bool = False
 
     def of(self, session: Any) -> SeenSession | None:
@@ -220,7 +221,8 @@ def _watched(
                     yield from _rehearsed(known, loader)
                 inner.close()
                 end()
-        # The script may have no further epoch, so this is the last chance for the rehearsal.
+        # If the examined steps are done, the rehearsal runs here, because there may be no further
+        # epoch.
         if known.steps and known.answer is None:
             yield from _rehearsed(known, loader)
     finally:
@@ -269,13 +271,13 @@ class Calls:
 
     def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
         self.model = model
-        # The model was called in a step.
+        # True if the model was called in a step.
         self.called = False
-        # The model draws random numbers in its forward pass.
+        # True if the model draws random numbers in its forward pass.
         self.draws = False
         # Hash of torch's random state before the model's first call.
         self.random = ""
-        # The dtype of an active autocast in a call.
+        # The dtype of the autocast that was active in a call; None: there was none.
         self.autocast: torch.dtype | None = None
         self._in_step = in_step
         self._before = ""
@@ -307,8 +309,8 @@ class Calls:
 class _Hook:
     """A module hook that does nothing in a copy or an unpickled instance of the module.
 
-    So a teacher model, which is a copy, is not taken for the model, and a script can save the
-    model without the hook.
+    So a teacher model, which is a copy, is not mistaken for the model, and a script that pickles
+    the model does not save the hook.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:

@@ -4,9 +4,9 @@
 - `memory`: a token budget; limits that ranks learn when their memory runs out;
 - `gathers`: several ranks; refuses gathers of tensors whose shapes differ between ranks;
 - `uneven`: ranks with different numbers of iterations: shared batches, and micro-batches;
-- `checkpoints`: `Session.checkpoint`; saves the training position with the script's objects;
-- `signals`: `Session.checkpoint`, too; saves before a signal ends the process;
-- `reform`: a launcher that changes nodes; ends the ranks so that they restart on others;
+- `checkpoints`: a declared checkpoint; saves the training position with the script's objects;
+- `signals`: a declared checkpoint; saves before a signal ends the process;
+- `reform`: a launcher that changes nodes; ends the ranks so that they restart on other nodes;
 - `shapes`: several ranks, without a grid of samples; warns of costly changes of shapes.
 
 `train.nodedata.NodeData` and `train.streams.reader.StreamReader` are features, too. `choice` makes

@@ -21,10 +21,10 @@ class Checkpoints(Feature):
 
     def __init__(self, state: TrainingState, saver: Saver) -> None:
         self._state, self._saver = state, saver
-        # The epoch's newest step that has ended and is not saved.
+        # The epoch's newest step that has ended but is not in a checkpoint yet.
         self._ended: Step | None = None
-        # The newest step of the epoch, or the one before the epoch, after which no gradients
-        # accumulate. None: gradients have been accumulating since the epoch before.
+        # The newest step after which no gradients accumulate: a step of this epoch, or the last
+        # step before it. None: gradients have been accumulating since the previous epoch.
         self._stepped: int | None = -1
 
     def restore_random(self) -> None:

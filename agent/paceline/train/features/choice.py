@@ -17,9 +17,9 @@ from paceline.train.nodedata import NodeData
 from paceline.train.state import TrainingState
 from paceline.train.streams.reader import StreamReader
 
-# Handlers of signals are installed before ranks wait for each other. Ranks are compared before they
-# meet for anything else. Shared batches end before a save, and checkpoints are saved before nodes
-# change, which ends the process.
+# Handlers of signals are installed before ranks wait for each other. Ranks are compared
+# (`lockstep`) before any other collective. Shared batches end before a save, and checkpoints are
+# saved before nodes change, which ends the process.
 _ORDER: tuple[type[Feature], ...] = (
     Signals,
     RankMonitor,
@@ -36,7 +36,7 @@ _ORDER: tuple[type[Feature], ...] = (
 
 
 def made(state: TrainingState, close: Callable[[], None]) -> Iterator[Feature]:
-    """Make the features of a session; `close` closes it.
+    """Make the features of a session; `close` is a function that closes the session.
 
     Checkpoints and signals are missing: the script declares checkpoints later.
     """
@@ -49,7 +49,8 @@ def made(state: TrainingState, close: Callable[[], None]) -> Iterator[Feature]:
         yield MicroBatches(state)
     if context.uneven_steps and world > 1:
         yield WorkSharing(state)
-    # Made after the features that refuse collectives: this check calls a collective itself.
+    # This feature is made after those that refuse collectives, because it calls a collective
+    # itself.
     if world > 1:
         yield GatherCheck(state)
     if (path := context.environment.reform) is not None:

@@ -6,9 +6,9 @@ with SIGABRT if shapes differ, and no Python code can catch that. In steps with 
 batches, this module gathers each rank's shape first and raises a Python error on every rank if they
 differ.
 
-Steps with equal local batches have no overhead, nor do single numbers. Collectives of FSDP and of
-DDP are not the script's: DDP's are made in C++, and FSDP gathers flat buffers (`_allgather_base`),
-so those are left out for sharded models. Functional collectives are not seen.
+Steps with equal local batches have no overhead, nor do single numbers. Collectives of DDP and of
+FSDP are not checked: DDP calls them in C++, and FSDP gathers flat buffers (`_allgather_base`),
+which this module does not check if a model is sharded. Functional collectives are not noticed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Call
         shapes = _gathered(mine, group)
         if group.name() == "gloo" or not others:
             fits = len(set(shapes)) == 1
-        # NCCL accepts lists of different shapes if each rank expects them.
+        # NCCL accepts lists of tensors of different shapes if all ranks expect the same shapes.
         else:
             fits = all(tuple(t.shape) == shape for t, shape in zip(others, shapes, strict=False))
         if not fits:
@@ -95,7 +95,7 @@ def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Seque
     outputs, inputs = args[0], args[1]
     if name not in _LISTS:
         return (inputs if "gather" in name else outputs), []
-    # Several tensors of each rank are not checked.
+    # Collectives with several tensors per rank are not checked.
     if len(outputs) != 1 or len(inputs) != 1:
         return None, []
     return (inputs[0], outputs[0]) if name == "allgather" else (outputs[0], inputs[0])

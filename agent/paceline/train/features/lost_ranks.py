@@ -32,9 +32,9 @@ Three limits are of waits:
 The check adds no time to reductions that come in a regular rhythm, such as one in each step. The
 ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
 reduction that comes as expected therefore pairs with the right ones. In three other cases a rank
-waits until all ranks have come to the same point: before an unexpected reduction, after a step
+waits until all ranks have reached the same point: before an unexpected reduction, after a step
 without a backward pass, and before a collective that follows a loop which the script left early. If
-a rank cannot come to the point, the comparison finds that, and the wait ends with an error.
+a rank cannot reach the point, the comparison of ranks shows that, and the wait ends with an error.
 """
 
 from __future__ import annotations
@@ -66,22 +66,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The interval of publications.
+# Seconds between two publications of a rank's progress.
 TICK_S = 1.0
-# A rank is named in the log after the others have waited this long for it.
+# Seconds for which ranks have waited for another rank before the log names that rank.
 LONG_S = 30.0
-# A blocked rank has this long to raise; then its process ends.
+# Seconds in which a blocked rank may raise before its process is ended.
 GRACE_S = 10.0
-# The interval of checks while this rank waits for the others.
+# Seconds between two checks while this rank waits for the other ranks.
 _POLL_S = 0.002
-# The interval of comparisons after a collective failed.
+# Seconds between two comparisons of all ranks after a collective failed.
 _SEARCH_S = 0.05
-# The longest search for the failed rank after a collective failed, and after this rank raised.
+# Maximum number of seconds of the search for the failed rank: after a collective failed, and after
+# this rank raised.
 _EXPLAIN_S = 8.0
 _NAMED_S = 0.5
 # A process that has not published for this long is gone, or its node is. Judged in `_missing` only.
 _SILENT_S = 4.0
-# At most this many skipped steps are logged.
+# Maximum number of skipped steps that are logged.
 _MOST_SKIPS = 5
 _WAITS = (Phase.SYNC, Phase.PLAN)
 _ENCODER = msgspec.msgpack.Encoder()
@@ -101,7 +102,7 @@ class RankMonitor(Feature):
         self._rank, self._world = state.meeting.rank, state.meeting.world
         # Processes with the same place, in the same PID namespace, can look up each other's PIDs.
         self._progress = RankProgress(place=f"{place()} {_namespace()}", process=os.getpid())
-        # The newest activity, and when it began.
+        # This rank's newest activity, and the time at which it began.
         self._since: tuple[object, float] = (None, 0.0)
         # The descriptor of a reduction: steps since the previous one, and the model.
         self._previous = (-1, -1)
@@ -110,23 +111,23 @@ class RankMonitor(Feature):
         self._reduced_in = -1
         self._changed = threading.Condition()
         self._wake = threading.Event()
-        # The point that this rank has come to and waits at.
+        # The point at which this rank waits for the others.
         self._point: str | None = None
         self._failure: str | None = None
         self._explaining = False
         self._closing = False
-        # The store has ended.
+        # True once the store has ended.
         self._store_ended = False
         # The attributes below belong to the thread.
         # The point at which this rank is counted.
         self._counted: str | None = None
         # The newest point that all ranks have passed.
         self._passed: str | None = None
-        # The newest beat of each rank, and when it came.
+        # The newest publication of each rank: its number, and the time at which this rank read it.
         self._beats: dict[int, tuple[int, float]] = {}
-        # The number of notes that this rank has logged.
+        # Number of rank 0's notes that this rank has logged.
         self._notes = 0
-        # On rank 0, the conditions that a note was stored for.
+        # On rank 0, the conditions for which a note was stored.
         self._noted: set[object] = set()
         # On rank 0, the number of stored notes.
         self._stored = 0
@@ -260,7 +261,7 @@ class RankMonitor(Feature):
             raise PacelineError(self._failure)
 
     def _wait_at(self, point: str) -> None:
-        """Wait until all ranks have come to a point; raise a PacelineError if a rank cannot."""
+        """Wait until all ranks have reached a point; raise a PacelineError if a rank cannot."""
         with self._changed:
             self._point = point
             self._wake.set()
@@ -351,7 +352,7 @@ class RankMonitor(Feature):
         if store.add(_key(point), 0) < self._world:
             return
         if self._rank == 0 and self._passed is not None:
-            # All ranks have left the previous point before they came here.
+            # All ranks had left the previous point before they reached this one.
             store.delete_key(_key(self._passed))
         self._passed = point
         with self._changed:

@@ -1,4 +1,4 @@
-"""Learns what fits into a rank's memory when it runs out, for the run's later attempts.
+"""Learns a rank's memory limit when its memory runs out, for the run's later attempts.
 
 The script owns the training loop, so running out of memory ends the rank. The launcher restarts all
 ranks, and they repeat that step from the checkpoint. `Memory` stores the learned limit in a file of
@@ -29,8 +29,8 @@ from paceline.wire import RankDevice
 
 logger = logging.getLogger(__name__)
 
-# Maximum of the new limit, as a fraction of the load that did not fit: memory is fragmented, and
-# batches with the same load differ.
+# Maximum of the new limit, as a fraction of the load that did not fit. There is a margin because
+# memory is fragmented, and batches with the same load differ.
 _MARGIN = 0.9
 
 
@@ -39,7 +39,7 @@ class LearnedLimits(Feature):
 
     def __init__(self, state: TrainingState, budget: Budget) -> None:
         self._state, self._budget = state, budget
-        # None before the first iteration.
+        # Record of this rank's loads; None before the first iteration.
         self._memory: Memory | None = None
 
     def connect(self) -> None:
@@ -91,9 +91,9 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
-    """Return what each worker of the plan learned, [W], given what this rank knows. Collective.
+    """Return what each worker of the plan has learned, [W]; `known` is by this rank. Collective.
 
-    Among ranks that share each batch, the one with the smallest limit decides.
+    For ranks that share each batch, the smallest limit among them counts.
     """
     if meeting.lanes is None:
         return gathered(meeting.world, known)
@@ -109,12 +109,13 @@ def with_learned(
     budget: Budget,
     devices: Sequence[RankDevice] = (),
 ) -> Limits:
-    """Reduce the limits to what ranks learned when their memory ran out in earlier attempts.
+    """Reduce the limits to those that ranks learned when memory ran out in earlier attempts.
 
-    With micro-batches, a learned limit holds for all ranks with an equal device: it adds at most a
-    micro-batch and prevents them from running out, too. If more than the largest sample ran out,
-    a micro-batch has room for the largest sample. Without micro-batches, other ranks need room for
-    the samples that no longer fit. `learned` and `devices` are by rank, [W].
+    With micro-batches, a learned limit applies to all ranks with an equal device: this costs at
+    most one more micro-batch, and prevents these ranks from running out of memory, too. If the load
+    that did not fit was more than the largest sample, a micro-batch has room for the largest
+    sample. Without micro-batches, other ranks need room for the samples that no longer fit.
+    `learned` and `devices` are by rank, [W].
 
     Raises:
         PacelineError: not every step fits into the ranks' memory.
@@ -161,18 +162,19 @@ class Memory:
         self._left: float | None = None
 
     def fitted(self, load: float) -> None:
-        """Take the load of a batch that this rank has computed."""
+        """Record the load of a batch that this rank has computed."""
         self._held = max(self._held, load)
         self._left = None
 
     def left(self, load: float) -> None:
-        """Take the load of a batch in which an exception ended the loop over the loader."""
+        """Record the load of a batch in which an exception ended the loop over the loader."""
         self._left = load
 
     def close(self) -> None:
         """Learn a limit if the exception that ended the loop is now ending the script.
 
-        That exception is the one being handled, or the last one that the interpreter reported.
+        The exception that ends the script is the one being handled, or the last one that the
+        interpreter reported.
         """
         load, self._left = self._left, None
         error = sys.exception() or getattr(sys, "last_value", None)

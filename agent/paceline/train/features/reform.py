@@ -1,9 +1,9 @@
 """End of a rank's process when nodes join or leave the run (`paceline.core.reform`).
 
-Then the leader ends the plan, and all ranks leave their loop after the same step. Declared
-checkpoints are saved before (`features.checkpoints`). The launchers restart all ranks on other
-nodes. The script could not continue, because its process group and its wrapped models belong to the
-previous nodes. None of its code runs after that, as when a launcher kills ranks.
+The leader ends the plan, and all ranks leave their loop after the same step. Before the processes
+end, declared checkpoints are saved (`features.checkpoints`). The launchers restart all ranks on
+other nodes. The script could not continue, because its process group and its wrapped models belong
+to the previous nodes. No code of the script runs after that, as if a launcher had killed the rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Reform(Feature):
 
     Args:
         state: shows if the plan ended for this reason.
-        path: the file that shows the launcher that the exit is no failure.
+        path: the file whose creation shows the launcher that the exit is no failure.
         close: closes the session.
     """
 

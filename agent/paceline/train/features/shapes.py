@@ -16,12 +16,12 @@ from paceline.train.timing import RunningStep
 
 logger = logging.getLogger(__name__)
 
-# In the suggested grid, an equal local batch has this many grid steps.
+# Number of steps of the suggested grid in an equal local batch.
 _PARTS = 4
 
 
 def suggested_grid(global_batch: int, world: int) -> int:
-    """Return a divisor of the global batch of which an equal local batch has a few."""
+    """Return a divisor of the global batch, such that a few of it make an equal local batch."""
     most = max(1, global_batch // (_PARTS * world))
     return max(grid for grid in range(1, most + 1) if global_batch % grid == 0)
 
@@ -29,7 +29,7 @@ def suggested_grid(global_batch: int, world: int) -> int:
 class ShapeWarning(Feature):
     """A single warning in this rank's log about the cost of changing numbers of samples.
 
-    `device` is that of the models. The session appends to `models` after construction.
+    `device` is the device of the models. The session appends to `models` after construction.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ShapeWarning(Feature):
         self._batch, self._world = terms.global_batch, world
         self._budgeted = terms.token_budget is not None
         self._models, self._device = models, device
-        # It was logged that a number of samples may cause a recompilation.
+        # True once it was logged that a number of samples may cause a recompilation.
         self._warned = False
 
     def connect(self) -> None:

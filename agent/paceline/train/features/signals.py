@@ -4,8 +4,8 @@ Slurm, Kubernetes and the launcher of `paceline run` send SIGTERM some seconds b
 process; Slurm can send SIGUSR1 instead. A rank cannot save alone, and not in the middle of a step.
 So the handler only asks the leader to end the plan, as `paceline stop` does. All ranks leave their
 loop after the same step and save. Then the handler that the script had set runs, or the signal's
-default action. A signal that the script ignores, or whose handler is not Python's (faulthandler),
-keeps its handler. Without a declared checkpoint nothing changes.
+default action. This module leaves alone a signal that the script ignores, or that has a handler
+outside of Python (such as faulthandler). Without a declared checkpoint nothing changes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ class Signals(Feature):
     """Handler of the signals that end a process. It does nothing outside of the main thread.
 
     Args:
-        ask: asks the leader to end the plan. The handler calls it, so it must not block. It
-            returns False outside of the loop: there the signal acts at once, as nothing is saved.
+        ask: requests that the leader ends the plan. A signal's handler calls it, so it must not
+            block. `ask` returns False outside of the loop: then the signal takes effect at once,
+            because there is nothing to save.
         close: closes the session, before a default action ends the process.
     """
 
     def __init__(self, ask: Callable[[], bool], close: Callable[[], None]) -> None:
         self._ask, self._close, self._process = ask, close, os.getpid()
-        # Handlers of the script, or default actions.
+        # Handlers that the script had set, or default actions, by signal.
         self._previous: dict[int, Any] = {}
         # Received signals that are not yet delivered to the script.
         self._came: list[int] = []
@@ -83,7 +84,8 @@ class Signals(Feature):
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # A fork, such as a DataLoader's worker, only restores the previous handler and runs it.
+        # In a forked process, such as a DataLoader worker, only restore the previous handler and
+        # run it.
         if os.getpid() != self._process:
             signal.signal(number, self._previous[number])
             signal.raise_signal(number)

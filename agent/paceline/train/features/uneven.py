@@ -1,4 +1,4 @@
-"""Ranks whose loops have different numbers of iterations, which a script's own calls must not see.
+"""Handling of ranks whose loops have different numbers of iterations.
 
 With ``Session(uneven_steps=True)`` ranks take batches of a segment over from each other
 (`sync.pool`), so a fast rank's loop has more iterations than a slow one's. With
@@ -52,7 +52,7 @@ class _UnevenLoops(Feature):
         self._schedules = Schedules(state.current)
 
     def turn_over(self, running: RunningStep, closing: bool) -> None:
-        # If the script left the loop, it may not have come to its schedule's step.
+        # If the script left the loop, it may not have reached its call of the schedule's `step`.
         if not closing and not running.step.more:
             self._schedules.turn_over(running.step)
 
@@ -88,15 +88,15 @@ class WorkSharing(_UnevenLoops):
         self._pool: SharedBatches | None = None
         # The newest batch that was taken over from another rank.
         self._taken: Step | None = None
-        # Ranks may take over each other's batches in the current step.
+        # True if ranks may take over each other's batches in the current step.
         self._pools = False
 
     @property
     def may_differ(self) -> bool:
         """Return True if ranks may differ in their iterations from the next segment on.
 
-        They may not in the first segment of a relaxed synchroniser. Then it is not known yet if it
-        suits the script, and how the script steps its schedules.
+        Ranks may not differ in the first segment of a relaxed synchroniser: it is not known yet if
+        the script suits the synchroniser, and how the script steps its schedules.
         """
         return self._schedules.known
 
@@ -107,7 +107,8 @@ class WorkSharing(_UnevenLoops):
     def claim(self, step: Step) -> tuple[Step, bool]:
         """Return a step as this rank trains it; False if its batch is another rank's now.
 
-        `step` has begun. It is this rank's shard: as planned, or as `take_over` returned it.
+        `step` has begun. `step` is this rank's shard of the step, as planned or as `take_over`
+        returned it.
         """
         gate = self._state.gate
         self._pools = gate.pools(step)
@@ -137,7 +138,7 @@ class WorkSharing(_UnevenLoops):
         return self._pool is not None and step.pooled and self._pool.is_taken_over(step)
 
     def take_over(self, step: Step) -> Step | None:
-        """Return another rank's batch, to be trained after this planned step; None: no batch."""
+        """Return another rank's batch, to be trained after this planned step, if there is one."""
         self._taken = None
         if self._pool is not None and ends_span(step) and self._state.gate.pools(step):
             running = self._state.current.running
@@ -184,24 +185,24 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
 
 
 class Schedules:
-    """The script's learning-rate schedules, which follow the work that all ranks have done.
+    """Control of the script's learning-rate schedules, which must follow the work of all ranks.
 
     A script that calls ``scheduler.step()`` in each iteration would be at different points of its
     schedule on fast and slow ranks, and beyond its end on fast ones. So while ranks share batches,
-    these calls do nothing, and this class steps the schedule by the numbers of steps instead. It
-    leaves alone a schedule that was not stepped exactly once in each iteration before. For one
+    these calls do nothing, and this class steps the schedule by the numbers of steps instead. A
+    schedule that was not stepped exactly once in each iteration before is left alone. For one
     thread.
     """
 
     def __init__(self, current: CurrentStep) -> None:
         self._current = current
         self._schedules: dict[int, _Schedule] = {}
-        # Classes with a wrapped `step`, and the original one.
+        # Classes whose `step` is wrapped, each with the original `step`.
         self._wrapped: dict[type, Any] = {}
-        # In a schedule's step, which may call the steps of other schedules.
+        # True within a schedule's step, which may call the steps of other schedules.
         self._nested = False
         self._looked = False
-        # Iterations since `look`, in steps that all ranks made together.
+        # Number of iterations since `look`, in steps that all ranks made together.
         self._turns = 0
 
     @property
@@ -212,7 +213,8 @@ class Schedules:
     def look(self, optimiser: torch.optim.Optimizer | None) -> None:
         """Find the optimiser's schedules, once, and count their calls from now on.
 
-        None: all schedules; later ones are held back, too, while micro-batches follow.
+        `optimiser` None: all schedules. Schedules made later are also held back while micro-batches
+            follow.
         """
         if self._looked:
             return
@@ -234,7 +236,7 @@ class Schedules:
             self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
-        """Step the schedules of a segment up to step `number`, which the work has reached."""
+        """Step the schedules up to step `number` of a segment, which ranks' work has reached."""
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
                 for _ in range(schedule.due(step, number)):
@@ -261,7 +263,7 @@ class Schedules:
             # A new scheduler makes its first step itself.
             begins = not getattr(scheduler, "_step_count", 1)
             if running is not None and running.in_body and running.step.more and not begins:
-                # The optimiser does not step either.
+                # The optimiser does not step in this iteration either.
                 return None
             if schedule is None or schedules._nested:
                 return original(scheduler, *args, **kwargs)
@@ -291,14 +293,14 @@ def _with_step(kind: type[Any]) -> Iterator[type[Any]]:
 class _Schedule:
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
-        # The script's calls, in steps that all ranks made together.
+        # Number of calls by the script, in steps that all ranks made together.
         self.calls = 0
-        # The calls made for this segment.
+        # The newest segment, and the number of calls made for it.
         self._segment, self._made = -1, 0
 
     def due(self, step: Step, number: int) -> int:
         """Return the missing calls up to a step of a segment, and count them as made."""
-        # Up to this segment, the script made the calls.
+        # Until this segment, the script itself made the calls.
         if step.segment != self._segment:
             self._segment, self._made = step.segment, number - step.segment_first
         due = max(number - step.segment_first - self._made, 0)

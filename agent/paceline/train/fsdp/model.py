@@ -24,17 +24,18 @@ _PROFILE = (
     "no rank can run trial batches alone: do not call it; give Session(limits=…) if memory is short"
 )
 
-# Sharded models that open sessions have wrapped.
+# Sharded models wrapped by sessions that are still open.
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class WeightedFSDP(nn.Module):
     """A session's representation of a sharded model; the script keeps the model itself.
 
-    FSDP computes with whole parameters, which it makes when it first gathers them and fills again
-    each time. Each gradient of a whole parameter is weighed when autograd has computed it, before
-    FSDP adds it to one from an earlier pass or reduces it. So gradients that accumulate are weighed
-    with the weights of their own steps, and FSDP's mean over ranks is that of the global batch.
+    FSDP computes with whole parameters. FSDP makes the whole parameters when it first gathers them,
+    and fills the same objects again at each later gather. Each gradient of a whole parameter is
+    weighed when autograd has computed it, before FSDP reduces it or adds it to a gradient from an
+    earlier pass. So gradients that accumulate are weighed with the weights of their own steps, and
+    FSDP's mean over ranks is the mean over the global batch.
     """
 
     static_graph = False
@@ -46,7 +47,7 @@ class WeightedFSDP(nn.Module):
         self._units: list[Any] = [part for part in module.modules() if is_unit(part)]
         # Whole parameters by their `id`.
         self._weighed: dict[int, nn.Parameter] = {}
-        # For each sharded parameter: it was trained at the last check.
+        # For each sharded parameter: True if it required a gradient at the last check.
         self._trained: list[bool] = []
         self._handles: list[RemovableHandle] = FsdpWaits(current).watch(self._units)
         # Contexts of a filler's forward pass.
@@ -58,7 +59,7 @@ class WeightedFSDP(nn.Module):
         _wrapped.add(module)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield the sharded parameters, which the optimiser has, also within a pass."""
+        """Yield the sharded parameters, which the optimiser has, even during a pass."""
         for unit in units(self.module):
             yield from unit.parameters
 
@@ -83,7 +84,7 @@ class WeightedFSDP(nn.Module):
         self._trained = trained
         group = self._current.group
         refuse(self.module, None if group is None else dist.get_process_group_ranks(group))
-        # A sharded parameter here belongs to another unit, which handles it.
+        # A sharded parameter found here belongs to another unit, and is handled there.
         sharded = {id(parameter) for parameter in self.parameters()}
         for unit in self._units:
             unit.unshard()
@@ -119,14 +120,14 @@ Wrapped = WeightedDDP | SingleProcess | WeightedFSDP
 
 
 def wrap(model: nn.Module, current: CurrentStep, options: dict[str, Any]) -> Wrapped:
-    """Wrap a model that `refuse_model` has accepted; `options` are DistributedDataParallel's."""
+    """Wrap a model that `refuse_model` has accepted; DistributedDataParallel gets the `options`."""
     if is_unit(model):
         return WeightedFSDP(model, current)
     return ddp.wrap(model, current, options)
 
 
 def device_of(model: Wrapped) -> torch.device | None:
-    """Return the computing device, even if parameters are on the CPU; None without parameters."""
+    """Return the device that computes: parameters may be on the CPU; None without parameters."""
     if isinstance(model, WeightedFSDP):
         return next((unit.device for unit in units(model.module)), None)
     return next((parameter.device for parameter in model.parameters()), None)

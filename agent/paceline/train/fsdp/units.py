@@ -49,7 +49,7 @@ _HOOK = (
 class Unit:
     """Parameters that FSDP gathers together, and whose gradients it reduces together.
 
-    `name` is the module's, `group` is torch's FSDPParamGroup.
+    `name` is the name of the unit's module, `group` is torch's FSDPParamGroup.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Unit:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Return the sharded parameters, which optimisers have."""
+        """Return the sharded parameters, which optimisers step."""
         return [each.sharded_param for each in self.group.fsdp_params]
 
     @property
@@ -166,7 +166,7 @@ def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
 
 
 def _alike(values: Sequence[float], others: Sequence[float]) -> bool:
-    """Compare with a tolerance, since devices add up in different orders."""
+    """Compare values with a tolerance, since devices add numbers up in different orders."""
     return all(
         math.isclose(value, other, rel_tol=1e-6, abs_tol=1e-9)
         or (math.isnan(value) and math.isnan(other))

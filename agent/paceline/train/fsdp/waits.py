@@ -1,10 +1,11 @@
 """Measures how long ranks wait for each other within the passes of a sharded model.
 
 FSDP gathers a unit's parameters before the unit's forward pass and, if they were freed, before its
-backward pass. After the backward pass it reduces the unit's gradients. It does all that in hooks,
+backward pass. After the backward pass it reduces the unit's gradients. FSDP does all that in hooks,
 which torch calls in the order of registration. So this module registers a hook before and after
-each of FSDP's hooks, and the time between the two is not computing. On a CUDA device, a stamp is an
-event of the computing stream, so collectives that overlap in other streams take no time there.
+each of FSDP's hooks, and the time between the two does not count as computing. On a CUDA device, a
+stamp is an event of the computing stream, so collectives that overlap in other streams take no time
+there.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class FsdpWaits:
     def __init__(self, current: CurrentStep) -> None:
         self._current, self._model = current, current.models
         current.models += 1
-        # A wait that has begun.
+        # The context of a wait that has begun; None: there is none.
         self._meeting: AbstractContextManager[None] | None = None
         # By module: the outputs of its forward pass, between the two hooks after the pass.
         self._made: dict[int, list[Tensor]] = {}
         # The step whose backward pass is active.
         self._backward: RunningStep | None = None
-        # The callback for the end of the backward pass is not queued yet.
+        # True if a callback must still be queued for the end of the backward pass.
         self._ends = False
 
     def watch(self, modules: Iterable[nn.Module]) -> list[RemovableHandle]:
@@ -110,7 +111,7 @@ class FsdpWaits:
             _queue(self._reduced)
 
     def _computed(self) -> None:
-        """Stop computing; FSDP's own callback, which comes next, reduces the last gradients."""
+        """Stamp the end of computing; FSDP's own callback then reduces the last gradients."""
         self._end()
         if self._backward is not None:
             self._backward.gradients_ready()

@@ -6,6 +6,6 @@ into wandb, TensorBoard and MLflow. The hooks call the process's `Observer`, whi
 `Recorder` when the script wraps a model. `Timeline` derives steps from the calls, and the recorder
 reports them as a session does. A process that wraps no model is not observed.
 
-Hooks read tensors' shapes and clocks. They change no tensor, draw no random number and add no
-collective. Any error in a hook ends observing in that process, and training continues.
+Hooks read clocks and the shapes of tensors. Hooks change no tensor, draw no random number and add
+no collective. Any error in a hook ends observing in that process, and training continues.
 """

@@ -22,10 +22,10 @@ from paceline.train.observing.timeline import size_of
 
 logger = logging.getLogger(__name__)
 
-# Number of a model's parameters with a hook that detects the start of a backward pass.
+# Number of a model's parameters that get a hook which detects the start of a backward pass.
 _HOOKED = 16
-# Far above the number in any step, which is about 6 for each group of parameters and micro-batch
-# under FSDP2.
+# Maximum number of spans in a step. Real steps have far fewer: under FSDP2 about 6 for each group
+# of parameters and micro-batch.
 _MOST_SPANS = 20_000
 
 
@@ -48,7 +48,7 @@ def _guarded(method: Any) -> Any:
 
 
 class Observer:
-    """Recorder of one process's training events. It reports nothing until a model is wrapped."""
+    """Recorder of one process's training events. Nothing is reported until a model is wrapped."""
 
     def __init__(self) -> None:
         # A forked child is not observed.
@@ -59,7 +59,7 @@ class Observer:
         self._thread = 0
         # The observed models' parameters, by `id`.
         self._parameters: set[int] = set()
-        # The optimiser whose steps are counted, and other optimisers without observed parameters.
+        # The optimiser whose steps are counted, and optimisers that have no observed parameters.
         self._leading: weakref.ref[torch.optim.Optimizer] | None = None
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._in_backward = False
@@ -129,7 +129,7 @@ class Observer:
         assert self._recorder is not None
         data = iterator._dataset
         if first := iterator._num_yielded == 1:
-            # `len` runs the script's own code, which may refuse.
+            # `len` calls the script's own code, which may raise any error.
             with suppress(Exception):
                 self._recorder.reads(id(data), len(data))
         sampled = getattr(iterator._index_sampler, "batch_size", None)
@@ -201,7 +201,7 @@ class Observer:
             self._recorder.logged(value)
 
     def _bound(self) -> None:
-        """End observing if no step ever ends, because its spans would fill the memory."""
+        """End observing if a step has too many spans, which would fill the memory."""
         assert self._recorder is not None
         if self._recorder.timeline.spans > _MOST_SPANS:
             self.end("no optimiser steps the model")
@@ -210,9 +210,9 @@ class Observer:
         return self._recorder is not None and threading.get_ident() == self._thread
 
     def _leads(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether to count this optimiser's steps: the first one with observed parameters.
+        """Return True for the first optimiser with observed parameters, whose steps are counted.
 
-        Several optimisers of a model each step once in a training step.
+        If a model has several optimisers, each of them steps once in a training step.
         """
         leading = None if self._leading is None else self._leading()
         if leading is not None or optimizer in self._others:

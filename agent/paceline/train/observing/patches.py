@@ -4,8 +4,8 @@
 modules that the script imports later: FSDP2, and the loggers wandb, TensorBoard and MLflow, to
 which scripts log their losses.
 
-Names that begin with an underscore are private to PyTorch; a test fails if a version of torch has
-lost one. Without them the script still trains, and less of it is observed, or nothing.
+Names that begin with an underscore are private to PyTorch; a test fails if a version of torch lacks
+one of them. If a name is missing, the script still trains, but less of it or nothing is observed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _watch_shards(observer: Observer, module: Any) -> None:
     """Observe FSDP2: each of these methods waits for other ranks, or makes the device wait.
 
     Raises:
-        AttributeError: this release of torch has lost a name. Nothing is patched then.
+        AttributeError: this release of torch lacks a name. Then nothing is patched.
     """
     group = module.FSDPParamGroup
     names = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
@@ -125,7 +125,7 @@ def _waiting(observer: Observer, method: Any, backward: Any) -> Any:
 
 
 def is_loss(name: str) -> bool:
-    """Return whether a metric's name is that of a training loss: ``loss``, ``train/loss``, …"""
+    """Return True if a metric's name is usual for a training loss: ``loss``, ``train/loss``, …"""
     name = name.lower()
     return bool(_OF_TRAINING.search(name)) and not _HELD_OUT.search(name)
 
@@ -175,7 +175,7 @@ def _observe_losses(
     try:
         metrics = metrics_of(*args, **kwargs)
         training = {str(name): value for name, value in metrics.items() if is_loss(str(name))}
-    # The method itself reports errors in its arguments.
+    # The logger's method itself reports errors in its arguments.
     except Exception:
         return
     for name, value in training.items():
@@ -196,6 +196,6 @@ def _of_run(run_id: str, key: str, value: Any, *_: Any, **__: Any) -> Mapping[st
 
 
 def _listed(run_id: str, metrics: Any = (), *_: Any, **__: Any) -> Mapping[str, Any]:
-    # Reading a generator's items here would take them from the method.
+    # Reading the items of a generator here would consume them before the logger's method.
     listed = metrics if isinstance(metrics, list | tuple) else ()
     return {each.key: each.value for each in listed}

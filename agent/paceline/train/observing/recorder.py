@@ -40,24 +40,24 @@ class Recorder:
         self._device = Device(None, rank, world)
         self._device.use(device)
         self._seq = 0
-        # By data set: its number of samples. The newest data set is last.
+        # Number of samples of each data set. The newest data set is last.
         self._lengths: dict[int, int] = {}
-        # The Hello is sent, or this rank is not rank 0, which sends it.
+        # True once the Hello is sent. Only rank 0 sends it, so it is True on all other ranks.
         self._said = rank > 0
         self.timeline = timeline = Timeline(self._device.clock)
-        # Under another launcher, no agent reads the files of the stacks.
+        # If another launcher started this rank, no agent reads the files of the stacks.
         if not self._node:
             stacks.register(variables)
         phases = PhaseMonitor(environment.attempt, rank, lambda: timeline.activity)
         self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, phases)
 
     def reads(self, data: int, samples: int) -> None:
-        """Take the number of samples of a data set that batches come from."""
+        """Record the number of samples of a data set from which batches come."""
         self._lengths.pop(data, None)
         self._lengths[data] = samples
 
     def _samples(self) -> int:
-        """Return the number of samples of all data sets that are trained on; 0 if unknown."""
+        """Return the number of samples of all data sets used for training; 0 if unknown."""
         trained = [n for data, n in self._lengths.items() if data in self.timeline.trained]
         return min(sum(trained or list(self._lengths.values())[-1:]), _MOST_SAMPLES)
 
@@ -66,7 +66,7 @@ class Recorder:
         self._report(self.timeline.stepped())
 
     def logged(self, loss: Value) -> None:
-        """Take a loss that the script logged."""
+        """Record a loss that the script logged."""
         self.timeline.logged(on_host(loss))
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Recorder:
         )
 
     def _hello(self, step: ObservedStep) -> Hello:
-        """Describe the run, with guesses from its first step where only the script knows."""
+        """Describe the run; guess from its first step what only the script knows."""
         placement = self._environment.placed(self._world)
         if not placement and self._node:
             placement = [self._node] * self._world

@@ -1,4 +1,4 @@
-"""Starts observing a process. It imports torch only after the script has done so.
+"""Starts observing a process. This module imports torch only after the script has imported it.
 
 `sitecustomize` calls `watch` when Python starts. `AfterImport` calls a function as soon as the
 script has imported a module; it never imports torch itself.
@@ -55,11 +55,11 @@ class AfterImport(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return the spec of another finder, whose loader is changed to call the hook.
 
-        The hook runs after the module's execution and not here, because scripts also ask for a spec
-        only to learn whether a module is installed.
+        The hook runs after the module's execution and not here, because some scripts request a spec
+        only to test if a module is installed.
         """
         search = threading.get_ident(), name
-        # Another finder may ask all finders, this one included, within the search below.
+        # Another finder may call all finders, including this one, within the search below.
         if name not in self._hooks or search in self._searches:
             return None
         self._searches.add(search)

@@ -20,11 +20,11 @@ from paceline.train.metrics import Value
 from paceline.train.timing import Clock
 from paceline.wire import Phase
 
-# Steps by which a device may lag behind before this thread waits for it.
+# Maximum number of steps by which a device may lag behind before this thread waits for it.
 _PENDING = 64
 _CLOSING_S = 1.0
 _POLL_S = 0.01
-# Levels of nesting that are searched for tensors, and items of each container.
+# Maximum number of levels of nesting that are searched for tensors, and of items of each container.
 _DEEP = 4
 _MANY = 64
 
@@ -36,8 +36,9 @@ class BatchSize:
     Args:
         samples: number of samples n.
         load: elements of the largest tensor, padding included.
-        squares: Σ over samples of (elements of a sample)², as if samples of a batch were equal.
-        longest: elements of a sample, in the batch with the largest samples.
+        squares: Σ over samples of (elements of a sample)², as if all samples of a batch had the
+            same size.
+        longest: elements per sample in the batch with the largest samples.
     """
 
     samples: int
@@ -111,7 +112,7 @@ class ObservedStep:
         return bool(clock.passed(self.spans[-1][2]))
 
     def read(self, clock: Any) -> tuple[float, float]:
-        """Return the seconds of computing, and of waiting for other ranks with the reduction."""
+        """Return the seconds of computing, and of reducing with the waits for other ranks."""
         clock.wait(self.spans[-1][2])
         compute_s = sum(clock.between(since, ready) for since, ready, _ in self.spans)
         sync_s = sum(clock.between(ready, reduced) for _, ready, reduced in self.spans)
@@ -123,9 +124,9 @@ class Timeline:
 
     A step begins when its batch arrives. Then the rank computes until it waits for other ranks.
     The script's work after the reduction, such as the optimiser's step, logging or an evaluation,
-    counts as neither. A step lasts until the next one begins. If the script reads other data in
-    between, as for an evaluation, the step ends with its optimiser's step and the loading of the
-    next batch.
+    counts neither as computing nor as waiting. A step lasts until the next one begins. If the
+    script reads other data in between, as for an evaluation, the step ends with its optimiser's
+    step and the loading of the next batch.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -137,16 +138,17 @@ class Timeline:
         self._ready: Any = None
         # The size of the newest batch from a loader.
         self._fetched = NOTHING
-        # The step's size includes the batch that is being computed.
+        # True if the step's size includes the batch that is being computed.
         self._counted = False
-        # A batch was counted since the loader's newest one.
+        # True if a batch was counted in a step's size since the loader's newest batch arrived.
         self._sized = False
         self._loads = False
-        # No batch has come since the optimiser's newest step.
+        # True if no batch has been loaded since the optimiser's newest step.
         self._between = True
         # The data set of the newest batch.
         self._data = 0
-        # Data sets of which the script began a pass since the newest step: the newest, and all.
+        # Data sets over which the script began a pass since the newest step: the newest one, and
+        # all.
         self._fresh = -1
         self._begun: set[int] = set()
         # Data sets whose passes continue from step to step.
@@ -154,10 +156,10 @@ class Timeline:
         # The stamp at which the rank stopped computing to load more of the step's data.
         self._paused: Any = None
         self._epoch = -1
-        # By data set: seconds of waiting for its batches that no step has counted yet.
+        # For each data set: seconds of waiting for its batches that no step has counted yet.
         self._loads_s: dict[int, float] = {}
         self._open = ObservedStep(0)
-        # Steps that have ended, except for the time until the next step begins.
+        # Steps that have ended; the newest one still lacks the time until the next step begins.
         self._over: deque[ObservedStep] = deque()
         self._compiled = recompilations()
 
@@ -180,7 +182,7 @@ class Timeline:
     def loading(self) -> Iterator[None]:
         """Mark the wait for a loader's next batch."""
         self._loads = True
-        # A step may load from one loader, compute, and load from another one.
+        # Within a step, the script may load a batch, compute, and load a batch from another loader.
         self._paused = self._clock.stamp() if self._counted and self._ready is None else None
         try:
             yield
@@ -188,7 +190,7 @@ class Timeline:
             self._loads = False
 
     def loaded(self, took_s: float, data: int, size: BatchSize, *, first: bool) -> None:
-        """Take a batch from a loader, for which the script waited `took_s` seconds.
+        """Record a batch from a loader, for which the script waited `took_s` seconds.
 
         `data` identifies the loader's data set, and `first` marks the start of a pass over it.
         """
@@ -206,13 +208,13 @@ class Timeline:
         self._since, self._since_s = self._clock.stamp(), time.perf_counter()
 
     def entered(self, size: BatchSize) -> None:
-        """Take the size of a batch that the model is called with."""
+        """Record the size of a batch with which the model is called."""
         if not self._counted:
             self._counted = self._sized = True
             self._open.size += size
 
     def waits(self) -> None:
-        """Mark the start of a wait for other ranks, with gradients or for parameters."""
+        """Mark the start of a wait for other ranks: to reduce gradients or to gather parameters."""
         if not self._open.spans:
             self._begin()
         self._ready = self._clock.stamp()
@@ -226,10 +228,10 @@ class Timeline:
         self._since, self._ready = now, None
 
     def reduced(self) -> None:
-        """Mark the end of a backward pass, whose gradients are reduced or kept.
+        """Mark the end of a backward pass, whose gradients are reduced or stay on this rank.
 
-        The next computing belongs to another batch, or to the same one: reentrant checkpointing has
-        a backward pass for each of its parts.
+        The next computing belongs to another batch or to the same batch: reentrant activation
+        checkpointing has a backward pass for each checkpointed part.
         """
         self.waited()
         # No hook saw the call of the model.
@@ -238,7 +240,7 @@ class Timeline:
         self._counted = False
 
     def logged(self, loss: Value) -> None:
-        """Take a logged loss: the open step's if it has computed already, else the last step's."""
+        """Record a logged loss: for the open step if it has computed already, else for the last."""
         newest = self._over[-1] if self._over and not self._open.spans else self._open
         newest.loss = loss
 

@@ -1,10 +1,10 @@
 """A rank's view of the plan: reads the rank's parts of the leader's segments.
 
 A `Follower` yields a rank's steps. On rank 0 it drives the leader. On the other ranks a `Fetcher`
-reads parts from the ranks' store before they are needed: a remote store takes a round trip for each
-call, and reading a part takes three calls: to wait for it, to get it and to delete it. A thread
-makes these calls while the rank trains. It stays within the rank's current epoch: after the last
-epoch no part follows, and the store ends.
+reads parts from the ranks' store before they are needed: each call to a remote store takes a round
+trip, and reading a part takes three calls: to wait for it, to get it and to delete it. A thread
+makes these calls while the rank trains. The thread reads no parts beyond the rank's current epoch,
+because after the last epoch no part follows, and the store ends.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class Follower:
         self._on_node = on_node
         self._fetcher = Fetcher(store, rank, on_node) if leader is None else None
         self.stopped = False
-        # The plan ended because nodes join or leave.
+        # True if the plan ended because nodes join or leave.
         self.reforms = False
-        # The follower is waiting for a segment. Any thread may read this.
+        # True while the follower waits for a segment. Any thread may read this.
         self.waits = False
 
     def steps(self, epoch: int, ahead: int = 0) -> Iterator[Step]:
         """Yield the steps of an epoch, waiting for each segment until the leader has stored it.
 
-        A step is only yielded when `ahead` later steps are planned, too. Rank 0 needs that if its
-        loader fetches fewer steps ahead than those of other ranks.
+        A step is only yielded when `ahead` later steps are planned, too. Rank 0 needs this if its
+        loader fetches fewer steps ahead than the loaders of other ranks.
 
         Raises:
             PacelineError: the ranks are not in the same epoch, or the plan cannot continue.
@@ -76,7 +76,7 @@ class Follower:
         yield from planned
 
     def fail(self, error: Exception) -> None:
-        """Make `steps` raise this error where it would wait. Any thread may call it."""
+        """Make `steps` raise this error instead of waiting for a segment. Thread-safe."""
         if self._fetcher is not None:
             self._fetcher.fail(error)
 
@@ -119,10 +119,10 @@ class Follower:
 
 
 class Fetcher:
-    """Queue of one rank's parts, in the order of their segments. Call `close` in the end.
+    """Queue of one rank's parts, in the order of their segments. Call `close` at the end.
 
     The thread has its own connection to the store, because a call that waits blocks all others on
-    its connection. It calls `on_node` with each segment's part for this rank's node.
+    its connection. The thread calls `on_node` with each segment's part for this rank's node.
     """
 
     def __init__(
@@ -142,15 +142,16 @@ class Fetcher:
         # The rank's current epoch.
         self._epoch = -1
         self._closing = False
-        # The thread may be in a call that waits.
+        # True while the thread may be in a call that waits.
         self._calls = False
         self._thread = threading.Thread(target=self._run, name="paceline-plan", daemon=True)
         self._thread.start()
-        # A script that fails closes nothing, and the interpreter must not end in mid-call.
+        # A failing script does not call `close`, and the interpreter must not end while the thread
+        # is in a call.
         atexit.register(self.close)
 
     def enter(self, epoch: int) -> None:
-        """Let the thread fetch the parts of an epoch; called when the rank enters the epoch."""
+        """Permit the thread to fetch the parts of an epoch, which the rank enters now."""
         with self._changed:
             self._epoch = epoch
             self._changed.notify_all()
@@ -173,18 +174,18 @@ class Fetcher:
         return part
 
     def fail(self, error: Exception) -> None:
-        """Make `next` raise this error after the fetched parts. Any thread may call it."""
+        """Make `next` raise this error after the parts fetched so far. Any thread may call this."""
         self._parts.put(error)
 
     def close(self) -> None:
-        """End the thread, waiting for it unless its call does not end."""
+        """End the thread, and wait for it unless its current call does not return."""
         atexit.unregister(self.close)
         with self._changed:
             if self._closing:
                 return
             self._closing = True
             self._changed.notify_all()
-            # False after the plan's end, when the store may have ended.
+            # `calls` is False after the plan's end, when the store may have ended.
             calls = self._calls
         segment = self._segment
         if calls:
@@ -205,7 +206,7 @@ class Fetcher:
             self._parts.put(error)
 
     def _may_continue(self, after: int) -> bool:
-        """Wait until the rank is in an epoch later than this one; False: the thread ends."""
+        """Wait until the rank enters an epoch later than `after`; False: the thread must end."""
         with self._changed:
             self._calls = False
             self._changed.wait_for(lambda: self._closing or self._epoch > after)
@@ -218,7 +219,8 @@ class Fetcher:
         try:
             part = get_part(store, self._segment, self._rank)
         except DistStoreError:
-            # The rank may be busy for longer, as with an evaluation; `next` limits its wait.
+            # A timeout is not an error here: rank 0 may be busy for longer, for example with an
+            # evaluation. `next` limits the rank's own wait.
             if time.monotonic() - began < self._wait_s / 2:
                 raise
             return -1

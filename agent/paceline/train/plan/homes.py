@@ -12,9 +12,9 @@ Ints = npt.NDArray[np.int64]
 
 
 class Homes:
-    """The home of each sample: the node that trained it last, or that it was moved to.
+    """The home of each sample: the node that trained it last, or to which it was moved.
 
-    For one thread. `shards` has the homes when the attempt begins.
+    For one thread. `shards` has the homes at the start of the attempt.
     """
 
     def __init__(self, shards: Shards) -> None:

@@ -2,9 +2,10 @@
 
 Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the controller's newest
 valid proposal. If none is there in time, it coasts: it plans a few steps itself and keeps the
-ranks' shares, policy and synchronisation of the last segment. It never waits for a controller that
-has not shown that it is alive, and `Waits` decides when it waits longer because plans always arrive
-too late. `cut_steps` cuts local batches that do not fit into a rank's memory into micro-batches.
+ranks' shares, policy and synchronisation of the last segment. The leader never waits for a
+controller that has not shown that it is alive, and `Waits` is the schedule of longer waits if plans
+always arrive too late. `cut_steps` cuts local batches that do not fit into a rank's memory into
+micro-batches.
 """
 
 from __future__ import annotations
@@ -43,35 +44,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.05
-# Maximum of coasted steps, because a switch takes effect only after these steps.
+# Maximum number of coasted steps at once, because a switch takes effect only after these steps.
 MOST_COASTED = 16
-# The same in seconds of training, while plans arrive too late even for that: on an overloaded
-# machine a plan takes seconds, in which small models train for many steps.
+# The same maximum in seconds of training, if plans arrive too late even for `MOST_COASTED` steps:
+# on an overloaded machine planning takes seconds, in which small models train for many steps.
 MOST_COASTED_S = 10.0
 # If no control plane can plan, or local batches stay equal, a segment lasts at least `ALONE_S`, in
-# at most `MOST_ALONE` steps: planning takes 0.5 ms of that, and no switch waits for its end.
+# at most `MOST_ALONE` steps: planning takes 0.5 ms of that time, and no switch has to wait for the
+# end of such a segment.
 ALONE_S, MOST_ALONE = 0.25, 64
-# Number of segments that began without their plans, which came later, before a long wait.
+# Number of segments whose plans came too late before the leader makes a long wait.
 MOST_LATE = 8
-# The first wait. After each wait that was too short, the next one is twice as long.
+# Duration of the first long wait in seconds. After each wait that was too short, the next one is
+# twice as long.
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 5.0
 # The time between two waits is at least this multiple of the next wait's length, so waiting takes
 # at most a twentieth of the time.
 BETWEEN_WAITS = 20.0
-# Segments from whose times a step's time is derived.
+# Number of newest segments from whose times a step's time is derived.
 _PACE = 8
-# Bytes of a packed sample.
+# Number of bytes of a packed sample index.
 _SAMPLE_BYTES = 4
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Timeout for ranks that may have left the loop already.
+# Seconds to wait for ranks that may have left the loop already.
 _FAREWELL_S = 2.0
-# Timeout for ranks that have read the end of the plan and no longer need the store.
+# Seconds to wait for ranks that have read the end of the plan and no longer need the store.
 _LEAVING_S = 0.5
-# Timeout for ranks that still compute and will read the end of the plan.
+# Seconds to wait for ranks that still compute and will read the end of the plan.
 _FAREWELL_TO_END_S = 600.0
 
 
@@ -84,10 +87,11 @@ class Leader:
         context: the run's terms and limits, and where its data is.
         meeting: rank 0's result of the rendezvous. If several ranks share each batch, each rank of
             another lane reads a copy of the part of its group.
-        start: where training begins; `used` are the samples that an earlier attempt used.
+        start: position at which training begins; its `used` has the samples that an earlier attempt
+            used.
         proposals: the controller's proposals; None without a bus.
         announce: called with each adopted segment.
-        uneven: returns whether ranks may iterate the script's loop differently often.
+        uneven: returns True if ranks may have different numbers of iterations of the script's loop.
     """
 
     def __init__(
@@ -104,21 +108,21 @@ class Leader:
         terms, limits = context.terms, context.limits
         self._homes = Homes(context.data.shards) if context.data is not None else None
         self._uneven = uneven
-        # Announces that nodes are about to join or leave, so that the plan must end.
+        # File whose existence announces that nodes will join or leave, so that the plan must end.
         self._reform = context.environment.reform
-        # Any thread may set it: the plan ends as by an operator's stop.
+        # Set to True, by any thread, to end the plan as an operator's stop does.
         self.asked_to_end = False
         self._terms = terms
         self._world = meeting.world
-        # λ of each sample, [N]; empty for a stream.
+        # Size λ of each sample, [N]; empty for a stream.
         self._given_sizes = meeting.sizes
         self._store = meeting.store
         self._stores = [meeting.store, *meeting.stores[1:]]
         self._proposals = proposals
         self._attempt = context.environment.attempt
         self._announce = announce
-        # The most that each rank computes at once, [W], in samples, or in size units with a token
-        # budget. Larger local batches are cut into micro-batches.
+        # Maximum that each rank computes at once, [W]: a number of samples, or a total size if
+        # there is a token budget. Larger local batches are cut into micro-batches.
         self._micro = limits.of_micro_batches or limits.tokens_of_micro_batches
         self._epoch_steps = context.epoch_steps
         budget: Budget | None = None
@@ -147,13 +151,14 @@ class Leader:
         self._received = 0
         # The reason why ranks get equal local batches, whatever the controller proposes.
         self._equal_because = ""
-        # More than the terms' while the controller's plans arrive too late.
+        # Number of steps to coast: more than in the run's terms while the controller's plans arrive
+        # too late.
         self._coast_steps = terms.coast_steps
         self._waits = Waits()
         # The times at which the newest segments were chosen, and their first steps.
         self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)
-        # The epoch's adopted steps with their samples, from the newest step on after which no
-        # gradients accumulate.
+        # Numbers and samples of the epoch's adopted steps after the newest step in which the
+        # optimiser stepped.
         self._ahead: deque[tuple[int, Ints]] = deque()
 
     def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger | StreamLedger:
@@ -165,7 +170,7 @@ class Leader:
 
     @property
     def _sizes(self) -> Floats:
-        """Return λ of each sample; for a stream, of each sample that ranks have read."""
+        """Return the size λ of each sample; for a stream, of each sample that ranks have read."""
         return self._given_sizes if self._stream is None else self._stream.ledger.sizes
 
     @property
@@ -196,7 +201,7 @@ class Leader:
         return self._adopt(segment or self._coasted())
 
     def keep_equal(self, why: str) -> None:
-        """Plan without the controller from now on, with equal local batches, because of `why`."""
+        """Plan with equal local batches, without the controller, from now on; `why`: the reason."""
         self._equal_because = why[:MOST_WHY]
 
     def _stops(self) -> bool:
@@ -218,7 +223,7 @@ class Leader:
         return np.setdiff1d(self._ledger.used(), np.concatenate([[], *planned]))
 
     def unread(self) -> bool:
-        """Return whether a rank that has not left has yet to read its newest part."""
+        """Return True if a rank that has not left has not read its newest part yet."""
         return any(store.check([part_key(self._newest, rank)]) for store, rank in self._present())
 
     def wait_for_readers(
@@ -226,9 +231,10 @@ class Leader:
     ) -> None:
         """Wait until no other rank needs the store, because it ends with this rank.
 
-        A rank that has read the end of the plan no longer needs it, nor does a rank that has left.
-        `at_the_end`: the loop ran to its end here, so ranks that still compute will read it too.
-        `failed` returns whether ranks are out of step, so that some never read the end.
+        A rank no longer needs the store once it has read the end of the plan, or has left.
+        `at_the_end`: the loop ran to its end on this rank, so ranks that still compute will read
+        the end of the plan, too. `failed` returns True if the ranks' reductions can no longer
+        match, so that some ranks never read the end.
         """
         needed = self.unread if at_the_end else self._present
         began = time.monotonic()
@@ -275,7 +281,7 @@ class Leader:
         if proposals is None:
             return None
         if self._equal_because:
-            # Discards proposals, which would pile up.
+            # This call discards proposals, which would otherwise pile up.
             proposals.take(self.seq, 0.0)
             return None
         patience_s = self._patience_s(proposals)
@@ -305,7 +311,7 @@ class Leader:
         return None
 
     def _consider_lateness(self, proposals: Proposals) -> None:
-        """Coast twice as long from now on if a plan came for a segment that is past.
+        """Coast twice as long from now on if a plan came for a segment that has begun already.
 
         Otherwise a policy that plans for longer than coasting lasts would never take effect.
         """
@@ -322,7 +328,7 @@ class Leader:
         return max(MOST_COASTED, self._steps_in(MOST_COASTED_S))
 
     def _steps_in(self, seconds: float) -> int:
-        """Return how many steps fit into a duration, by the newest segments; 0 if unknown."""
+        """Return the number of steps that fit into a duration, from newest step times, or 0."""
         if not self._begun:
             return 0
         began, first = self._begun[0]
@@ -331,7 +337,8 @@ class Leader:
     def _patience_s(self, proposals: Proposals) -> float:
         """Return the seconds to wait for a proposal: 0 unless the controller seems alive.
 
-        It does if it made the last segment, or has proposed a segment since then.
+        The controller seems alive if it made the last segment, or has proposed a segment since
+        then.
         """
         kept_up = self._last is not None and self._last.source != "coast"
         if not kept_up and proposals.received == self._received:
@@ -343,7 +350,8 @@ class Leader:
         started = time.perf_counter()
         shares = list(last.shares) if last is not None else []
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
-        # Relaxed ranks synchronise at a segment's end, which should be rare: coast for longer.
+        # Under a relaxed synchroniser ranks synchronise at a segment's end, so segments should be
+        # long.
         steps = min(self._coast_steps, self._most_coasted())
         if self._proposals is None or self._equal_because:
             steps = max(steps, min(MOST_ALONE, self._steps_in(ALONE_S)))
@@ -384,7 +392,7 @@ class Leader:
         parts = self._parts(segment)
         if segment.pooled:
             pool.put(self._store, parts)
-        # Last, because the nodes' parts are long and not for all ranks.
+        # The nodes' parts are added last, because they are long and not for all ranks.
         if self._homes is not None:
             for rank, of_node in zip(
                 self._homes.prefetchers, self._homes.parts(segment), strict=True
@@ -422,7 +430,7 @@ class Leader:
         uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
         weights = weights_of(self._terms.loss_mean, counts, of.load)
         ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
-        # Whole arrays become lists at once, because there may be thousands of ranks.
+        # Arrays are converted to lists as a whole, because there may be thousands of ranks.
         columns = zip(
             counts.T.tolist(),
             of.load.T.tolist(),
@@ -461,8 +469,8 @@ class Leader:
 def weights_of(loss_mean: str, counts: Ints, loads: Floats) -> Floats:
     """Return each rank's weight in the update, [steps, W].
 
-    `counts` are samples, `loads` the sums of their sizes, [steps, W] each. See `Session` for
-    `loss_mean`.
+    `counts` are numbers of samples, `loads` the sums of the samples' sizes, [steps, W] each. See
+    `Session` for `loss_mean`.
     """
     if loss_mean == "ranks":
         of_ranks: Floats = (counts > 0) / counts.shape[1]
@@ -504,7 +512,7 @@ class Waits:
 
     @property
     def due_s(self) -> float:
-        """Return the seconds to wait for the next plan; 0 means no longer than usual."""
+        """Return the seconds of a long wait for the next plan; 0 if no long wait is due."""
         rested_s = self._clock() - self._waited_at
         return (
             self._next_s
@@ -521,7 +529,7 @@ class Waits:
         self._late, self._next_s = 0, FIRST_WAIT_S
 
     def over(self, *, came: bool) -> None:
-        """End a long wait, in which a plan came or not."""
+        """End a long wait; `came` is True if a plan arrived in it."""
         self._waited_at = self._clock()
         if not came:
             self._next_s = min(2 * self._next_s, LONGEST_WAIT_S)
@@ -536,12 +544,13 @@ def cut_steps(
     step, [steps], or an empty list if no step is cut.
 
     Args:
-        most: what the rank computes at once, in samples, or in size units with a token budget.
+        most: maximum that the rank computes at once: a number of samples, or a total size with a
+            token budget.
         samples: the rank's samples of all steps in order.
-        counts: their number in each step, [steps].
-        loads: their total size in each step, [steps].
-        sizes: λ of each sample, [N].
-        terms: of the run.
+        counts: number of samples in each step, [steps].
+        loads: total size of the samples in each step, [steps].
+        sizes: size λ of each sample, [N].
+        terms: the run's terms.
     """
     by_tokens = terms.token_budget is not None
     amounts = (loads if by_tokens else counts).tolist()

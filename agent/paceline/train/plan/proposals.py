@@ -1,4 +1,4 @@
-"""Bus side of the leader: reads the controller's proposals and an operator's orders."""
+"""Reader of the bus for the leader: the controller's proposals, and an operator's orders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Proposals:
         self._proposals: dict[int, Proposal] = {}
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        # The number of proposals for this attempt so far, and the latest one.
+        # Number of proposals for this attempt so far, and the newest proposal.
         self.received = 0
         self.newest: Proposal | None = None
         self.stop_reason: str | None = None
@@ -72,7 +72,7 @@ class Proposals:
         return self._forged.count
 
     def take(self, seq: int, wait_s: float) -> Proposal | None:
-        """Return the newest proposal for a segment, or None if none comes within `wait_s` seconds.
+        """Return the newest proposal for a segment; None if none arrives within `wait_s` seconds.
 
         Proposals for this segment and for earlier ones are discarded.
         """

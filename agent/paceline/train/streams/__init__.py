@@ -2,10 +2,10 @@
 
 - `news`: messages between ranks and the leader through the ranks' store;
 - `reader`: a rank's reading thread, and the buffer, which the rank's DataLoader reads;
-- `processes`: reading in processes of a rank, which get pieces to read from that thread;
+- `processes`: reading in processes of a rank, which get claims on shards from that thread;
 - `gathering`: the leader's part: it collects the ranks' messages until a segment can be planned.
 
     reader = StreamReader(stream, meeting, seed)
     reader.begin_epoch(epoch)
-    samples = reader.take([0, 1, 2])  # by how many this rank had read before
+    samples = reader.take([0, 1, 2])  # number of samples read before each
 """

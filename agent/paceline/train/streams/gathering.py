@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.002
-# After this time in seconds, the log reports that the leader waits for ranks.
+# Seconds after which the log reports that the leader waits for ranks.
 _LONG_S = 60.0
 
 
 class Gathering:
     """The leader's view of a stream, on rank 0. For one thread.
 
-    `seed` is that of the order in the buffers, if the stream is shuffled.
+    `seed` seeds the order in the buffers, if the stream is shuffled.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Gathering:
     ) -> None:
         self._stream, self._rules, self._world, self._store = stream, rules, world, store
         self._seed = seed if stream.shuffle else None
-        # The number of each rank's next news.
+        # Number of the next report (`News`) of each rank.
         self._numbers = [0] * world
-        # The room that each rank knows of.
+        # Buffer sizes that were last sent to the ranks.
         self._rooms: list[int] = []
         # The ledger of the epoch that is planned.
         self.ledger = self.begin(0)
@@ -52,9 +52,10 @@ class Gathering:
         return self.ledger
 
     def gather(self, stops: Callable[[], bool]) -> str:
-        """Wait until the next segment can be planned, or `stops` returns that the run ends.
+        """Wait until the next segment can be planned, or until `stops` returns True.
 
-        Return the reason why there is no plan: a rank could not read, or read nothing. Else empty.
+        Return the reason why there can be no plan (a rank could not read, or read nothing), or an
+        empty text.
         """
         try:
             self._gather(self.ledger, stops)

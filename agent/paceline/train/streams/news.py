@@ -8,8 +8,8 @@ import msgspec
 class News(msgspec.Struct, frozen=True, array_like=True):
     """A rank's report of the samples that it has read since the previous report.
 
-    `sizes` has λ of each sample, in the order of reading. `ended`: the rank has no more samples in
-    this epoch. `error` is the reason why reading failed; empty if it did not.
+    `sizes` has the size λ of each sample, in the order of reading. `ended`: the rank has no more
+    samples in this epoch. `error` is the reason why reading failed; empty if it did not fail.
     """
 
     sizes: list[float]
@@ -30,7 +30,7 @@ decode_room = msgspec.msgpack.Decoder(BufferSize).decode
 
 
 def news_key(epoch: int, rank: int, number: int) -> str:
-    """Return the key of a rank's news of an epoch; its news are numbered from 0."""
+    """Return the key of a rank's report in an epoch; the rank's reports are numbered from 0."""
     return f"stream/{epoch}/{rank}/{number}"
 
 
@@ -49,6 +49,6 @@ def order_key(epoch: int, shard: int) -> str:
     return f"stream/{epoch}/order/{shard}"
 
 
-# A pickled sample for ranks that have read none.
+# Key of a pickled sample, for ranks that have read no sample.
 FILLER = "stream/filler"
 FILLER_ASKED = "stream/filler/asked"

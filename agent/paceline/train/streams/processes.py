@@ -21,7 +21,7 @@ OPTIONS = (
     "timeout",
 )
 _POLL_S = 0.1
-# Time between two checks in a process whether its rank still runs.
+# Seconds between two checks of a reading process whether its rank still runs.
 _ALIVE_S = 5.0
 
 
@@ -41,7 +41,7 @@ class _Pieces(IterableDataset[Any]):
                     piece: Claim | None = self._claimed.get(timeout=_ALIVE_S)
                 except queue.Empty:
                     if os.getppid() != parent or rank is None or not rank.is_alive():
-                        # The rank was killed, so no process takes the remaining samples.
+                        # The rank was killed, so no process reads the remaining samples.
                         os._exit(1)
                 else:
                     return piece
@@ -50,10 +50,10 @@ class _Pieces(IterableDataset[Any]):
 
 
 def _hide_worker() -> None:
-    """Make a source give this process all samples of a piece.
+    """Make a source yield all samples of a claim to this process.
 
-    Many sources split their samples among a loader's processes. Here each process has pieces of
-    its own, so no process would read the samples that a source leaves to the others.
+    Many sources split their samples among a loader's processes. Here each process has claims of its
+    own, so no process would read the samples that a source leaves to other processes.
     """
     worker._worker_info = None
 
@@ -69,7 +69,7 @@ def in_processes(
     claim: Callable[[int], Claim | None],
     options: dict[str, Any],
 ) -> Iterator[Any]:
-    """Yield the samples of a rank in an epoch, as they come. Close it in the end.
+    """Yield the samples of a rank in an epoch, as they arrive. Close the iterator at the end.
 
     A source that yields the rank's own part must split it among its processes, as any
     ``IterableDataset`` must. `claim` (see `paceline.data.stream.Claiming`) is called in another
@@ -78,10 +78,11 @@ def in_processes(
     count, context = options["num_workers"], options.get("multiprocessing_context")
     if context is None or isinstance(context, str):
         context = multiprocessing.get_context(context)
-    # At most one piece is queued: other ranks cannot read shards that are claimed too early.
+    # At most one claim is queued, because other ranks cannot read shards that are claimed too
+    # early.
     claimed = context.Queue(1)
     options = options | {"multiprocessing_context": context}
-    # Out of order, so that a process that waits for a piece does not delay the others.
+    # Samples arrive out of order, so that a process that waits for a claim does not delay others.
     loader: DataLoader[Any] = DataLoader(
         _Pieces(reading, epoch, claimed),
         batch_size=None,
@@ -114,9 +115,9 @@ def _feed(
     ends: threading.Event,
     failed: list[Exception],
 ) -> None:
-    """Put pieces into the processes' queue, then a final None for each process.
+    """Put claims into the processes' queue, then a final None for each process.
 
-    An error in claiming is appended to `failed` and ends the pieces.
+    If claiming fails, the error is appended to `failed`, and no further claim follows.
     """
     while pieces is not None and not ends.is_set():
         try:
@@ -129,7 +130,7 @@ def _feed(
         _put(claimed, piece, ends)
     for _ in range(count):
         _put(claimed, None, ends)
-    # Processes that did not get their None may still wait for it.
+    # Processes that have not received their None may still wait for it.
     if ends.is_set():
         for _ in range(count):
             try:

@@ -1,4 +1,4 @@
-"""A rank's reader: a thread that reads samples ahead, and the buffer that batches come from."""
+"""A rank's reader: a thread that reads samples ahead, and the buffer from which batches come."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
 _SENT_AT_ONCE = 64  # samples
-# Maximum delay before a sample is reported, unless reading the next one takes longer.
+# Maximum delay in seconds before a sample is reported, unless reading the next sample takes longer.
 _SEND_S = 0.05
-# Time between two checks whether the leader gives more room.
+# Seconds between two checks whether the leader has enlarged the buffer.
 _POLL_S = 0.05
 _JOIN_S = 2.0
 # Options of a DataLoader that concern reading in processes.
@@ -57,9 +57,9 @@ class StreamReader(Feature):
     """Reader of one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
 
     A sample's number is the number of samples that the rank had read before it in the epoch. The
-    thread reads on while there is room. It withholds the newest sample until it knows whether
-    another one follows. So a rank that has not reported its end has at least one more sample.
-    `seed` seeds the order of a source's shards.
+    thread reads while the buffer has room. The thread withholds the newest sample until it knows
+    whether another sample follows. So a rank that has not reported its end has at least one more
+    sample. `seed` seeds the order of a source's shards.
     """
 
     def __init__(self, stream: Stream, meeting: Meeting, seed: int) -> None:
@@ -74,7 +74,7 @@ class StreamReader(Feature):
         self._pass: threading.Event | None = None
         self._thread: threading.Thread | None = None
         self._smallest: tuple[float, Any] | None = None
-        # A warning was logged that a shard's order varies.
+        # True once a warning was logged that a shard's order varies.
         self._warned = False
         # Options of the processes that read, if there are any.
         self.options: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class StreamReader(Feature):
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Read from the buffer, in the loader's process.
 
-        Options about processes are for this rank's thread.
+        The options that concern processes are used by this rank's reading thread instead.
         """
         self.options = {name: options[name] for name in OPTIONS if name in options}
         return _Buffered(self), {n: v for n, v in options.items() if n not in _READERS}
@@ -91,7 +91,7 @@ class StreamReader(Feature):
         """Begin to read an epoch, and drop the remaining samples of another one."""
         self._end()
         self._samples = {}
-        # At the end of an epoch, this rank may have had the room of all ranks.
+        # At the end of the previous epoch, this rank may have had the buffer space of all ranks.
         self._room = self._equal
         self._pass = over = threading.Event()
         self._thread = threading.Thread(
@@ -100,9 +100,9 @@ class StreamReader(Feature):
         self._thread.start()
 
     def take(self, numbers: list[int]) -> list[Any]:
-        """Return samples for a batch. Each is returned once, except for the filler.
+        """Return samples for a batch. Each sample is returned only once, except for the filler.
 
-        Raise a PacelineError if the leader asks for a sample that this rank has not read.
+        Raise a PacelineError if the plan has a sample that this rank has not read.
         """
         with self._changed:
             try:
@@ -121,7 +121,7 @@ class StreamReader(Feature):
         self._end()
 
     def _end(self) -> None:
-        """End the thread, waiting for it unless the source does not answer."""
+        """End the thread, and wait for it unless the source hangs."""
         if self._pass is None or self._thread is None:
             return
         with self._changed:
@@ -197,7 +197,8 @@ class StreamReader(Feature):
             )
 
     def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
-        # A separate connection, because another thread claims for processes.
+        # The claims get a separate connection, because with reading processes another thread makes
+        # them.
         store, key = self._store.clone(), news.claims_key(epoch)  # type: ignore[attr-defined]
         claims = ShardClaims(
             lambda: store.get(key).decode() if store.check([key]) else "",

@@ -1,7 +1,7 @@
 """Relaxed synchronisers, which replace the all-reduce in DDP for a segment.
 
-A synchroniser is given by a name and parameters in the plan. `SyncGate` calls `make` for each
-segment that has a relaxed one.
+The plan has a synchroniser's name and parameters. `SyncGate` calls `make` for each segment with a
+relaxed synchroniser.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def make(
 ) -> GradientSync:
     """Make the synchroniser of a segment on one rank. Every rank calls it.
 
-    `what` is not the all-reduce. `seed` is new for each segment. The channel's `on_round` is called
-    with each round, on one of its ranks.
+    `what` is a relaxed synchroniser. `seed` differs between segments. The channel's `on_round` is
+    called with each round, on one of its ranks.
     """
     match what:
         case synchronisation.Averaging(rules):

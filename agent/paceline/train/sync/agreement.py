@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
 _POLL_S = 0.005
-# Patience in seconds of a rank that raised, while no rank moves; ten steps if these take longer.
+# Seconds that a rank which raised waits while no rank makes progress; the time of ten steps if that
+# is longer.
 _STILL_S = 30.0
 
 
@@ -21,16 +22,16 @@ class LoopAgreement:
     """Agreement that all ranks leave the loop after the same step.
 
     Without the all-reduce, other ranks would train on for a while after one rank left, and then
-    wait for it. The two cases look alike on the rank that leaves: all ranks may leave by an
-    exception, and one rank alone by a ``break``. So a rank that leaves waits until all ranks have
-    left, or until another rank has started a later step.
+    wait for it. The rank that leaves cannot tell if the others leave, too: all ranks may leave by
+    an exception, and one rank alone by a ``break``. So a rank that leaves waits until all ranks
+    have left, or until another rank has started a later step.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._store = ranks, ranks.store
         # The number of times that all ranks have left so far.
         self._times = 0
-        # The current step, when it began, and how long the step before it took.
+        # The current step, the time at which it began, and the duration of the step before it.
         self._step: int | None = None
         self._began = 0.0
         self._took_s = 0.0
@@ -41,12 +42,12 @@ class LoopAgreement:
         self._took_s = now - self._began if self._step == step - 1 else 0.0
         self._step, self._began = step, now
         self._store.set(self._at(self._ranks.rank), str(step))
-        # The order matters: either this rank sees that another rank has left, or the rank that
-        # leaves sees that this rank has started the step.
+        # The check comes after the step is announced: so either this rank sees that another rank
+        # has left, or the rank that leaves sees that this rank has started the step.
         if not self._store.check([self._key("count")]):
             return
         left = self._left()
-        # The earliest rank is the cause: others may have left because of this rank.
+        # The rank that left at the earliest step is named: others may have left because of it.
         first = min(left, key=lambda rank: left[rank])
         if left[first] < step:
             self._refuse(first, left[first], self._ranks.rank, step)
@@ -54,11 +55,12 @@ class LoopAgreement:
     def leave(self, step: int, raised: bool) -> None:
         """Leave the loop in a step, and wait until all ranks have left.
 
-        If an exception ended the loop (`raised`), other ranks may wait for this one in a collective
-        of the script's own, so this rank waits less long.
+        If an exception ended the loop (`raised`), other ranks may wait for this rank in a
+        collective of the script, so this rank waits for a shorter time.
 
         Raises:
-            PacelineError: another rank went on, or no rank moves; the message says which.
+            PacelineError: another rank continued, or no rank makes progress; the message names the
+                ranks.
         """
         rank, world = self._ranks.rank, self._ranks.world
         if self._count(step) == world:
@@ -77,7 +79,7 @@ class LoopAgreement:
     def through(self, step: int, raised: bool) -> None:
         """Reach the end of an epoch's last step; if this rank raised, wait for all others.
 
-        Raise a PacelineError if no rank moves; the message says which are missing.
+        Raise a PacelineError if no rank makes progress; the message names the missing ranks.
         """
         self._store.set(self._at(self._ranks.rank), str(step + 1))
         if raised:
@@ -119,7 +121,7 @@ class LoopAgreement:
         raise PacelineError(why)
 
     def tell(self, step: int, why: str) -> None:
-        """Announce that this rank ends in a step, so that waiting ranks fail. Does not wait."""
+        """Announce, without waiting, that this rank ends in a step, so that waiting ranks fail."""
         # The store may have ended with rank 0.
         with contextlib.suppress(RuntimeError):
             self._count(step)
@@ -127,7 +129,7 @@ class LoopAgreement:
             self._store.compare_set(self._key("all"), "", word)
 
     def _count(self, step: int) -> int:
-        """Note that this rank left in a step; return the number of ranks that have left."""
+        """Record that this rank left in a step; return the number of ranks that have left."""
         self._store.set(self._key(str(self._ranks.rank)), str(step))
         return int(self._store.add(self._key("count"), 1))
 

@@ -1,4 +1,4 @@
-"""Each rank steps alone, and replicas are averaged now and then: local SGD, OSA, DiLoCo."""
+"""Each rank steps alone, and replicas are averaged every few steps: local SGD, OSA, DiLoCo."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from paceline.wire.synchronisation import AveragingRules, OuterRules
 class AveragingSync:
     """Synchroniser that averages all ranks' parameters every few steps.
 
-    In the mean, a rank weighs as much as the work that it has done since the previous mean. With an
-    outer optimiser, parameters become the result of its step from the mean. If all ranks meet
-    between two outer steps, parameters become the mean itself, and the next outer step has the
-    whole change since the previous one.
+    In the mean, a rank's weight is its work since the previous mean. With an outer optimiser, the
+    mean is the input of an outer step, and parameters become the result of that step. If all ranks
+    synchronise between two outer steps, parameters become the mean itself, and the next outer step
+    has the whole change since the previous outer step.
 
-    With an overlap, a mean is reduced while ranks step on. Its result takes effect `rules.overlap`
+    With an overlap, a mean is reduced while ranks step on. The mean takes effect `rules.overlap`
     steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard et al., Streaming
-    DiLoCo with overlapping communication, 2025). Then a rank's replica still weighs with α of the
-    work that it had when the mean was begun. If all ranks meet, a mean in flight takes effect
-    first. So no mean outlives a meeting or is in a checkpoint.
+    DiLoCo with overlapping communication, 2025). In the next mean, a rank's weight then includes α
+    times its work in this mean. Before all ranks synchronise, a mean in flight takes effect. So no
+    mean is in flight after that, and none is in a checkpoint.
     """
 
     goes_on, weighs = True, False
@@ -54,17 +54,17 @@ class AveragingSync:
             outer.begin(self._parts)
         # Σ of the steps' weights since each part's previous mean.
         self._work = [0.0] * rules.parts
-        # Samples of earlier steps whose gradients are still in .grad.
+        # Number of samples of earlier steps whose gradients are still in .grad.
         self._samples = 0
-        # The newest body in which the optimiser stepped.
+        # The newest iteration of the script's loop in which the optimiser stepped.
         self._stepped: Step | None = None
-        # The number of means so far.
+        # Number of means so far.
         self._means = 0
-        # The mean in flight, and the number of such means so far.
+        # The mean in flight, None if there is none, and the number of such means so far.
         self._flight: _Flight | None = None
         self._flights = 0
-        # A reduction that lacks a rank cannot be ended, not even by a rank that leaves. So it
-        # begins only when all ranks have called it ready.
+        # A reduction in which a rank is missing cannot be ended, not even by a rank that leaves. So
+        # a reduction begins only when all ranks have announced that they are ready.
         self._calls = RoundCalls(channel.ranks, f"{channel.prefix}/means")
         self._task_thread = (
             TaskThread(channel.ranks.timeout.total_seconds()) if rules.overlap else None
@@ -109,7 +109,7 @@ class AveragingSync:
         if self._task_thread is not None:
             self._calls.abort(self._flights - (self._flight is not None), reason)
             self._task_thread.close(timeout_s=1.0)
-        # Makes the others' collectives fail.
+        # Without the group, the collectives of other ranks fail.
         dist.destroy_process_group(self._ranks.group)
 
     def _take_off(self, part: int, step: int) -> None:
@@ -130,7 +130,7 @@ class AveragingSync:
         self._calls.wait(number)
         mean.reduce(self._ranks.group)
         if number and self._ranks.rank == 0:
-            # All ranks were done with the previous mean before this one.
+            # All ranks were done with the previous mean before they began this one.
             self._calls.forget(number - 1)
 
     def _land(self, flight: _Flight) -> None:
@@ -149,7 +149,7 @@ class AveragingSync:
                 merged = torch.lerp(merged, joined(tensors), keep)
             spread(merged, tensors)
         self._work[flight.part] += keep * flight.work
-        # Only the ranks' wait counts as reduction: the rest overlapped their steps.
+        # Only the time of waiting counts as reduction: the rest overlapped the ranks' steps.
         self._report(round(gave), waited_s, sum(t.numel() * t.element_size() for t in tensors))
 
     def _mean(self, parts: Sequence[int], rules: OuterRules | None) -> None:
@@ -190,7 +190,8 @@ def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], rank
     """Make the optimiser's state equal on all ranks, so that equal replicas stay equal.
 
     A tensor becomes its mean over ranks. A single number, for example a count of steps, becomes the
-    largest of all ranks. If ranks have states of different shape, all get the fullest one.
+    largest of all ranks. If ranks have states of different shapes, all ranks get the state with the
+    most entries.
     """
     states = [optimiser.state.get(p, {}) for p in parameters]
     shapes = [{k: tuple(v.shape) for k, v in s.items() if torch.is_tensor(v)} for s in states]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# Groupings whose process groups are kept for reuse.
+# Number of divisions into groups whose process groups are kept for reuse.
 _KEPT = 4
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class Ranks:
     """Participants of a synchroniser, with their process groups and connections to the store.
 
     No other object may use the process groups, see `close`. `store` is for calls that return at
-    once, from any thread; `blocking_store` is a second connection to it, for one thread's blocking
-    calls. `name` is the process group's; "" means all ranks of the run. `members` has the run's
-    numbers of these ranks; () means all ranks of the run.
+    once, from any thread. `blocking_store` is a second connection to the same store, for the
+    blocking calls of one thread. `name` is the name of the process group; "" means all ranks of the
+    run. `members` has the numbers of these ranks in the run; () means all ranks of the run.
     """
 
     groups: dict[str, dist.ProcessGroup]
@@ -73,13 +73,14 @@ class Ranks:
     def close(self) -> None:
         """End the process groups, each of which has threads and connections.
 
-        A group that is still in use ends with its last reference. That reference must not be in a
-        cycle: the garbage collection of a forked process, such as a DataLoader worker, would end
+        A group that is still in use ends with its last reference. This reference must not be in a
+        cycle: garbage collection in a forked process, such as a DataLoader worker, would try to end
         threads that the fork does not have.
         """
         while self.groups:
             _, group = self.groups.popitem()
-            # Ended before: by `abort`, so that other ranks fail, or by the script.
+            # `abort` may have ended the group before, so that other ranks fail, or the script may
+            # have.
             with suppress(ValueError):
                 dist.destroy_process_group(group)
 
@@ -104,7 +105,7 @@ class Round:
     copied_s: float = 0.0
 
 
-# May be called in another thread, but never twice at once.
+# Called with each finished round; perhaps in another thread, but never twice at once.
 OnRound = Callable[[Round], None]
 
 
@@ -120,7 +121,7 @@ class Channel:
     on_round: OnRound | None = None
 
     def reported_once(self) -> Channel:
-        """Return the channel with `on_round` on the first rank only, where all have each round."""
+        """Return a channel that calls `on_round` on the first rank only: all have each round."""
         return self if self.ranks.rank == 0 else replace(self, on_round=None)
 
 
@@ -133,14 +134,14 @@ class Replica:
 
 
 class GradientSync(Protocol):
-    """One segment's exchange on one rank, from the segment's start until all ranks have met.
+    """Synchroniser of one segment on one rank, until all ranks have synchronised at the end.
 
-    Methods are called in the thread that trains. They may take gradients out of ``.grad``, put
-    others in, and step the optimiser. `stepping` is not called for steps that they make themselves.
+    Methods are called in the thread that trains. Methods may remove gradients from ``.grad``, put
+    others there, and step the optimiser. `stepping` is not called for steps that methods make.
 
-    If `goes_on` is true, the synchroniser continues into a next segment with the same synchroniser;
-    else all ranks meet first. If `weighs` is true, ``.grad`` must hold weight · M times the mean
-    over the rank's batch; else that mean.
+    If `goes_on` is True, this object continues in a next segment that has the same synchroniser;
+    else all ranks synchronise first. If `weighs` is True, ``.grad`` must have weight · M times the
+    mean over the rank's batch, with M ranks; else the mean itself.
     """
 
     goes_on: bool
@@ -151,7 +152,7 @@ class GradientSync(Protocol):
         ...
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """End the loop's body. Each body of a rank has a `Step` object of its own."""
+        """End an iteration of the loop's body. Each iteration has a `Step` object of its own."""
         ...
 
     def end_step(self, step: Step) -> None:
@@ -159,7 +160,7 @@ class GradientSync(Protocol):
         ...
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """Wait until all ranks are here, after the same step. Afterwards replicas are equal.
+        """Synchronise all ranks after the same step: wait for all, and make replicas equal.
 
         Gradients that the script accumulates over several steps stay in ``.grad``.
 

@@ -1,20 +1,20 @@
 """Finds a script's optimisers and scalers through Python's garbage collector.
 
-This is the fallback if `session.optimizer` was not called, or was called without a scaler. Its
-limits:
+Searching is the fallback if `session.optimizer` was not called, or was called without a scaler. The
+search has limits:
 
-- **Optimisers and gradient scalers**: it finds every living object of the class in the whole
+- **Optimisers and gradient scalers**: a search finds every living object of the class in the whole
   process. A dropped object may live until Python collects it, so a second search follows a
   collection. An optimiser or an enabled scaler that the script keeps but never uses counts as well:
-  then there are two, and the all-reduce stays. It does not find a framework's wrapper that is no
-  subclass of torch's class, but the torch object inside it. A search visits all objects that the
-  collector tracks, which takes some tenths of a second in a large process. It happens when a
-  relaxed synchroniser is to take effect, once more after the optimiser's first step if the
-  synchroniser waited for that, and when the all-reduce comes back.
+  then there are two, and the all-reduce stays. If a framework's wrapper is no subclass of torch's
+  class, a search finds only the torch object inside it. A search visits all objects that the
+  collector tracks, which takes some tenths of a second in a large process. Searches happen when a
+  relaxed synchroniser should take effect, again after the optimiser's first step if the
+  synchroniser waited for that step, and when the all-reduce is restored.
 - **Whether an exception ends the loop over the loader**: Python closes a loop's iterator in the
-  same way after a ``break`` and after an exception. Only CPython keeps the difference, a traceback
-  that points at the loop's frame. If the loop itself is in a generator, the exception is hidden and
-  looks like a ``break``.
+  same way after a ``break`` and after an exception. Only CPython shows the difference: a traceback
+  that points at the loop's frame exists only after an exception. If the loop itself is in a
+  generator, the exception is hidden and looks like a ``break``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def exception_ends_loop() -> bool:
     If so, a live traceback points at the loop frame's current instruction.
     """
     frame: FrameType | None = sys._getframe()
-    # Out of the loader's generator, then out of generators around the loader.
+    # First leave the frames of the loader's generator, then those of generators around the loader.
     for generators in (False, True):
         while frame is not None and _is_generators(frame) == generators:
             frame = frame.f_back
@@ -70,7 +70,7 @@ def _is_generators(frame: FrameType) -> bool:
 
 def _alive(kind: type[_T], fits: Callable[[_T], bool]) -> list[_T]:
     def find() -> list[_T]:
-        # Not isinstance, which would ask proxies for their class and may fail.
+        # isinstance is not used, because it would read the class of proxies, which may fail.
         return [obj for obj in gc.get_objects() if issubclass(type(obj), kind) and fits(obj)]
 
     living = find()

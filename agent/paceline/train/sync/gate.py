@@ -59,7 +59,8 @@ _STEPPED_BEFORE = (
     "after an earlier micro-batch but not after the last: step it in each iteration of the loop, "
     "or where session.batch.last is true"
 )
-# Steps in a row: a script may skip one whose gradients are not finite.
+# Maximum number of successive steps without a step of the optimiser: a script may skip a step whose
+# gradients are not finite.
 _MISSED = 3
 _LEFT_IN_A_STEP = (
     "left its loop in step {step}, before its last micro-batch: with Session(micro_batches=True) "
@@ -79,8 +80,8 @@ class SyncGate:
 
     The loop calls `begin` for each batch, `body_done` when the script is done with it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
-    steps its optimiser; torch's hook calls the gate before each of these steps. These methods raise
-    a PacelineError if another rank left its loop elsewhere; the message says which.
+    steps its optimiser; torch's hook calls the gate before each of these steps. The gate's methods
+    raise a PacelineError if another rank left its loop at another step; the message names the rank.
     """
 
     def __init__(
@@ -94,9 +95,9 @@ class SyncGate:
         self._current, self._lanes = current, lanes
         self._store: Store | None = store
         self._rank, self._seed = rank, seed
-        # `Session.wrap` appends to it.
+        # The session's wrapped models; `Session.wrap` appends to the list.
         self.models: list[sharded.Wrapped] = []
-        # Called with rounds, on a rank that reports them.
+        # Called with finished rounds, on a rank that reports them.
         self.on_round: OnRound | None = None
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
@@ -105,26 +106,28 @@ class SyncGate:
         self.suitability = Suitability(self._script, self.models)
         # The current step, or the last one of the epoch.
         self._step: Step | None = None
-        # The synchroniser in force, if it is relaxed.
+        # The current synchroniser if it is relaxed; None under the all-reduce.
         self._relaxed: GradientSync | None = None
-        # Ranks may have different scales of gradients.
+        # True if ranks may have different loss scales.
         self._scales_differ = False
         self._scales = Scales(self._script)
-        # The optimiser stepped without effect, because micro-batches follow.
+        # True if the optimiser stepped without effect, because micro-batches follow.
         self._held_back = False
-        # Steps in a row in which that happened without a step in the last iteration.
+        # Number of successive steps in which that happened, without an optimiser step in the last
+        # iteration.
         self._missed = 0
         self._ranks_made: Ranks | None = None
-        # None until a policy asks for a relaxed synchroniser.
+        # None until a policy has a relaxed synchroniser.
         self._agreement: LoopAgreement | None = None
-        # The newest body in which the models' optimiser stepped, and the newest that has ended.
+        # The newest iteration in which the models' optimiser stepped, and the newest one that has
+        # ended.
         self._stepped: Step | None = None
         self._body: Step | None = None
-        # All ranks left the loop after the same step.
+        # True if all ranks left the loop after the same step.
         self._left = False
         # The reason why this rank cannot continue.
         self._failure: str | None = None
-        # An optimiser step made now is the gate's own.
+        # True while the gate itself steps the optimiser.
         self._in_gate = False
         current.parameters = self._parameters
         current.forward = self._unwrapped.refuse_mixed
@@ -145,7 +148,7 @@ class SyncGate:
 
     @property
     def stepped(self) -> bool:
-        """Return whether the optimiser stepped in the newest body, so no gradients accumulate."""
+        """Return True if the optimiser stepped in the newest iteration: no gradients accumulate."""
         return self._stepped is self._body
 
     def declare(
@@ -155,7 +158,7 @@ class SyncGate:
         self._script.declare(optimiser, scaler, self._parameters())
 
     def begin(self, step: Step) -> None:
-        """Begin a step. If the synchroniser changes, all ranks meet first."""
+        """Begin a step. If the synchroniser changes, all ranks synchronise first."""
         self._unwrapped.look()
         sharded.begin(self.models)
         before, self._step = self._step, step
@@ -174,7 +177,7 @@ class SyncGate:
         if unchanged and self._relaxed is not None:
             return
         self._meet()
-        # Also if the script does not suit the new synchroniser.
+        # Gradients are also all-reduced if the script does not suit the new synchroniser.
         self._reduce(True)
         self.outer.keep_for(step.synchroniser)
         if self._current.world == 1:
@@ -217,7 +220,8 @@ class SyncGate:
     def body_done(self, closing: bool) -> None:
         """End the loop's body. `closing`: the script left the loop.
 
-        Raise a PacelineError if an exception ended the loop and other ranks went on or are silent.
+        Raise a PacelineError if an exception ended the loop and other ranks continued or are
+        silent.
         """
         self._body = self._step
         if self._held_back and not closing:
@@ -229,7 +233,8 @@ class SyncGate:
         if self._relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
-        # First, because other ranks may wait for a rank that raised in the script's collectives.
+        # The check for an exception comes first, because other ranks may wait in the script's
+        # collectives for a rank that raised.
         raised = closing and self._failure is None and exception_ends_loop()
         if self._step.epoch_end and not self.pools(self._step):
             self._through(self._step, raised)
@@ -245,7 +250,7 @@ class SyncGate:
     def end_step(self, step: Step) -> None:
         """End a step of the plan, in which this rank had any number of batches.
 
-        After a segment's last step, all ranks meet.
+        After a segment's last step, all ranks synchronise.
         """
         if self._relaxed is None:
             return
@@ -258,7 +263,7 @@ class SyncGate:
             self._meet()
 
     def end(self, ran_out: bool) -> None:
-        """End the epoch: all ranks meet, after the last step (`ran_out`) or an early end."""
+        """End the epoch: all ranks synchronise, after the last step (`ran_out`) or an early end."""
         # `close` reports the failure to ranks that wait for this one.
         if self._failure is not None:
             return
@@ -374,13 +379,14 @@ class SyncGate:
     def _ranks(self) -> Ranks:
         if self._ranks_made is None:
             assert self._store is not None
-            # A new process group, because two threads that use one group get wrong sums. Its
-            # backend is gloo, because the vectors are on the CPU.
+            # A new process group, because two threads that use one group get wrong sums. The
+            # group's backend is gloo, because the vectors are on the CPU.
             if self._lanes is None:
                 group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             else:
                 group = self._lanes.of_lane()
-            # Made once: on a busy host, one new connection in a few dozen took 5 s.
+            # The connections are made only once: on a busy host, one new connection in a few dozen
+            # took 5 s.
             store, blocking_store = (self._store.clone() for _ in range(2))  # type: ignore[attr-defined]
             world = self._current.world
             self._ranks_made = Ranks({"": group}, store, blocking_store, self._rank, world, TIMEOUT)

@@ -1,4 +1,4 @@
-"""Moves gradients and sums between an optimiser's parameters and one flat vector."""
+"""Copies gradients and sums between an optimiser's parameters and one flat vector."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from torch import nn
 class Gradient:
     """A rank's gradient for one update.
 
-    `vector` has the weighted gradient, then the other summands; see `Flat`. `samples` is the number
-    of samples. `copied_s` is the time to copy the gradient into the vector, if that is done. Else
-    `arrive` waits for the copy and returns its time in seconds.
+    `vector` has the weighted gradient, followed by other numbers to sum; see `Flat`. `samples` is
+    the number of samples. `copied_s` is the time in seconds of copying the gradient into the
+    vector, if the copy is done. Otherwise `arrive` waits for the copy and returns its time in
+    seconds.
     """
 
     vector: torch.Tensor
@@ -34,8 +35,8 @@ class Flat:
 
     The sum of such vectors gives the summed gradients, the parameters for which any rank has a
     gradient, the contributors' weight, and their mean settings (learning rate, momentum, …). So all
-    replicas apply it equally, wherever their schedules are. On the CPU, in 32 bits. `parameters`
-    have the same order on all ranks.
+    replicas apply the sum equally, wherever their schedules are. Vectors are on the CPU, in 32
+    bits. `parameters` have the same order on all ranks.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Flat:
         self.parameters = list(parameters)
         self._ends = torch.tensor([p.numel() for p in self.parameters]).cumsum(0).tolist()
         self._settings = _settings(optimiser)
-        # Settings that the optimiser's own steps write, equally on all ranks.
+        # Settings that the optimiser's own steps change, equally on all ranks.
         self._written = set[_Setting]()
 
     @property
@@ -57,8 +58,8 @@ class Flat:
     ) -> Gradient:
         """Read the gradients in ``.grad``, times a factor, as one contributor's vector.
 
-        From a single GPU, they are copied concurrently with its next computation. The `weight` of
-        all ranks sums up to 1. `samples` is the gradients' number of samples.
+        If all gradients are on one GPU, they are copied concurrently with its next computation. The
+        sum of `weight` over all ranks is 1. `samples` is the gradients' number of samples.
         """
         used = self._ends[-1]
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
@@ -84,8 +85,8 @@ class Flat:
 
         ``.grad`` holds the contributors' mean, and learning rates are multiplied by the
         contributors' weight (RNA's linear scaling, Sec. 3.3). For plain SGD the product is the sum.
-        Adam and weight decay ignore how large gradients are: with the whole rate, each round would
-        count as a whole step.
+        Adam and weight decay do not depend on the size of gradients: with the full learning rate,
+        each round would count as a whole step.
         """
         at = self._ends[-1] + len(self.parameters)
         contributors, weight, *sums = vector[at:].tolist()
@@ -100,7 +101,7 @@ class Flat:
         for setting, total in zip(self._settings, sums, strict=True):
             if setting not in self._written:
                 setting.write(optimiser, total / contributors * scaled.get(setting, 1.0))
-                # Read back, because the optimiser may keep fewer bits.
+                # The value is read back, because the optimiser may store it with fewer bits.
                 given[setting] = setting.read(optimiser)
         try:
             yield
@@ -112,7 +113,7 @@ class Flat:
                     self._written.add(setting)
 
     def write(self, vector: torch.Tensor) -> None:
-        """Put a sum into ``.grad`` as views; None if no rank had a gradient of the parameter."""
+        """Set ``.grad`` to views of a sum, or None if no rank had a gradient of the parameter."""
         used = self._ends[-1]
         there = vector[used : used + len(self.parameters)].tolist()
         devices = {parameter.device for parameter in self.parameters}
@@ -135,7 +136,7 @@ def _copied(flat: torch.Tensor, out: torch.Tensor) -> Callable[[], float]:
         begun.record()
         out.copy_(flat, non_blocking=True)
         ended.record()
-    # Keeps the allocator from reusing the memory before the copy is done.
+    # `record_stream` keeps the allocator from reusing the memory before the copy is done.
     flat.record_stream(stream)
 
     def arrive() -> float:
@@ -154,7 +155,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 class _Setting:
     """A number that an optimiser's steps depend on and that a schedule may change.
 
-    `group` is the parameter group's number, `place` the index in a tuple.
+    `group` is the number of the parameter group. `place` is the index in a tuple of numbers.
     """
 
     group: int
@@ -179,8 +180,8 @@ class _Setting:
 def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
     """Return the numbers of an optimiser that a schedule may change.
 
-    Integers are left out, because they count or select a variant; only a learning rate may be an
-    integer.
+    Integers are left out, because they are counters or select a variant, except for integer
+    learning rates.
     """
     settings = []
     for k, group in enumerate(optimiser.param_groups):
@@ -194,7 +195,7 @@ def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return all values as one vector, on the CPU in 32 bits; from one device by one copy."""
+    """Return all values as one vector, on the CPU in 32 bits; one copy suffices for one device."""
     parts = [t.detach().reshape(-1).to(torch.float32) for t in tensors]
     devices = {part.device for part in parts}
     if len(devices) > 1:
@@ -206,7 +207,7 @@ def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> 
 
 
 def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Put a vector into tensors, the reverse of `joined`; to one device by one copy."""
+    """Copy a vector into tensors, the reverse of `joined`; one copy suffices for one device."""
     there, start = vector.to(tensors[0].device), 0
     with torch.no_grad():
         for tensor in tensors:
@@ -229,7 +230,7 @@ class Mean:
         self._vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
 
     def reduce(self, group: Any) -> None:
-        """Take the mean over a group of ranks. Collective."""
+        """Compute the mean over a group of ranks. Collective."""
         dist.all_reduce(self._vector, group=group)
 
     @property
@@ -254,7 +255,7 @@ def averaged(
     """Replace tensors by their weighted mean over ranks, in place; return the sums of `counts`.
 
     The tensors are floating-point, of equal shapes on all ranks. If all weights are 0, each rank
-    keeps its own. `then` maps the mean, a vector, to the new value.
+    keeps its tensors. `then` maps the mean, a vector, to the new values.
     """
     mean = Mean(tensors, weight, counts)
     mean.reduce(group)

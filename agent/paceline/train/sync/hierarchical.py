@@ -21,10 +21,11 @@ from paceline.train.sync.rounds import Sum
 
 
 class ParameterServer:
-    """Parameter server on rank 0, in a thread of its own, to which groups push their changes.
+    """Parameter server, in a thread on rank 0, to which groups push their changes.
 
-    All ranks start with equal parameters. `share` is this rank's group's fraction of all ranks. If
-    a rank leaves or is silent for too long, methods raise a PacelineError that names it.
+    All ranks start with equal parameters. `share` is the fraction of all ranks that are in this
+    rank's group. If a rank leaves or is silent for too long, methods raise a PacelineError that
+    names it.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ParameterServer:
         self._peers = Peers(ranks, prefix, [0], len(self._values), self._add)
 
     def push(self, change: torch.Tensor) -> torch.Tensor:
-        """Add the group's weighted change; return the parameters after it."""
+        """Add the group's weighted change to the server's parameters; return the result."""
         return self._peers.ask(0, change * self._share).vector
 
     def check(self) -> None:
@@ -56,7 +57,7 @@ class ParameterServer:
     def abort(self, reason: str) -> None:
         """Leave in the middle of the segment."""
         self._peers.abort(reason)
-        # Makes the others' broadcast fail.
+        # Without the group, the broadcast of other ranks fails.
         dist.destroy_process_group(self.ranks.group)
 
     def _add(self, rank: int, change: torch.Tensor) -> torch.Tensor:
@@ -68,15 +69,17 @@ class ParameterServer:
 class HierarchicalSync(PartialSync):
     """Synchroniser with RNA's hierarchy of groups (RNA, Sec. 4).
 
-    A group steps as if there were no other groups: a round's sum is Σw_j·g_j of the group's ranks
-    times M/(ranks of the group). The server takes the fraction (ranks of the group)/M of the
-    change. So each gradient moves the server's parameters by w_j·g_j, as under the all-reduce.
+    A group steps as if there were no other groups. With M ranks, weights w_j and gradients g_j, a
+    round's sum is Σw_j·g_j over the group's ranks, times M/(ranks of the group). The server takes
+    the fraction (ranks of the group)/M of the change. So each gradient moves the server's
+    parameters by w_j·g_j, as under the all-reduce.
 
     Every `every` rounds the group's first rank pushes the group's change and pulls the server's
-    parameters, while the group trains on. The pulled parameters reach all ranks of the group with
-    the same later round, as a correction, which keeps the steps that the group made meanwhile. So
-    replicas within a group stay equal. When all ranks meet, each group pushes the rest of its
-    change, and all ranks take the server's parameters. If `every` is None, groups push only then.
+    parameters, while the group trains on. All ranks of the group get the pulled parameters with the
+    same later round, as a correction that keeps the steps that the group made meanwhile. So
+    replicas within a group stay equal. When all ranks synchronise, each group pushes the rest of
+    its change, and all ranks load the server's parameters. If `every` is None, groups push only
+    then.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class HierarchicalSync(PartialSync):
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
         if self._tasks.idle:
-            # Raises the error of the latest push, if there is one.
+            # `wait` raises the error of the latest push, if there is one.
             self._tasks.wait()
         self._server.check()
         super().stepping(step, optimiser)
@@ -135,7 +138,8 @@ class HierarchicalSync(PartialSync):
             if result.extra is not None:
                 spread(joined(self._flat.parameters) + result.extra, self._flat.parameters)
                 self._corrections += result.extra
-            # A correction may be applied while the thread that gave it is still busy with it.
+            # A correction may be applied while the pushing thread is still in the task that
+            # provided it.
             idle, corrected = self._tasks.idle, result.extra is not None
             if self._pushes and self._due.applied(correction=corrected, idle=idle):
                 self._push()

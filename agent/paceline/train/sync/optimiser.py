@@ -18,7 +18,7 @@ from paceline.train.sync.base import no_gradient
 
 
 class ScriptOptimiser:
-    """The optimiser that trains the wrapped models, as far as it is known. For one thread.
+    """The optimiser that trains the wrapped models, if it is known. For one thread.
 
     `choose` is called when a relaxed synchroniser takes effect: it selects the optimiser that
     `chosen` returns until the next call. `trains` is called before each step of any optimiser.
@@ -29,10 +29,10 @@ class ScriptOptimiser:
         self._scaler: torch.amp.GradScaler | None = None
         # A weak reference, because the script may drop its optimiser.
         self._chosen: weakref.ref[torch.optim.Optimizer] | None = None
-        # Optimisers that have stepped, with parameters of wrapped models, and without any.
+        # Optimisers that have stepped: those with parameters of wrapped models, and all others.
         self._training: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        # The script steps an optimiser of wrapped models with a closure.
+        # True if the script steps an optimiser of wrapped models with a closure.
         self.closures = False
 
     def declare(
@@ -82,14 +82,14 @@ class ScriptOptimiser:
             return "the script also steps an optimiser that was not given to session.optimizer"
         if self.closures or _needs_closure(optimiser):
             return "the script steps its optimiser with a closure"
-        # Each round would step the other parameters again.
+        # Each round would also step the optimiser's other parameters again.
         if has_more(optimiser, mine):
             return (
                 "the script's optimiser has parameters of no wrapped model: give their module to "
                 "session.wrap, too"
             )
         scalers = self.scalers()
-        # The scalers of two ranks could not be matched.
+        # With several scalers, it would be unknown which scalers of two ranks belong together.
         if len(scalers) > 1:
             return (
                 f"{len(scalers)} gradient scalers are enabled, but relaxed synchronisation "
@@ -137,12 +137,12 @@ class ScriptOptimiser:
     def equal_scales(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
         """Set the ranks' gradient scalers to the smallest of their scales. Collective.
 
-        Gradients in ``.grad``, of steps over which the script accumulates, are rescaled.
+        Gradients that the script accumulates in ``.grad`` are rescaled.
         """
         scalers = self.scalers()
         states = [scaler.state_dict() for scaler in scalers]
         scales = [[state["scale"], state["_growth_tracker"]] for state in states]
-        # Ranks without a scaler take part with infinity.
+        # Ranks without a scaler contribute infinity to the minimum.
         vector = torch.tensor([*scales, [torch.inf, torch.inf]], dtype=torch.float64).amin(0)
         dist.all_reduce(vector, dist.ReduceOp.MIN, group)
         scale, grown = vector.tolist()
@@ -162,13 +162,13 @@ class ScriptOptimiser:
 class Scales:
     """Store of the gradient scalers' states while micro-batches of a step follow.
 
-    A scaler's scale follows the number of its updates, and ranks have different numbers of
+    A scaler's scale depends on its number of updates, and ranks have different numbers of
     iterations. For one thread.
     """
 
     def __init__(self, script: ScriptOptimiser) -> None:
         self._script = script
-        # Found once, because searching takes long.
+        # The scalers; searched only once, because that takes long.
         self._scalers: list[torch.amp.GradScaler] | None = None
         self._states: list[dict[str, Any]] = []
 
@@ -186,7 +186,7 @@ class Scales:
 
 @contextmanager
 def unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as to fused ones."""
+    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as with fused ones."""
     given: Any = optimiser
     scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
     if scale is None and found_inf is None:
@@ -210,6 +210,6 @@ def _needs_closure(optimiser: torch.optim.Optimizer) -> bool:
 
 
 def has_more(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
-    """Return whether an optimiser has trained parameters besides these, given by their `id`s."""
+    """Return True if an optimiser trains parameters other than these, given by their `id`s."""
     given = (p for group in optimiser.param_groups for p in group["params"])
     return any(p.requires_grad and id(p) not in parameters for p in given)

@@ -25,17 +25,19 @@ from paceline.wire.synchronisation import AveragingRules
 class PairwiseSync(AveragingSync):
     """Synchroniser that averages two replicas at a time.
 
-    Even ranks ask and odd ranks answer, so waits cannot form a cycle: this is the paper's bipartite
-    graph, Sec. 3. Each rank has a shadow of its replica. The rank adds its own steps to the shadow,
-    and at each exchange half of the difference between the two ranks' shadows. So the sum of all
-    shadows is the sum of all ranks' steps. A rank copies its shadow to the parameters at the end of
-    each step: only the script's thread changes parameters.
+    Even ranks send requests and odd ranks answer them, so waits cannot form a cycle: this is the
+    paper's bipartite graph, Sec. 3. Each rank has a shadow of its replica. The rank adds its own
+    steps to the shadow. At each exchange it also adds half of the difference between the two ranks'
+    shadows. So the sum of all shadows is the sum of all ranks' steps. A rank copies its shadow to
+    the parameters at the end of each step: only the script's thread changes parameters.
 
-    A rank steps with its batch's mean gradient times its weight · M. So with plain SGD the mean of
-    all replicas moves by Σw_j·g_j, whatever the sizes of the batches. When all ranks meet, replicas
-    become their mean. All weigh the same in it, because each has steps of all ranks.
+    A rank steps with the mean gradient of its batch times its weight times M, the number of ranks.
+    So with plain SGD the mean of all replicas changes by Σw_j·g_j, whatever the sizes of the
+    batches. When all ranks synchronise, replicas become their mean, in which all have the same
+    weight, because each includes steps of all ranks.
 
-    `on_round` is called with each mean of two, on the rank that asked, in another thread.
+    `on_round` is called with each mean of two replicas, on the rank that sent the request, in
+    another thread.
     """
 
     weighs = True
@@ -50,7 +52,7 @@ class PairwiseSync(AveragingSync):
         self._lock = threading.Lock()
         # The parameters when the shadow was last copied to them.
         self._loaded = joined(parameters)
-        # The shadow, then the number of own steps in it. Under the lock.
+        # The shadow, followed by the number of own steps in it. The lock protects it.
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
         answering = replicas.answering(ranks.world)
         self._tasks = TaskThread(ranks.timeout.total_seconds())
@@ -92,7 +94,7 @@ class PairwiseSync(AveragingSync):
             self._shadow[:-1] += now - self._loaded
             self._shadow[-1] = self._steps
             spread(self._shadow[:-1], self._parameters)
-        # Read back, because parameters may have fewer bits than the shadow.
+        # The parameters are read back, because they may have fewer bits than the shadow.
         self._loaded = joined(self._parameters)
 
     def _swap(self) -> None:

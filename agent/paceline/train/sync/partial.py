@@ -16,9 +16,10 @@ from paceline.train.sync.rounds import Rounds, Sum
 class PartialSync:
     """Synchroniser with a partial all-reduce.
 
-    Each optimiser step applies the rounds that ended since the last step. A round's step is scaled
-    by its contributors' share of the work; see `Flat.applying`. `share` is the fraction of the
-    run's ranks that participates. The channel's `on_round` is called in another thread.
+    Each optimiser step applies the rounds that ended since the last step. The step of a round is
+    scaled by the share of work of the round's contributors; see `Flat.applying`. `share` is the
+    fraction of the run's ranks that participates. The channel's `on_round` is called in another
+    thread.
     """
 
     goes_on, weighs = False, True
@@ -35,12 +36,12 @@ class PartialSync:
         self._world, self._share = channel.ranks.world, share
         self._flat = Flat(replica.parameters, replica.optimiser)
         self._rounds = Rounds(channel, self._flat.length, call, drift, extra)
-        # Samples whose gradients are in .grad, and the weights of their steps.
+        # Number of samples whose gradients are in .grad, and the weights of their steps.
         self._samples = 0
         self._weights: list[float] = []
-        # The newest body whose samples are in `_samples`.
+        # The newest iteration whose samples are in `_samples`.
         self._counted: Step | None = None
-        # The newest body that offered a gradient.
+        # The newest iteration that offered a gradient.
         self._offered: Step | None = None
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
@@ -52,7 +53,7 @@ class PartialSync:
         no_gradient(self._flat.parameters)
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.body_done`. If the optimiser did not step, the script accumulates."""
+        """See `Synchroniser.body_done`. Without an optimiser step, gradients accumulate."""
         self._count(step)
         if self._offered is not step:
             self._rounds.offer(None)

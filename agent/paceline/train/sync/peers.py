@@ -1,8 +1,8 @@
-"""Exchange of vectors between two ranks while both train: one asks, the other answers at once.
+"""Exchange of vectors between two ranks while both train: one sends a question, the other answers.
 
-A rank answers in a thread of its own, regardless of the training thread. Keys in the ranks' store
-name the rank that asks, so that any rank can end the waiting. Vectors go through the process group;
-questions and answers have different tags.
+A rank answers at once, in a thread of its own, whatever its training thread does. Keys in the
+ranks' store name the rank that sends a question, so that any rank can end the waiting. Vectors go
+through the process group; questions and answers have different tags.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.train.sync.base import Ranks
 
 _QUESTION, _ANSWER = 1, 2  # tags
 _END, _THROUGH = "end", "through"
-# Added to the count of questions, so that later questions are refused.
+# Number that is added to the count of questions, so that later questions are refused.
 _CLOSED = 1 << 40
 
 
@@ -30,8 +30,8 @@ _CLOSED = 1 << 40
 class PeerAnswer:
     """A rank's answer to a question.
 
-    `waited_s` is the time from the question until the other rank had it, `answered_s` from then
-    until the answer was here.
+    `waited_s` is the time from sending the question until the other rank received it. `answered_s`
+    is the time from then until the answer arrived.
     """
 
     vector: torch.Tensor
@@ -42,10 +42,10 @@ class PeerAnswer:
 class Peers:
     """One rank's part in questions and answers. Each rank makes one when the segment begins.
 
-    Any thread may ask, but only one at a time. Ranks in `answering` call `answer` in a thread of
-    their own. Other messages of the ranks' process group must have other tags, and no other thread
-    may use their `blocking_store`. If a rank leaves or is silent for too long, methods raise a
-    PacelineError that names it.
+    Any thread may send questions, but only one thread at a time. Ranks in `answering` call `answer`
+    in a thread of their own. Other messages of the ranks' process group must have other tags, and
+    no other thread may use their `blocking_store`. If a rank leaves or is silent for too long,
+    methods raise a PacelineError that names it.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Peers:
         _raise(self._error)
 
     def finish(self) -> None:
-        """End this rank's questions, and wait until all ranks have done so and have answers."""
+        """End this rank's questions, and wait until the questions of all ranks are answered."""
         store, ranks = self._ranks.store, self._ranks
         store.set(self._key("through", ranks.rank), "")
         if store.add(self._key("through"), 1) == ranks.world:
@@ -116,7 +116,7 @@ class Peers:
                 self._thread.join(timeout=1.0)
 
     def _close(self, word: str) -> None:
-        """End questions and answers for all ranks, with the reason of the first rank that does."""
+        """End questions and answers of all ranks; the reason of the first call is kept."""
         store = self._ranks.store
         if store.compare_set(self._key("closed"), "", word).decode() != word:
             return
@@ -131,7 +131,7 @@ class Peers:
             return not self._thread.is_alive()
         try:
             self._ranks.blocking_store.wait([self._key("closed")], self._ranks.timeout)
-        # It took too long, or the store has ended; then the next call to it raises.
+        # The wait took too long, or the store has ended. In this case the next call to it raises.
         except RuntimeError:
             return False
         return True
@@ -153,12 +153,12 @@ class Peers:
             self._error = self._error or error
 
     def _next(self, number: int) -> str:
-        """Wait, without a limit, for the rank that asks the next question, or for `_END`."""
+        """Wait, without a limit, for the name of the rank with the next question, or for `_END`."""
         key, store = self._key(self._ranks.rank, number), self._ranks.blocking_store
         while True:
             try:
                 word: str = store.get(key).decode()
-            # No rank asked within the store's own timeout.
+            # No rank sent a question within the store's own timeout.
             except dist.DistStoreError:
                 continue
             store.delete_key(key)
@@ -167,7 +167,7 @@ class Peers:
     def _serve(self, rank: int) -> None:
         try:
             self._send(self._answer(rank, self._receive(rank, _QUESTION)), rank, _ANSWER)
-        # Ranks that ask before they learn of the end fail, too.
+        # Ranks that send a question before they notice the end fail, too.
         except RuntimeError as error:
             why = f"rank {rank} was lost during its exchange with rank {self._ranks.rank}"
             self._error = self._error or PacelineError(f"{why}: {error}")
@@ -192,8 +192,8 @@ class Peers:
 def _raise(error: BaseException | None) -> None:
     """Raise the error of another thread, if there is one, as a new exception.
 
-    The old exception would keep all objects alive that its traceback refers to, such as the server
-    of the ranks' store.
+    Raising the old exception would keep all objects alive to which its traceback refers, such as
+    the server of the ranks' store.
     """
     if error is not None:
         kind = PacelineError if isinstance(error, PacelineError) else RuntimeError
@@ -226,7 +226,7 @@ class TaskThread:
         """Wait until the thread is idle.
 
         Raises:
-            PacelineError: the task takes too long, or raised one.
+            PacelineError: the task takes too long, or raised a PacelineError.
             RuntimeError: the task raised another error.
         """
         if not self._idle.wait(self._timeout_s):
@@ -234,7 +234,7 @@ class TaskThread:
         _raise(self._error)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the thread once it is idle, waiting for that as long as `wait` by default."""
+        """End the thread once it is idle; by default, wait for that as long as `wait` does."""
         self._tasks.put(None)
         self._idle.wait(self._timeout_s if timeout_s is None else timeout_s)
 

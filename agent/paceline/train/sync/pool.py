@@ -1,8 +1,8 @@
-"""A rank's part in a pool of batches that ranks share, so that fast ranks help slow ones.
+"""A rank's use of the batches that ranks share, so that fast ranks help slow ones.
 
-`paceline.core.pool` decides who trains a batch, and the ranks' store holds the state. Each rank's
-`Share` of a span is an entry in the store, which ranks change by compare-and-set. So a batch is
-begun once: by its owner, or by the rank that took it over.
+`paceline.core.pool` has the rules by which ranks decide who trains a batch. The state is in the
+ranks' store: each rank's `Share` of a span is an entry, which ranks change by compare-and-set. So a
+batch is begun only once: by its owner, or by the rank that took it over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.train.parts import Part, Step, decode_part, encode_part
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-# Maximum cost of reading all shares before each batch, as a fraction of the batch's time.
+# Maximum time of reading all shares before each batch, as a fraction of the batch's time.
 _READ_COST = 0.01
 
 
@@ -70,7 +70,8 @@ class SharedBatches:
     """One rank's view of the pools of its segments. For one thread.
 
     Call `begins` for each planned step in order, and at a span's end `takes_over` until it returns
-    None. `limits` has the maximum of samples that fit into each rank's memory, [W]; empty: any.
+    None. `limits` has the maximum number of samples that fit into each rank's memory, [W]; empty:
+    no limits.
     """
 
     def __init__(
@@ -86,9 +87,9 @@ class SharedBatches:
         self._least_limit = min(limits) if limits else None
         self._pace = Pace()
         self._clock, self._worked_at = clock, clock()
-        # The paces that ranks reported last, also in earlier spans.
+        # Seconds per batch that each rank reported last, perhaps in an earlier span.
         self._paces = [0.0] * world
-        # The time that the last reading of all shares took.
+        # Smoothed time of reading all shares, in seconds.
         self._read_s = 0.0
         self._segment, self._span = -1, 0
         # This rank's entry in the store as last seen; None if unknown.
@@ -100,7 +101,8 @@ class SharedBatches:
     def begins(self, step: Step, *, may_leave: bool) -> bool:
         """Begin this rank's next planned batch; False if other ranks train it.
 
-        With `may_leave`, this rank may leave the batch to others, if these finish sooner.
+        With `may_leave`, this rank may leave the batch to other ranks if these will finish it
+        sooner.
         """
         self._enter(step)
         if may_leave and self._leaves():
@@ -118,14 +120,14 @@ class SharedBatches:
         return mine.share.stance is Stance.LEAVES or not mine.share.left
 
     def worked(self, seconds: float) -> None:
-        """Take the time of a batch on this rank, without waiting for others."""
+        """Record the time of a batch on this rank, not including waits for other ranks."""
         self._pace.add(seconds)
         self._worked_at = self._clock()
 
     def takes_over(self, step: Step) -> Step | None:
         """Take over another rank's batch of this span and return it, given the span's last step.
 
-        None: no batch of the span is left for this rank. To be called again after each batch.
+        Return None if no batch of the span is left for this rank. Call it again after each batch.
         """
         self._enter(step)
         entries = self._read_entries()
@@ -154,7 +156,7 @@ class SharedBatches:
             entries[other] = now
 
     def end_span(self, step: Step) -> None:
-        """End a span with its last step, after which this rank begins no more batch of it."""
+        """End a span at its last step; after that, this rank begins no more batches of the span."""
         self._enter(step)
         self._span, self._mine = self._span + 1, None
         if step.last and self._store.add(_over_key(self._segment), 1) == self._world:
@@ -170,7 +172,7 @@ class SharedBatches:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leave the rest of this rank's queue to others, if these finish sooner."""
+        """Leave the rest of this rank's queue to other ranks if these will finish it sooner."""
         if self._mine is not None and self._mine.share.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -190,7 +192,7 @@ class SharedBatches:
         return False
 
     def _stops(self, mine: Share) -> bool:
-        """Stop, unless batches remain that no other rank would take."""
+        """Stop, unless batches remain that no other rank would take over."""
         if mine.stance is Stance.LEAVES:
             return True
         self._change(Share.stop)
@@ -226,13 +228,13 @@ class SharedBatches:
         keys = [self._key(rank) for rank in range(self._world)]
         entries = [_Entry.of(text) for text in self._store.multi_get(keys)]
         read_s = time.perf_counter() - began
-        # Bounded, so that a single slow read does not count in full.
+        # The time is bounded, so that a single slow read does not count in full.
         self._read_s = min(read_s, 2 * self._read_s) if self._read_s else read_s
         self._mine = entries[self._rank]
         return entries
 
     def _shares(self, entries: list[_Entry]) -> list[Share]:
-        """Return the ranks' shares; a rank without a batch in the span keeps its earlier pace."""
+        """Return the ranks' shares; a rank without a batch in the span keeps its earlier speed."""
         shares = [entry.share for entry in entries]
         for rank, share in enumerate(shares):
             self._paces[rank] = share.batch_s or self._paces[rank]

@@ -1,12 +1,12 @@
-"""Rounds of a partial all-reduce on one rank: ranks that are ready give gradients, others zeros.
+"""Rounds of a partial all-reduce on one rank: ready ranks contribute gradients, others zeros.
 
 The protocol is `paceline.core.rounds`. This module adds threads, the store and the all-reduce.
 
 Each rank has a communication thread. The thread waits for a round to be called, contributes the
-rank's pending gradients, and keeps the sum until the rank takes it, while the rank computes on. All
-ranks get the same sums in the same order. `RoundCalls` are the calls of rounds, by one key for each
-round in the ranks' store. `RoundVector` is what a round reduces: gradients and facts, so that all
-ranks learn the same from the same sum.
+rank's pending gradients, and keeps the sum until the training thread takes it. Meanwhile the rank
+continues to compute. All ranks get the same sums in the same order. `RoundCalls` calls a round by
+setting the round's key in the ranks' store. `RoundVector` is the vector that a round reduces:
+gradients and facts about the ranks, so that all ranks get the same facts with the same sum.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from paceline.train.sync.gradients import Gradient
 
 logger = logging.getLogger(__name__)
 
-# A rank that waits calls a round this often, in seconds. If a rank is gone, the round's all-reduce
+# Seconds between two rounds that a waiting rank calls. If a rank is gone, such a round's all-reduce
 # fails, and the wait ends with an error.
 _PULSE_S = 4.0
-# A wait that lasts longer is logged.
+# Seconds after which a wait is logged.
 _LOG_S = 1.0
 _GO, _ABORT = "go", "abort "
-# Contributors, dropped samples, and ranks that give a further vector.
+# Number of counts in the vector: contributors, dropped samples, and ranks that give a further
+# vector.
 _COUNTS = 3
 
 
@@ -44,7 +45,8 @@ _COUNTS = 3
 class Sum:
     """The result of a round, the same on all ranks.
 
-    `total` is the sum of the contributions. `extra` is the vector that rank 0 gave to all, if any.
+    `total` is the sum of the contributions. `extra` is the vector that rank 0 gave to all ranks, if
+    any.
     """
 
     total: torch.Tensor
@@ -56,11 +58,11 @@ class Rounds:
     """One rank's part in the rounds of a segment.
 
     The thread that trains calls `offer`, `take` and `finish`, which raise a PacelineError if a rank
-    has left or was silent for too long; the message names it. Sums come in the order of rounds. A
-    rank that lags behind holds the sums that it has not taken yet. No other object may use the
-    ranks' process group, because two threads that use one group get wrong sums. The channel's
-    `on_round` is called in the communication thread. `extra` is the length of the vector that
-    rank 0 may `give`.
+    has left or was silent for too long; the message names it. Sums are returned in the order of
+    rounds. A slow rank keeps the sums that its training thread has not taken yet. No other object
+    may use the ranks' process group, because two threads that use one group get wrong sums. The
+    channel's `on_round` is called in the communication thread. `extra` is the length of the vector
+    that rank 0 may `give`.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Rounds:
         self._drift, self._vector = drift, RoundVector(length, drift.bins, ranks.world)
         self._timeout_s = ranks.timeout.total_seconds()
         self._on_round, self._extra = channel.on_round, extra
-        # A condition's lock is reentrant. It protects all attributes below.
+        # A condition's lock is reentrant. The lock protects all attributes below.
         self._changed = threading.Condition()
         self._progress = RoundProgress(ranks.world, call, drift)
         self._member = Member[torch.Tensor](ranks.rank, self._progress)
@@ -118,12 +120,12 @@ class Rounds:
 
     @property
     def ahead(self) -> int:
-        """Return the number of steps that this rank is ahead of the slowest other rank at work."""
+        """Return the steps by which this rank is ahead of the slowest other rank that has steps."""
         with self._changed:
             return self._member.ahead
 
     def finish(self) -> list[Sum]:
-        """Wait until no rank has further steps; return the last sums."""
+        """Wait until no rank has steps left; return the remaining sums."""
         self._wait(lambda: WaitReason.COPYING if self._member.underway else None)
         with self._changed:
             self._member.through()
@@ -135,7 +137,7 @@ class Rounds:
         return self.take()
 
     def abort(self, reason: str) -> None:
-        """Leave in the middle of the segment; the others learn that at once."""
+        """Leave in the middle of the segment; the other ranks notice it at once."""
         with self._changed:
             if not self._progress.working or self._error is not None:
                 return
@@ -164,14 +166,14 @@ class Rounds:
                 self._member.arrived()
                 self._announce()
                 self._changed.notify_all()
-        # The training thread raises it later.
+        # The training thread raises this error later.
         except BaseException as error:
             with self._changed:
                 self._error = self._error or error
                 self._changed.notify_all()
 
     def _wait(self, reason: Callable[[], WaitReason | None]) -> None:
-        """Wait until there is no reason to. A long wait is logged once, and calls rounds."""
+        """Wait until `reason` returns None. In a long wait, log once, and call rounds."""
         began = time.monotonic()
         log_at, pulse_at, deadline = began + _LOG_S, began + _PULSE_S, began + self._timeout_s
         with self._changed:
@@ -246,7 +248,7 @@ class Rounds:
         called = time.perf_counter()
         with self._changed:
             vector, extra, copied_s = self._contribution()
-        # Read once, because `Ranks.close` removes it.
+        # The group is read only once, because `Ranks.close` removes it.
         group = self._ranks.group
         dist.all_reduce(vector, group=group)
         total, facts = self._vector.unpack(vector)
@@ -296,13 +298,13 @@ class Rounds:
 
 
 class RoundCalls:
-    """The calls of a segment's rounds. For two threads: only one may call `wait` and `forget`."""
+    """The calls of a segment's rounds. For two threads, of which one calls `wait` and `forget`."""
 
     def __init__(self, ranks: Ranks, prefix: str) -> None:
         self._ranks, self._prefix = ranks, prefix
 
     def key(self, number: int) -> str:
-        """Return the key that calls a round."""
+        """Return the store's key that is set to call a round."""
         return f"{self._prefix}/{number}"
 
     def call(self, number: int) -> None:
@@ -310,14 +312,14 @@ class RoundCalls:
         self._ranks.store.compare_set(self.key(number), "", _GO)
 
     def count_ready(self, number: int) -> int:
-        """Count this rank as ready for a round; return how many ranks are ready now."""
+        """Count this rank as ready for a round; return the number of ranks that are ready now."""
         return int(self._ranks.store.add(f"{self.key(number)}/ready", 1))
 
     def abort(self, number: int, reason: str) -> None:
         """End all ranks' rounds, because this rank leaves.
 
-        If round `number`, the next or current one, has been called, it completes, and the one after
-        it ends with the reason.
+        `number` is the current or the next round. If it has been called, it completes, and the
+        round after it ends with the reason.
         """
         word = f"{_ABORT}rank {self._ranks.of_run(self._ranks.rank)} {reason}"
         while self._ranks.store.compare_set(self.key(number), "", word) != word.encode():
@@ -355,7 +357,8 @@ class RoundFacts:
 class RoundVector:
     """Layout of the vector: gradients, counts, ages, then two numbers of each rank.
 
-    `length` is that of a gradient's vector, `bins` the number of ages that a round distinguishes.
+    `length` is the length of a gradient's vector, `bins` the number of ages that a round
+    distinguishes.
     """
 
     def __init__(self, length: int, bins: int, world: int) -> None:

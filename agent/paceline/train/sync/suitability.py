@@ -17,9 +17,9 @@ from paceline.train.sync.optimiser import ScriptOptimiser
 
 logger = logging.getLogger(__name__)
 
-# Ranks listed in a message.
+# Maximum number of ranks listed in a message.
 _NAMED = 8
-# Steps under the all-reduce before rank 0 warns that no optimiser has stepped.
+# Number of steps under the all-reduce after which rank 0 warns that no optimiser has stepped.
 _PATIENCE = 100
 _WARNING = (
     "%s: gradients are still all-reduced after %d steps, because %s. Keep one "
@@ -28,7 +28,7 @@ _WARNING = (
 )
 _NO_STEP = "no torch optimiser of the wrapped models has stepped on ranks {ranks}"
 
-# Called with the segment's step, and the reason why its gradients are all-reduced.
+# Called with a step of the segment, and the reason why the segment's gradients are all-reduced.
 OnFallback = Callable[[Step, str], None]
 Models = Sequence[Wrapped]
 
@@ -48,14 +48,15 @@ class Suitability:
     """Check of all ranks' scripts, with the last answer. For one thread.
 
     If a script does not suit, training continues under the all-reduce: neither a switch nor the
-    policy that a run begins with may end training. A script's way of stepping is known only after
-    a step, so gradients are all-reduced until the optimiser has stepped once. The reason for the
-    all-reduce is reported once for each segment; a missing first step, only after many steps.
+    policy that a run begins with may end training. How a script steps its optimiser is known only
+    after a first step, so gradients are all-reduced until then. The reason for the all-reduce is
+    reported once for each segment. If the reason is that the optimiser has not stepped, it is
+    reported only after many steps.
     """
 
     def __init__(self, script: ScriptOptimiser, models: Models) -> None:
         self._script, self._models = script, models
-        # Steps without a step of the optimiser.
+        # Number of steps in which the optimiser did not step.
         self._waited = 0
         self.answer = Suits.NO
         # The reason to report; empty if there is none, or the wait is still short.
@@ -74,7 +75,7 @@ class Suitability:
             self.answer = self._all_suit(name, ranks)
 
     def tell(self, step: Step) -> None:
-        """Report a segment that is all-reduced in spite of its synchroniser, once for each."""
+        """Report, once for each segment, that it is all-reduced in spite of its synchroniser."""
         if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return
         self._reported = step.segment
@@ -82,7 +83,7 @@ class Suitability:
 
     def _all_suit(self, name: str, ranks: Ranks) -> Suits:
         answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
-        # In this order, because the search in `refusal` may collect objects.
+        # `refusal` is evaluated first, because its search may collect unused objects.
         mine = self.refusal(), self._script.has_stepped
         dist.all_gather_object(answers, mine, group=ranks.group)
         why = next((refusal for refusal, _ in answers if refusal is not None), None)
