@@ -254,7 +254,7 @@ def tell(connection: sa.Connection, run: str, message: str) -> None:
 def get(store: Store, run: str) -> dict[str, Any]:
     """Return one run in the form that the API shows."""
     with store.read() as connection:
-        rows = _select(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT))
+        rows = _with_facts(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT))
     if not rows:
         raise UnknownRunError(f"no run {run}")
     return rows[0]
@@ -299,7 +299,7 @@ def page(
         query = query.where(order.after(*_place_of(cursor, sort)))
     query = query.order_by(*order.columns()).limit(limit + 1)
     with store.read() as connection:
-        rows = _select(store, connection, query, keep_key=True)
+        rows = _with_facts(store, connection, query, keep_key=True)
     places = [(row.pop("sorted_by"), row.pop("key")) for row in rows]
     following = _cursor_of(*places[limit - 1], sort) if len(rows) > limit else None
     return rows[:limit], following
@@ -396,7 +396,7 @@ def unfinished(connection: sa.Connection) -> list[Unfinished]:
     return [Unfinished(*row[:5], nodes_of[row.key], row.backend) for row in rows]
 
 
-def _select(
+def _with_facts(
     store: Store, connection: sa.Connection, query: sa.Select[Any], *, keep_key: bool = False
 ) -> list[dict[str, Any]]:
     """Return runs together with facts from other tables."""

@@ -76,9 +76,9 @@ GRACE_S = 10.0
 _POLL_S = 0.002
 # Seconds between two comparisons of all ranks after a collective failed.
 _SEARCH_S = 0.05
-# Maximum number of seconds of the search for the failed rank: after a collective failed, and after
-# this rank raised.
+# Maximum number of seconds of the search for the failed rank after a collective failed.
 _EXPLAIN_S = 8.0
+# Maximum number of seconds of that search after this rank itself raised.
 _NAMED_S = 0.5
 # A process that has not published for this long is gone, or its node is. Judged in `_missing` only.
 _SILENT_S = 4.0

@@ -6,7 +6,7 @@
 
 `runs.page` lists runs by a `RunFilter`:
 
-    runs.page(store, RunFilter(tags=("nightly",), waste=Bounds(least=0.2)), sort="-waste")
+    runs.page(store, RunFilter(tags=("nightly",), waste=FigureBounds(least=0.2)), sort="-waste")
 """
 
 from paceline_backend.store.history.filters import SORTS, FigureBounds, RunFilter, RunOrder
