@@ -18,7 +18,7 @@ from paceline.train.state import TrainingState
 from paceline.train.streams.reader import StreamReader
 
 # Handlers of signals are installed before ranks wait for each other. Ranks are compared
-# (`lockstep`) before any other collective. Shared batches end before a save, and checkpoints are
+# (`lost_ranks`) before any other collective. Shared batches end before a save, and checkpoints are
 # saved before nodes change, which ends the process.
 _ORDER: tuple[type[Feature], ...] = (
     Signals,
