@@ -64,8 +64,9 @@ def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
         first = training.follow(1)[0]
         assert (first.policy, first.version, first.steps) == ("bsp", 0, 2)
         training.follow(1)
-        before = [p for p in training.proposals() if p.segment.seq == 1]
-        assert [p.segment.feedback for p in before] == [[], [(0, 2)]], "newer feedback supersedes"
+        feedback = [p.segment.feedback for p in training.proposals() if p.segment.seq == 1]
+        # Without feedback, unless the first segment's steps arrived before the plan was made.
+        assert feedback in ([[], [(0, 2)]], [[(0, 2)]]), "newer feedback supersedes"
 
         training.proposed(training.knows)
         requested = training.leader.seq
