@@ -1,7 +1,7 @@
 """Profiling phase before training: times and memory limits by batch size (LBB Alg. 1).
 
-`Session.profile` calls `profile_ranks` on every rank. `Limits` are the amounts that fit into each
-rank's memory, according to the user or to profiles.
+`Session.profile` calls `profile_ranks` on every rank. `Limits` are the numbers of samples, or the
+total sizes, that fit into each rank's memory, according to the user or to profiles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.train.fsdp.model import Wrapped
     from paceline.train.meeting import Meeting
 
-# Number of timings of each batch size, whose median counts.
+# Each batch size is timed this many times, and the median is used.
 _TIMINGS = 3
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
@@ -188,14 +188,14 @@ def profile_ranks(
 
 
 def _part(store: Store, rank: int, world: int) -> None:
-    """Wait on rank 0, whose store ends with it, until all ranks have read everything."""
+    """On rank 0, which hosts the store, wait until all ranks have read everything."""
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world)])
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
-    """Return the means of sizes λ and of λ², which rank 0 knows, on all ranks; each calls this."""
+    """Return the means of sizes λ and of λ² on all ranks, from rank 0's sizes. Collective."""
     if sizes is not None:
         # The sizes of a stream are not known yet.
         sizes = sizes if len(sizes) else np.ones(1)
@@ -258,7 +258,7 @@ class Limits:
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return the maximum samples of each rank's micro-batches, [W]; empty: no cuts."""
+        """Return the maximum samples of each rank's micro-batches, [W]; empty: no micro-batches."""
         return self.samples if self.micro_batches else []
 
     @property
@@ -268,7 +268,7 @@ class Limits:
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """Return the maximum total size of each rank's micro-batches, [W]; empty: no cuts."""
+        """Return the maximum size of each rank's micro-batches, [W]; empty: no micro-batches."""
         return self.tokens if self.micro_batches else []
 
 

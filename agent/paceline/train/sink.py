@@ -31,11 +31,11 @@ _Fields = dict[bytes, bytes]
 
 
 class Sink:
-    """Sink that delivers each message at least once, or counts its records as lost. For one thread.
+    """Sink that delivers each message at least once, or counts its records as lost.
 
-    Messages that neither bus nor spool accepts are kept in memory, at most `HELD_BYTES` and a
-    `Hello` besides, and offered to both again. Only an outage of the bus changes the order of
-    messages.
+    Not thread-safe, except `lost`. Messages that neither bus nor spool accepts are kept in memory,
+    at most `HELD_BYTES` without the `Hello`, and are offered to bus and spool again. Only an outage
+    of the bus changes the order of messages.
 
     Args:
         run: public run id.
@@ -103,7 +103,7 @@ class Sink:
             self._release()
 
     def tend(self, dropped: int) -> None:
-        """Close an old chunk of the spool, and note that `dropped` records were lost so far."""
+        """Close the spool's chunk if it is old, and store in the spool that `dropped` were lost."""
         if self._spool is not None:
             self._spool.roll()
             if not self._spool_outage.paused:
@@ -133,7 +133,7 @@ class Sink:
             )
 
     def close(self, dropped: int) -> None:
-        """Close spool and connection, and note that `dropped` records were lost."""
+        """Close spool and connection, and store in the spool that `dropped` records were lost."""
         if self._spool is not None:
             self._spool.close()
             self._note(self._spool, dropped)
