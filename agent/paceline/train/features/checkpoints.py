@@ -49,7 +49,7 @@ class Checkpoints(Feature):
             self._save(step)
 
     def epoch_over(self, ran_out: bool) -> None:
-        """Save a checkpoint if it is due, or the last one; wait for it after the last epoch.
+        """Save a checkpoint if it is due or the run ends; after the last epoch, wait until written.
 
         The script may destroy the process groups after its last epoch. A stop makes this epoch the
         last one.

@@ -16,12 +16,12 @@ from paceline.train.timing import RunningStep
 
 logger = logging.getLogger(__name__)
 
-# Number of steps of the suggested grid in an equal local batch.
+# An equal local batch has at least this many times the samples of the suggested grid.
 _PARTS = 4
 
 
 def suggested_grid(global_batch: int, world: int) -> int:
-    """Return a divisor of the global batch, such that a few of it make an equal local batch."""
+    """Return the largest divisor of the global batch up to a quarter of an equal local batch."""
     most = max(1, global_batch // (_PARTS * world))
     return max(grid for grid in range(1, most + 1) if global_batch % grid == 0)
 

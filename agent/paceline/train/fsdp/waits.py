@@ -27,7 +27,7 @@ _REDUCING = "RegisterPostBackwardFunctionBackward"
 
 
 class FsdpWaits:
-    """Hooks that count FSDP's collectives of one model as waiting. For one thread.
+    """Hooks that count FSDP's collectives of one model as waiting. Not thread-safe.
 
     The last gradients are reduced at the end of the backward pass. As with DistributedDataParallel,
     that is where ranks wait for a slow rank.
@@ -111,7 +111,7 @@ class FsdpWaits:
             _queue(self._reduced)
 
     def _computed(self) -> None:
-        """Stamp the end of computing; FSDP's own callback then reduces the last gradients."""
+        """Record the end of computing; FSDP's own callback then reduces the last gradients."""
         self._end()
         if self._backward is not None:
             self._backward.gradients_ready()
