@@ -27,8 +27,7 @@ class Environment:
 
     run: str | None = None
     bus: str | None = None
-    # Key with which the MACs of messages to the leader are checked; None: there is no session on
-    # the bus.
+    # The run's key: messages to the leader must have a MAC made with it. None: no MAC is required.
     key: bytes | None = None
     spool: Path | None = None
     spool_bytes: int = SPOOL_BYTES

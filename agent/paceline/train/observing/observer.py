@@ -91,7 +91,7 @@ class Observer:
         parameters = [each.sharded_param for each in group.fsdp_params]
         trained = [each for each in parameters if each.requires_grad]
         if trained:
-            # The device is the group's: parameters may be elsewhere, or have no data yet.
+            # Use the group's device, because parameters may be elsewhere, or have no data yet.
             self._begin(trained, group.device)
 
     def _begin(self, trained: list[nn.Parameter], device: torch.device) -> None:

@@ -60,7 +60,7 @@ def _watch_models(observer: Observer) -> None:
 
     @wraps(forward)
     def observed_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        # Under torch.compile, only the forward pass itself is compiled.
+        # torch.compile must not trace the observer: only the forward pass itself is compiled.
         if not torch.compiler.is_compiling():
             observer.entered(self, (inputs, kwargs))
         return forward(self, *inputs, **kwargs)

@@ -59,7 +59,7 @@ def _hide_worker() -> None:
 
 
 def _as_it_is(sample: Any) -> Any:
-    """Replace the default collate function, which would convert arrays to tensors."""
+    """Return a sample unchanged; the default collate function would convert arrays to tensors."""
     return sample
 
 

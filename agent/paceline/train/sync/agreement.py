@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
 _POLL_S = 0.005
-# Seconds that a rank which raised waits while no rank makes progress; the time of ten steps if that
-# is longer.
+# A rank that raised waits at most this many seconds while no rank makes progress, or for the time
+# of ten steps if that is longer.
 _STILL_S = 30.0
 
 

@@ -63,8 +63,8 @@ class AveragingSync:
         # The mean in flight, None if there is none, and the number of such means so far.
         self._flight: _Flight | None = None
         self._flights = 0
-        # A reduction in which a rank is missing cannot be ended, not even by a rank that leaves. So
-        # a reduction begins only when all ranks have announced that they are ready.
+        # A reduction in which a rank is missing cannot be cancelled, not even by a rank that
+        # leaves. So a reduction begins only when all ranks have announced that they are ready.
         self._calls = RoundCalls(channel.ranks, f"{channel.prefix}/means")
         self._task_thread = (
             TaskThread(channel.ranks.timeout.total_seconds()) if rules.overlap else None
@@ -124,7 +124,7 @@ class AveragingSync:
         self._work[part] = 0.0
 
     def _carry(self, mean: Mean, number: int) -> None:
-        """Reduce a mean once all ranks are ready for it; in another thread."""
+        """Reduce a mean in the task thread, once all ranks are ready for it."""
         if self._calls.count_ready(number) == self._ranks.world:
             self._calls.call(number)
         self._calls.wait(number)
@@ -175,7 +175,7 @@ class AveragingSync:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A part's mean in flight.
+    """Mean of one part of the parameters that is being reduced in the background.
 
     `work` is this rank's weight in the mean. The mean takes effect after the step `due`.
     """

@@ -121,7 +121,7 @@ class Channel:
     on_round: OnRound | None = None
 
     def reported_once(self) -> Channel:
-        """Return a channel that calls `on_round` on the first rank only: all have each round."""
+        """Return a channel that reports each round only once: `on_round` is None on other ranks."""
         return self if self.ranks.rank == 0 else replace(self, on_round=None)
 
 

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 def optimisers(parameters: set[int]) -> list[torch.optim.Optimizer]:
-    """Return the script's optimisers of parameters given by `id`, even if they never stepped."""
+    """Return all optimisers that have any of these parameters (`id`s), even if unused so far."""
     return _alive(torch.optim.Optimizer, lambda optimiser: has_any(optimiser, parameters))
 
 

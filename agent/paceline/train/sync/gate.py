@@ -76,7 +76,7 @@ OnRound = Callable[[Step, Round], None]
 
 
 class SyncGate:
-    """Gate between this rank's training loop and each segment's synchroniser. For one thread.
+    """Gate between this rank's training loop and each segment's synchroniser. Not thread-safe.
 
     The loop calls `begin` for each batch, `body_done` when the script is done with it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
@@ -102,7 +102,7 @@ class SyncGate:
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
-        # Also reports fallbacks to the all-reduce.
+        # Decides if the script suits a relaxed synchroniser; reports fallbacks to the all-reduce.
         self.suitability = Suitability(self._script, self.models)
         # The current step, or the last one of the epoch.
         self._step: Step | None = None
@@ -275,7 +275,7 @@ class SyncGate:
         self._step, self._left = None, False
 
     def close(self) -> None:
-        """End this rank's part. In the middle of a segment, the other ranks are informed."""
+        """End this rank's participation; in the middle of a segment, inform the other ranks."""
         self._hook.remove()
         self._unwrapped.close()
         sharded.close(self.models)

@@ -14,7 +14,7 @@ _PREFIX = "outer/"
 
 
 class Outer:
-    """Outer optimiser: the parameters after its newest step, and its momentum. For one thread.
+    """Outer optimiser: the parameters after its newest step, and its momentum. Not thread-safe.
 
     This state outlives segments and epochs, is part of checkpoints, and is the same on all ranks.
     The state is dropped when another synchroniser takes effect. Vectors are on the CPU, in 32 bits,

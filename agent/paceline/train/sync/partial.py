@@ -61,7 +61,7 @@ class PartialSync:
                 self._apply(self._rounds.take(), optimiser)
 
     def end_step(self, step: Step) -> None:
-        """See `Synchroniser.end_step`: rounds belong to no step."""
+        """See `Synchroniser.end_step`. Do nothing, because rounds do not belong to steps."""
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""

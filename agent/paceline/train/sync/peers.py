@@ -131,7 +131,7 @@ class Peers:
             return not self._thread.is_alive()
         try:
             self._ranks.blocking_store.wait([self._key("closed")], self._ranks.timeout)
-        # The wait took too long, or the store has ended. In this case the next call to it raises.
+        # The wait took too long, or the store has ended. If it has, the next call to it raises.
         except RuntimeError:
             return False
         return True

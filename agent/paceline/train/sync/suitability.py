@@ -45,7 +45,7 @@ class Suits(Enum):
 
 
 class Suitability:
-    """Check of all ranks' scripts, with the last answer. For one thread.
+    """Check of all ranks' scripts, with the last answer. Not thread-safe.
 
     If a script does not suit, training continues under the all-reduce: neither a switch nor the
     policy that a run begins with may end training. How a script steps its optimiser is known only
@@ -112,7 +112,7 @@ class Suitability:
         return all(stepped)
 
     def _late(self, stepped: list[bool]) -> str:
-        """List ranks whose optimiser has not stepped after many steps; else empty."""
+        """Name the ranks whose optimiser has not stepped after many steps; empty if none."""
         if self._waited < _PATIENCE or all(stepped):
             return ""
         missing = [str(rank) for rank, has_stepped in enumerate(stepped) if not has_stepped]
