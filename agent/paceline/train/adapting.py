@@ -2,8 +2,8 @@
 
 A framework has a training loop of its own, and counts its epochs and steps itself. `DrivenLoader`
 is the loader that this loop reads. The functions check the options that a script gives to an
-adapter, and read the options of the script's DataLoader and model. The doctor recognises a script
-with an adapter by this module, so nothing else imports it.
+adapter, and read the options of the script's DataLoader and model. The doctor concludes from the
+import of this module that a script uses an adapter, so nothing else may import it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DrivenLoader:
         if self.begins is not None:
             begins, self.begins = self.begins, None
             begins()
-        # The framework left the last pass early, and may still have its iterator.
+        # The framework may have left the last pass early and still hold its iterator.
         if self._passing is not None:
             self._passing.close()
         passing = self._passing = self._loader.__iter__()
@@ -158,7 +158,7 @@ def is_shuffled(loader: object) -> bool:
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return those options of a script's DataLoader that `Session.loader` accepts.
 
-    Raise a ValueError if no plan can replace its sampling.
+    Raise a ValueError if the plan cannot replace the DataLoader's sampler.
     """
     sampler = loader.sampler
     if type(loader.batch_sampler) is not torch.utils.data.BatchSampler or not isinstance(
@@ -182,5 +182,5 @@ def loading_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def refuse(problem: str, fix: str) -> None:
-    """Raise a PacelineError for a setting of a framework."""
+    """Raise a PacelineError that names a setting of a framework as the problem, and its fix."""
     raise PacelineError(f"{problem}: {fix}")

@@ -166,7 +166,8 @@ _kinds: dict[tuple[type, type], type[Adapted]] = {}
 def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
     """Return a subclass of `original` with the forward pass of `how`, one class per pair."""
     if (original, how) not in _kinds:
-        # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU.
+        # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU, so such a
+        # layer gets another base class.
         base = _AnyDimension if issubclass(original, nn.SyncBatchNorm) else original
         name = f"{how.__name__}{original.__name__}"
         _kinds[original, how] = type(name, (how, base), {"_original": original})
@@ -266,7 +267,7 @@ def shared(values: Tensor, exchange: Exchange) -> Shared:
 def _own(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance of one rank's values, [C] each, in float32 at least."""
     kept = torch.promote_types(values.dtype, torch.float32)
-    # The dtype of this tensor sets the precision of the results.
+    # The dtype of `unused` sets the precision of the mean and of the variance.
     unused = torch.zeros(values.size(1), dtype=kept, device=values.device)
     # On the CPU this function is three to ten times as fast as torch.var_mean.
     mean, var = torch.batch_norm_update_stats(values, unused, unused.clone(), 0.0)
@@ -323,7 +324,7 @@ class Normalised(torch.autograd.Function):
         # A filler contributes zeros and not its sums times 0, because 0 · NaN is NaN.
         sums = sums * share if share else torch.zeros_like(sums)
         ctx.exchange.add_up(sums)
-        # A filler's gradients are part of no sum.
+        # A filler was left out of the statistics, so no gradient goes back through it.
         if not share:
             return torch.zeros_like(back), *_given(weight, of_weight, of_bias), None, None, None
         plain, by_value = sums / (share * count).to(sums.dtype)
@@ -355,7 +356,7 @@ class RunningStatistics:
 
     def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
         self._current, self._models = current, models
-        # Samples that this rank has trained since the last mean.
+        # Number of samples that this rank has trained since the statistics were last averaged.
         self._samples = 0
 
     def trained(self, step: Step) -> None:

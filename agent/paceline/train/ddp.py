@@ -233,7 +233,7 @@ class _Weighing:
         self._open = False
         # True if this backward pass's gradients are weighted by bucket; None: not decided yet.
         self._by_bucket: bool | None = None
-        # True once the parameters have hooks.
+        # True once the parameters have the hooks that weight their gradients.
         self._hooked = False
         if current.accumulates:
             self._hook()
@@ -271,7 +271,8 @@ class _Weighing:
         # This is `own_collective` without its context manager, which would take 3 µs.
         before, current.reduces = current.reduces, True
         try:
-            # `dist.all_reduce` converts complex numbers, which not every backend adds up.
+            # `dist.all_reduce` views complex numbers as pairs of real ones, because not every
+            # backend can add complex numbers.
             if share.is_complex():
                 work: dist.Work | None = dist.all_reduce(share, group=self._group, async_op=True)
                 assert work is not None
@@ -312,7 +313,8 @@ class _Weighing:
             # The hook has the parameter's `id`, because a reference to the parameter would form a
             # cycle.
             hook = partial(self._arrives, id(parameter))
-            # PyTorch accepts no hook on a frozen parameter, which the script may train again later.
+            # PyTorch accepts no hook on a frozen parameter. The script may train the parameter
+            # again later, so it is made trainable while the hook is registered.
             trains = parameter.requires_grad
             parameter.requires_grad_(True)
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -392,7 +394,8 @@ class WeightedDDP(DistributedDataParallel):
             options.setdefault("bucket_cap_mb", _SMALL_BYTES >> 20)
         super().__init__(module, **options)
         if not options.keys() & {"broadcast_buffers", "forward_sync_buffers"}:
-            # Buffers are equal at the start. Sending them in each step would distort compute times.
+            # Do not broadcast buffers: they are equal at the start, and a broadcast in each step
+            # would distort compute times.
             self.broadcast_buffers = False
         self._current = current
         parameters = [p for p in module.parameters() if p.requires_grad]

@@ -118,8 +118,9 @@ class Device:
     def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
         """Return a function that waits until the emulated device would have computed a trial batch.
 
-        The first timing has the slowdowns and noise of `step`, each later one those of the next
-        step. `moments` are the means of λ and of λ² over the data set, where λ is a sample's size.
+        The first call of that function uses the slowdowns and noise of `step`, and each later call
+        those of the next step. `moments` are the means of λ and of λ² over the data set, where λ is
+        a sample's size.
         Without `overhead`, the constant time per step and the delays are left out.
         """
         mean, square = moments
@@ -175,8 +176,8 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
     """Measure the floating-point operations/s of square matrix products during `TRIAL_S` seconds.
 
     `hold` is called after each product with its start time; it waits until the emulated device
-    would be done, if a device is emulated. None: the device failed, for example because its memory
-    is full.
+    would be done, if a device is emulated. Return None if the device failed, for example because
+    its memory is full.
     """
     side, dtype = _SIDES.get(device.type, _OTHERS)
     try:

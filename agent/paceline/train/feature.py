@@ -46,7 +46,7 @@ class Feature:
         return batch
 
     def begin_step(self, step: Step) -> None:
-        """Run before the gate at a step's start; its batch is loaded."""
+        """Run before the gate at a step's start, once the step's batch is loaded."""
 
     def begin_turn(self, turn: Step) -> None:
         """Run at the start of a turn, before the body of the script's loop."""

@@ -98,7 +98,8 @@ class Meeting:
     rank: int
     world: int
     store: Store
-    # The smallest sample; -1 for a stream, where a rank uses any sample that it has.
+    # Index of the smallest sample, used as filler; -1 for a stream, where a rank uses any sample
+    # that it has.
     filler: int
     # Sizes of the samples, [N], on rank 0; empty for a stream; None on other ranks.
     sizes: npt.NDArray[np.float64] | None

@@ -3,8 +3,8 @@
 At a session's start, `settle` finds out which ranks share a node's directory, and which samples
 each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Else the
 result is the rank's `NodeData`: it passes the node's parts of the plan to the prefetcher, counts
-the samples that batches missed (`Counting` is the loader's collate function), and records each
-epoch.
+the samples of batches that were not on the node (`Counting` is the loader's collate function), and
+records each epoch.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class NodeData(Feature):
 def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
     """Find out which ranks share a node, and which samples each node has. Collective.
 
-    The result is None unless the data set is `Sharded`, on all ranks.
+    Return None, on all ranks, unless the data set is `Sharded`.
 
     Raises:
         PacelineError, OSError: a node's directory cannot be used; raised on each rank.
@@ -182,7 +182,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
 
 
 def _place(data: Sharded) -> dict[str, Any]:
-    """Identify this rank's directory: ranks with the same one share it."""
+    """Return an id of this rank's directory; ranks with equal ids share the directory."""
     path = data.directory.path
     try:
         status = path.stat()

@@ -34,9 +34,9 @@ _TIMINGS = 3
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
 Floats = npt.NDArray[np.float64]
-# Waits until the device has completed all queued work.
+# Function that waits until the device has completed all queued work.
 Finish = Callable[[], None]
-# Called with a batch's number of samples and its start time; see `measure`.
+# Function that is called with a batch's number of samples and its start time; see `measure`.
 Hold = Callable[[int, float], None]
 
 
@@ -142,7 +142,7 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
     rank.
     """
 
-    # An earlier call may have failed and left entries that must not be read.
+    # Each call has keys of its own, because an earlier call may have failed and left its entries.
     call = store.add(f"profile/calls/{rank}", 1)
     store = PrefixStore(f"profile/{call}", store)
 
@@ -197,7 +197,7 @@ def _part(store: Store, rank: int, world: int) -> None:
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
     """Return the means of sizes λ and of λ² on all ranks, from rank 0's sizes. Collective."""
     if sizes is not None:
-        # The sizes of a stream are not known yet.
+        # The sizes of a stream are not known yet, so all count as 1.
         sizes = sizes if len(sizes) else np.ones(1)
         store.set("profile/sizes", json.dumps([float(sizes.mean()), float((sizes**2).mean())]))
     mean, square = json.loads(store.get("profile/sizes"))

@@ -116,7 +116,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     # The sketch of each wrapped model's gradient.
     sketches: list[list[float]]
-    # The reason why the loop's body did not reach its end.
+    # The reason why the loop's body did not reach its end; empty if it did.
     error: str = ""
     # True if the body drew random numbers.
     random: bool = False
@@ -400,7 +400,7 @@ def unknown(why: str) -> ProofResult:
 
 
 def _whole_numbers(sample: Any) -> Iterator[int]:
-    """Yield the whole numbers of a sample, such as its class; skip lists and tensors."""
+    """Yield a sample's whole numbers, such as its class; skip tensors and lists with several."""
     if isinstance(sample, list) and all(isinstance(each, int) for each in sample):
         sample = np.array(sample, dtype=object)
     if isinstance(sample, dict | tuple | list):
@@ -416,7 +416,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return why an error says nothing about the loss; empty if the error does say something."""
+    """Return why an error does not show that the loss is wrong; empty if it may show that."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
@@ -495,7 +495,7 @@ class _WithoutDropout(TorchFunctionMode):
 class Loading(Protocol):
     """The part of the session's loader that this module uses."""
 
-    # The result of the check; None before.
+    # The result of the check; None before the check.
     answer: ProofResult | None
 
     def samples(self, indices: list[int]) -> list[Any]:
@@ -751,7 +751,7 @@ class Rehearsal:
             restores.append(_kept_attributes(new))
             restores.append(kept_tensors([of for m in new for of in (m._buffers, vars(m))]))
 
-        # Modules outside of the wrapped models can be, for example, a teacher.
+        # Keep the state of modules outside of the wrapped models, too, for example of a teacher.
         def keep_others(module: nn.Module, _inputs: Any) -> None:
             if id(module) not in known:
                 keep(module)
@@ -781,7 +781,7 @@ class Rehearsal:
         """Return a backward pass that adds its gradient to this trial's sketch."""
 
         def noting(*args: Any, **kwargs: Any) -> None:
-            # A nested pass recomputes a part of the outer one.
+            # A nested pass recomputes a part of the outer one, which counts its gradients.
             if self._depth:
                 backward(*args, **kwargs)
                 return

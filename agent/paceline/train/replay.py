@@ -3,15 +3,15 @@
 In a live run the loop must not have additional iterations: scripts count iterations, step schedules
 in them and accumulate gradients over them. So the replay finds the ``for`` statement that requests
 the first batch from the loader. The replay runs the statements of that loop's body with a copy of
-the loop's names, until all wrapped models have gradients and an optimiser would step. Names that
-the statements assign are dropped.
+the loop's names, until all wrapped models have gradients and an optimiser would step. The copy of
+the names is dropped afterwards.
 
 A statement that could have a lasting effect, for example one that extends a list or reads another
 loader, is not run. Such a statement is left out if it is only a call that prints, or a call that
-passes numbers to an object which nothing reads before the gradients, such as a meter. Otherwise the
-loss is not provable here, unless all gradients are computed already. Loops inside a library are not
-replayed either. `paceline doctor` can check the loss in both cases, because it ends the script
-afterwards.
+passes numbers to an object, such as a meter, which nothing reads before the gradients are computed.
+Otherwise the loss is not provable here, unless all gradients are computed already. Loops inside a
+library are not replayed either. `paceline doctor` can check the loss in both cases, because it ends
+the script afterwards.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
     """
     assert state.wiring is not None
     meeting, limits = state.meeting, state.context.limits.of_parts
-    # The largest local batch when a step is split equally.
+    # Number of samples of the largest local batch if a step is split equally.
     equal = -(-state.context.terms.global_batch // meeting.world)
     has_room = not limits or min(limits) >= equal
     planned = state.context.environment.run is not None
@@ -343,7 +343,7 @@ def _resolved(expression: ast.expr, names: Mapping[str, Any]) -> Any:
         owner = _resolved(expression.value, names)
         if owner is _MISSING:
             return _MISSING
-        # A property would run code.
+        # Reading a property would run code of the script.
         if isinstance(getattr(type(owner), expression.attr, None), property):
             return _MISSING
         try:

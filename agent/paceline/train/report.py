@@ -221,7 +221,7 @@ class Reporter:
         self._over: deque[RunningStep] = deque()
         # Lock that a thread holds while it reads steps.
         self._reading = threading.Lock()
-        # An error of the emitter's thread in reading a step.
+        # Error that the emitter's thread met while it read a step; the training thread raises it.
         self._failed: Exception | None = None
         # The record of a step that further batches may join, and the step's metrics by name: the
         # sum of the weights and the sum of the weighted values.
@@ -315,7 +315,7 @@ class Reporter:
         self._emitter.record(record)
 
     def _send_metrics(self, record: StepRecord) -> None:
-        """Send the metrics of a step before its record, so that a complete step has metrics."""
+        """Send a step's metrics before its record, so that a recorded step has all its metrics."""
         sums, self._sums = self._sums, {}
         values = {name: total / weight for name, (weight, total) in sums.items() if weight > 0}
         weight = record.load if self._by_size else float(record.samples)

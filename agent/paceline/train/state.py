@@ -49,7 +49,7 @@ class TrainingState:
         self.proofs = 0
         # True while this rank waits for other ranks in such a check.
         self.waits_in_proof = False
-        # Set from the loader's first iteration until the session is closed.
+        # The rank's other parts; None before the loader's first iteration and after `close`.
         self.wiring: Wiring | None = None
         self.features: list[Feature] = []
         self.on = Hooks(self.features)
@@ -111,7 +111,7 @@ class TrainingState:
         return self.wiring.reporter if self.wiring is not None else None
 
     def introduce(self) -> None:
-        """Exchange the ranks' devices; all ranks call it once a model is in place."""
+        """Exchange descriptions of the ranks' devices, once a model is in place. Collective."""
         meeting, device = self.meeting, self.context.device
 
         def trial() -> float | None:

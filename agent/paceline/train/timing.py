@@ -120,7 +120,7 @@ class RunningStep:
 
     @property
     def phase(self) -> Phase:
-        """Return the present phase of this rank, or of its device. Any thread may call this."""
+        """Return this rank's phase, or its device's if that lags behind. Thread-safe."""
         if self._waits:
             return Phase.SYNC
         stamps = list(self._stamps)

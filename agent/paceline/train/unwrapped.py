@@ -109,7 +109,7 @@ class UnwrappedModels:
         # For each optimiser that has stepped, the parameters that are not yet compared.
         self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
-        # Number of optimisers to compare so far, by description.
+        # Number of optimisers that were selected for comparison so far, by description.
         self._comparisons: Counter[str] = Counter()
         # For each comparison that still lacks norms of other ranks, on rank 0: the number of checks
         # that are left.

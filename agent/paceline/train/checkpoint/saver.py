@@ -92,7 +92,7 @@ class Saver:
         self._schedule, self._contents = schedule, contents
         self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
-        # The saver has process groups of its own: the default group may be one of NCCL, and threads
+        # The saver has process groups of its own: the default group may use NCCL, and the threads
         # of synchronisers use other groups.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None

@@ -85,7 +85,7 @@ def loader(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the script trains on the session's loader."""
     if not any(known.session for known in seen.sessions):
         return
-    # `bool(loader)` asks for a length, which a stream's loader does not have.
+    # Compare with None: `bool(loader)` asks for a length, which a stream's loader does not have.
     if any(known.loader is not None for known in seen.sessions):
         yield Finding("loader", Level.OK, "The script's loop reads session.loader().")
     elif seen.outside:
@@ -209,7 +209,7 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
 
 
 def fitting(seen: ScriptRecord) -> Iterator[Finding]:
-    """Report whether larger samples have larger sizes."""
+    """Report whether samples with more elements have larger sizes."""
     for known in seen.sessions:
         given = known.sizes
         if given is None or isinstance(known.dataset, Stream) or given.min() == given.max():

@@ -47,11 +47,11 @@ class SeenSession:
     sizes_from: str = ""
     # Calls of each wrapped model.
     calls: list[Calls] = field(default_factory=list)
-    # Set when the script starts to read the loader.
+    # The session's loader, once the script has started to read it.
     loader: Loader | None = None
     steps: int = 0
     checkpoint: str = ""
-    # Set while the rehearsal after the examined steps is running.
+    # The rehearsal that is running after the examined steps; None: none is running.
     rehearsal: Rehearsal | None = None
     answer: ProofResult | None = None
     state: str = ""

@@ -83,7 +83,7 @@ _EXPLAIN_S = 8.0
 _NAMED_S = 0.5
 # If a process has not published for this many seconds, it or its node is gone (`_missing`).
 _SILENT_S = 4.0
-# Maximum number of skipped steps that are logged.
+# Maximum number of log messages about ranks that skipped the backward pass of a step.
 _MOST_SKIPS = 5
 _WAITS = (Phase.SYNC, Phase.PLAN)
 _ENCODER = msgspec.msgpack.Encoder()
@@ -129,12 +129,12 @@ class RankMonitor(Feature):
         self._beats: dict[int, tuple[int, float]] = {}
         # Number of rank 0's notes that this rank has logged.
         self._notes = 0
-        # On rank 0, the conditions for which a note was stored.
+        # On rank 0, the events for which a note was stored: skipped steps, and sets of late ranks.
         self._noted: set[object] = set()
         # On rank 0, the number of stored notes.
         self._stored = 0
         self._failed_at = 0.0
-        # Made in `begin`.
+        # None until `begin` starts the thread.
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -197,7 +197,7 @@ class RankMonitor(Feature):
         """Note that the loop over the loader has reached its end, or that the script left it."""
         if raised:
             self._leave(raised=True)
-            # The call logs the reason.
+            # Give the thread time to find and log the reason. The returned error is not needed.
             self.explained(PacelineError(), _NAMED_S)
         elif ran_out:
             self._progress.in_loop = False
@@ -274,7 +274,7 @@ class RankMonitor(Feature):
         if self._store_ended:
             raise PacelineError(self._without_store())
 
-    # The thread.
+    # Methods that the thread calls.
 
     def _run(self, own: Store) -> None:
         try:

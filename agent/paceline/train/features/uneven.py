@@ -128,7 +128,7 @@ class WorkSharing(_UnevenLoops):
     def _is_mine(self, step: Step) -> bool:
         if self._pool is None or not step.pooled:
             return True
-        # Without pooling, all ranks make each step together.
+        # A rank without samples computes a filler, unless ranks share batches.
         if not step.samples:
             return not self._pools
         return self._pool.begins(step, may_leave=self._pools)
@@ -189,7 +189,7 @@ class Schedules:
 
     A script that calls ``scheduler.step()`` in each iteration would be at different points of its
     schedule on fast and slow ranks, and beyond its end on fast ones. So while ranks share batches,
-    these calls do nothing, and this class steps the schedule by the numbers of steps instead. A
+    these calls do nothing, and this class steps the schedule once for each planned step instead. A
     schedule that was not stepped exactly once in each iteration before is left alone. Not
     thread-safe.
     """
@@ -207,7 +207,7 @@ class Schedules:
 
     @property
     def known(self) -> bool:
-        """Return whether it is known how the script steps its schedules."""
+        """Return True once the script's calls of its schedules were counted in an iteration."""
         return self._turns > 0
 
     def look(self, optimiser: torch.optim.Optimizer | None) -> None:
@@ -231,7 +231,7 @@ class Schedules:
                 self._wrap(next(base for base in kind.__mro__ if "step" in vars(base)))
 
     def turn_over(self, step: Step) -> None:
-        """Count an iteration with a batch."""
+        """Count an iteration of a step that all ranks make together."""
         if self._looked and not step.pooled:
             self._turns += 1
 

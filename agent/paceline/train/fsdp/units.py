@@ -129,7 +129,7 @@ def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
 
 
 def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
-    """Refuse unsplit parameters that differ between the ranks of a group. Collective.
+    """Refuse parameters that are not split within a group and differ between its ranks. Collective.
 
     Each rank of the group computes with its own copy, and a checkpoint has one of them. All ranks
     raise together.

@@ -87,8 +87,8 @@ class Leader:
 
     Args:
         context: the run's terms and limits, and where its data is.
-        meeting: rank 0's result of the rendezvous. If several ranks share each batch, each rank of
-            another lane reads a copy of the part of its group.
+        meeting: rank 0's result of the rendezvous. If several ranks share each batch, the ranks of
+            the other lanes read copies of their groups' parts.
         start: position at which training begins; its `used` has the samples that an earlier attempt
             used.
         proposals: the controller's proposals; None without a bus.
@@ -330,7 +330,7 @@ class Leader:
         return max(MOST_COASTED, self._steps_in(MOST_COASTED_S))
 
     def _steps_in(self, seconds: float) -> int:
-        """Return the number of steps that fit into a duration, from newest step times, or 0."""
+        """Estimate the number of steps that fit into a duration; 0 if no step time is known."""
         if not self._begun:
             return 0
         began, first = self._begun[0]

@@ -21,7 +21,7 @@ OPTIONS = (
     "timeout",
 )
 _POLL_S = 0.1
-# Seconds between two checks of a reading process whether its rank still runs.
+# A reading process checks at this interval, in seconds, whether its rank still runs.
 _ALIVE_S = 5.0
 
 

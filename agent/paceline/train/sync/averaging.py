@@ -113,7 +113,7 @@ class AveragingSync:
         dist.destroy_process_group(self._ranks.group)
 
     def _take_off(self, part: int, step: int) -> None:
-        """Begin the mean of a part after a step, in the background."""
+        """Start to average a part of the parameters after a step, in the background."""
         tensors, work = [p.data for p in self._parts[part]], self._work[part]
         if not tensors or self._task_thread is None:
             return

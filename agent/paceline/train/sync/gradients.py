@@ -207,7 +207,7 @@ def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> 
 
 
 def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy a vector into tensors, the reverse of `joined`; one copy suffices for one device."""
+    """Copy a vector into tensors, the reverse of `joined`; tensors on one device take one copy."""
     there, start = vector.to(tensors[0].device), 0
     with torch.no_grad():
         for tensor in tensors:

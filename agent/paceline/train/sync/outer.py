@@ -46,7 +46,7 @@ class Outer:
             self._velocities = [torch.zeros(length) for length in lengths]
 
     def step(self, rules: OuterRules, part: int, mean: torch.Tensor) -> torch.Tensor:
-        """Step a part from the replicas' mean, which is consumed; return its parameters."""
+        """Step a part of the parameters from the replicas' mean; return the part's new values."""
         anchor, velocity = self._anchors[part], self._velocities[part]
         change = anchor - mean
         velocity.mul_(rules.momentum).add_(change)

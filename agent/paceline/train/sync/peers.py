@@ -116,7 +116,7 @@ class Peers:
                 self._thread.join(timeout=1.0)
 
     def _close(self, word: str) -> None:
-        """End questions and answers of all ranks; the reason of the first call is kept."""
+        """End the questions and answers of all ranks; the first reason (`word`) is kept."""
         store = self._ranks.store
         if store.compare_set(self._key("closed"), "", word).decode() != word:
             return

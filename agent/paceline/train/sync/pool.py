@@ -113,7 +113,7 @@ class SharedBatches:
         return share.begin(self._pace.batch_s) if share.left else None
 
     def is_taken_over(self, step: Step) -> bool:
-        """Return whether this rank certainly does not train its next planned batch."""
+        """Return True if it is certain that this rank will not train its next planned batch."""
         mine = self._mine
         if step.segment != self._segment or mine is None:
             return False

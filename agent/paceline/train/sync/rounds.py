@@ -298,7 +298,7 @@ class Rounds:
 
 
 class RoundCalls:
-    """The calls of a segment's rounds. For two threads, of which one calls `wait` and `forget`."""
+    """Calls of a segment's rounds, for two threads; only one of them calls `wait` and `forget`."""
 
     def __init__(self, ranks: Ranks, prefix: str) -> None:
         self._ranks, self._prefix = ranks, prefix

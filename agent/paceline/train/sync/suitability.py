@@ -61,7 +61,7 @@ class Suitability:
         self.answer = Suits.NO
         # The reason to report; empty if there is none, or the wait is still short.
         self._fallback = ""
-        # None: this rank does not report fallbacks.
+        # Function that reports a fallback; None: this rank does not report fallbacks.
         self.on_fallback: OnFallback | None = None
         # The newest segment whose fallback was reported.
         self._reported: int | None = None
@@ -75,7 +75,7 @@ class Suitability:
             self.answer = self._all_suit(name, ranks)
 
     def tell(self, step: Step) -> None:
-        """Report, once for each segment, that it is all-reduced in spite of its synchroniser."""
+        """Report, once per segment, that its gradients are all-reduced despite its synchroniser."""
         if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return
         self._reported = step.segment
