@@ -27,7 +27,8 @@ class Environment:
 
     run: str | None = None
     bus: str | None = None
-    # The run's key: messages to the leader must have a MAC made with it. None: no MAC is required.
+    # The run's key: the leader ignores messages without a MAC made with this key. None: the run has
+    # no session, and no MAC is required.
     key: bytes | None = None
     spool: Path | None = None
     spool_bytes: int = SPOOL_BYTES

@@ -264,7 +264,8 @@ def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:
 def _wait_for_all(world: int, error: Exception | None = None) -> None:
     """Wait until each rank is connected to rank 0's store, or has failed to connect.
 
-    Without this, rank 0 could end, and its store with it, before another rank is connected.
+    Without this wait, rank 0 could end, and thereby end its store, before another rank is
+    connected.
     """
     words = gathered(world, {} if error is None else _described(error))
     for rank, word in enumerate(words):

@@ -216,7 +216,7 @@ def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
 def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
     held = np.full(len(data), NOWHERE, "<u2")
     limits = [0] * (max(nodes) + 1)
-    # The order is reversed so that, of several nodes that have a sample, the lowest one counts.
+    # Later writes replace earlier ones: in reverse order, the lowest node with a sample is kept.
     for rank in reversed(range(len(nodes))):
         word = words[rank]
         limits[nodes[rank]] = word["limit"]

@@ -176,9 +176,9 @@ def profile_ranks(
 ) -> list[Profile]:
     """Measure on each rank; see `Session.profile`. All ranks must call this equally often.
 
-    `run_batch`, `most` and `finish` are those of `measure`. `hold` makes the `hold` of `measure`
-    from the means of λ and of λ², where λ is a sample's size. The models do not reduce gradients
-    meanwhile. Errors are those of `gather`.
+    `run_batch`, `most` and `finish` are passed to `measure`. `hold` returns the `hold` argument of
+    `measure`, given the means of λ and of λ², where λ is a sample's size. The models do not reduce
+    gradients meanwhile. Errors are raised as by `gather`.
     """
     models = list(models)
     with unreduced(models), _unstepped(models):

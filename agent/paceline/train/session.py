@@ -294,8 +294,8 @@ class Session:
     ) -> torch.Generator:
         """Return a sample's random generator in the current epoch, for the loop's body.
 
-        Its random numbers differ from those that `paceline.generator` gives to the data set; see
-        there.
+        It has the same arguments as `paceline.generator`, which is for data sets, but gives other
+        random numbers.
         """
         seed, epoch = self._loop.context.terms.seed, self._loop.progress.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
@@ -513,7 +513,7 @@ class Session:
         Call it on rank 0, or on every rank: without `samples`, rank 0's values count. If each rank
         evaluates a part of the data, give `samples` on each: then a metric is the mean over ranks,
         weighted by their samples. The call waits for the device if a metric is a tensor on it.
-        Further calls after the same step add their metrics; the last value of a metric counts.
+        Further calls after the same step add metrics; of a repeated metric, the last value is kept.
 
         Args:
             samples: number of samples over which this rank's values are means; 0: it had no

@@ -89,8 +89,8 @@ class RunningStep:
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
-        # The number of recompilations before the step, and the number in it, known once the step is
-        # over.
+        # Number of recompilations in this process before the step, and number during the step, known
+        # once the step is over.
         self._compiled = recompilations()
         self.recompiles = 0
         self._started = time.perf_counter()

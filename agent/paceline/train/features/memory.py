@@ -93,7 +93,7 @@ class Learned(msgspec.Struct, frozen=True):
 def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
     """Return the limit that each plan worker learned, [W]; `known` is this rank's. Collective.
 
-    For ranks that share each batch, the smallest limit among them counts.
+    If ranks share each batch, a group's limit is the smallest limit that its ranks learned.
     """
     if meeting.lanes is None:
         return gathered(meeting.world, known)

@@ -84,7 +84,7 @@ class WeightedFSDP(nn.Module):
         self._trained = trained
         group = self._current.group
         refuse(self.module, None if group is None else dist.get_process_group_ranks(group))
-        # A sharded parameter found here belongs to another unit, and is handled there.
+        # A parameter that is still sharded belongs to another unit, and is weighed in its turn.
         sharded = {id(parameter) for parameter in self.parameters()}
         for unit in self._units:
             unit.unshard()

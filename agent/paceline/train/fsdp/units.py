@@ -82,7 +82,7 @@ class Unit:
     def refusal(self, ranks: Sequence[int] | None) -> str | None:
         """Return why the unit cannot be weighed, worded to follow its name; None if it can.
 
-        `ranks` are those with batches of their own; None: all ranks.
+        `ranks` are the ranks that have batches of their own; None: all ranks.
         """
         given = self.ranks
         world = dist.get_world_size() if ranks is None else len(ranks)
@@ -112,7 +112,7 @@ def units(model: nn.Module) -> Iterator[Unit]:
 def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
     """Refuse a sharded model whose gradients would be wrong.
 
-    `ranks` are those with batches of their own; None: all ranks.
+    `ranks` are the ranks that have batches of their own; None: all ranks.
 
     Raises:
         ValueError: the message names the unit or the parameter, and the fix.

@@ -4,8 +4,8 @@ FSDP gathers a unit's parameters before the unit's forward pass and, if they wer
 backward pass. After the backward pass it reduces the unit's gradients. FSDP does all that in hooks,
 which torch calls in the order of registration. So this module registers a hook before and after
 each of FSDP's hooks, and the time between the two does not count as computing. On a CUDA device, a
-stamp is an event of the computing stream, so collectives that overlap in other streams take no time
-there.
+stamp is an event of the computing stream, so the time of a collective in another stream counts only
+if the computing stream waits for that collective.
 """
 
 from __future__ import annotations

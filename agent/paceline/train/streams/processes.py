@@ -73,7 +73,7 @@ def in_processes(
 
     A source that yields the rank's own part must split it among its processes, as any
     ``IterableDataset`` must. `claim` (see `paceline.data.stream.Claiming`) is called in another
-    thread of this process. `options` are those in `OPTIONS`, of a DataLoader.
+    thread of this process. `options` are DataLoader options whose names are in `OPTIONS`.
     """
     count, context = options["num_workers"], options.get("multiprocessing_context")
     if context is None or isinstance(context, str):

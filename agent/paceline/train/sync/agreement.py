@@ -47,7 +47,7 @@ class LoopAgreement:
         if not self._store.check([self._key("count")]):
             return
         left = self._left()
-        # The rank that left at the earliest step is named: others may have left because of it.
+        # Name the rank that left at the earliest step: others may have left because that rank did.
         first = min(left, key=lambda rank: left[rank])
         if left[first] < step:
             self._refuse(first, left[first], self._ranks.rank, step)
