@@ -2,8 +2,8 @@
 
 A framework has a training loop of its own, and counts its epochs and steps itself. `DrivenLoader`
 is the loader that this loop reads. The functions check the options that a script gives to an
-adapter, and read the options of the script's DataLoader and model. The doctor concludes from the
-import of this module that a script uses an adapter, so nothing else may import it.
+adapter, and read the options of the script's DataLoader and model. If this module is imported,
+`paceline doctor` assumes that the script uses an adapter, so nothing else may import it.
 """
 
 from __future__ import annotations
@@ -182,5 +182,5 @@ def loading_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def refuse(problem: str, fix: str) -> None:
-    """Raise a PacelineError that names a setting of a framework as the problem, and its fix."""
+    """Raise a PacelineError for an unsupported setting of a framework; the message has the fix."""
     raise PacelineError(f"{problem}: {fix}")

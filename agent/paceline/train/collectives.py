@@ -43,7 +43,7 @@ _METHODS = (
     "_allgather_base",
     "_reduce_scatter_base",
 )
-# Listeners of each wrapped method, and the method as it was before. Keys are method names.
+# Listeners of each wrapped method, and the original method. Keys are method names.
 _listeners: dict[str, list[Listener]] = {}
 _originals: dict[str, Any] = {}
 # Protects the two dictionaries above.

@@ -491,7 +491,7 @@ class SingleProcess(nn.Module):
         self.module = module
 
         def computed(_: torch.Tensor) -> None:
-            """Record the time of a gradient. The last gradient of a step marks computing's end."""
+            """Record the time of a gradient. The step's last gradient is the end of computing."""
             if current.running is not None:
                 current.running.gradients_kept()
 

@@ -98,7 +98,7 @@ def generator(
 
     The numbers depend only on the session's seed, the epoch and the index. So the numbers are the
     same whichever rank loads the sample, with any number of ranks and DataLoader workers, and after
-    a restart. They differ between epochs. Each call returns a generator at its first number. If a
+    a restart. They differ between epochs. Each call returns a new generator of these numbers. If a
     sample needs several generators, give each a `stream` of its own.
 
     If no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from

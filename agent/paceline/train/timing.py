@@ -89,8 +89,8 @@ class RunningStep:
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
-        # Number of recompilations in this process before the step, and number during the step, known
-        # once the step is over.
+        # Number of recompilations in this process before the step, and during the step; the latter
+        # is known once the step is over.
         self._compiled = recompilations()
         self.recompiles = 0
         self._started = time.perf_counter()
@@ -134,7 +134,7 @@ class RunningStep:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count this context's time as waiting for other ranks; not for reductions in the body."""
+        """Count this context's time as waiting for other ranks. Do not use it for reductions."""
         self._waits, began = True, time.perf_counter()
         try:
             yield

@@ -1,9 +1,10 @@
 """Detection of models that a script trains in the loop with gradients that no session reduces.
 
-If a session wraps no model at all, it refuses the first step of an optimiser: no gradient of that
-training would be weighted. If the session wraps a model, another model may be trained separately on
-purpose, such as a rank's own copy in meta-learning, or the script may reduce its gradients itself.
-So the ranks compare their gradients of that model, and rank 0 warns if they differ.
+If a session wraps no model at all, it refuses the first step of an optimiser, because no gradient
+of that training would be weighted. If the session wraps a model, another model may be trained
+separately on purpose, such as a rank's own copy in meta-learning, or the script may reduce its
+gradients itself. So the ranks compare their gradients of that model, and rank 0 warns if they
+differ.
 
 Gradients of a wrapped model can also bypass the all-reduce, as with DistributedDataParallel, if the
 script uses the inner module or `torch.autograd.grad`. These gradients are compared in the same way.

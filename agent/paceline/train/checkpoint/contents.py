@@ -48,7 +48,7 @@ class Contents:
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Return a sharded tensor for each sharded entry, by key; both are split in the same way.
+        """Return, by key of each sharded entry, a tensor that is split over ranks like the entry.
 
         An optimiser's state may not exist yet, so its key ends with the parameter:
         ``optimizer/PARAMETER``.

@@ -246,7 +246,7 @@ def _plain(number: float) -> str:
 
 
 def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float, float]:
-    """Return two mean ratios of a step's largest load of a rank to the ranks' mean load.
+    """Return two mean ratios over steps: the largest load of a rank to the ranks' mean load.
 
     Each step is split evenly over `world` ranks. The first ratio is for batches whose cost is the
     sum of their sizes, the second for batches that are padded.

@@ -49,7 +49,7 @@ class Checkpoints(Feature):
             self._save(step)
 
     def epoch_over(self, ran_out: bool) -> None:
-        """Save a checkpoint if it is due or the run ends; after the last epoch, wait until written.
+        """Save a checkpoint if due or if the run ends; wait for the writer after the last epoch.
 
         The script may destroy the process groups after its last epoch. A stop makes this epoch the
         last one.

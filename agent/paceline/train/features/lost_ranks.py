@@ -81,7 +81,7 @@ _SEARCH_S = 0.05
 _EXPLAIN_S = 8.0
 # Maximum number of seconds of that search after this rank itself raised.
 _NAMED_S = 0.5
-# If a process has not published for this many seconds, it or its node is gone (`_missing`).
+# If a process has not published for this many seconds, `_missing` reports it as gone.
 _SILENT_S = 4.0
 # Maximum number of log messages about ranks that skipped the backward pass of a step.
 _MOST_SKIPS = 5
@@ -94,8 +94,8 @@ _NAMESPACE = Path("/proc/self/ns/pid")
 class RankMonitor(Feature):
     """Monitor of several ranks; its thread publishes this rank's progress and compares all ranks.
 
-    All methods are for the training thread. `begin_step`, `end_turn`, `end_epoch` and a model's
-    reductions raise a PacelineError if ranks are out of step.
+    The training thread calls the public methods. `begin_step`, `end_turn`, `end_epoch` and a
+    model's reductions raise a PacelineError if ranks are out of step.
     """
 
     def __init__(self, state: TrainingState) -> None:

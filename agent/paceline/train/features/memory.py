@@ -91,7 +91,7 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
-    """Return the limit that each plan worker learned, [W]; `known` is this rank's. Collective.
+    """Return the limit that each rank or group learned, [W]; `known` is this rank's. Collective.
 
     If ranks share each batch, a group's limit is the smallest limit that its ranks learned.
     """

@@ -93,7 +93,7 @@ class WorkSharing(_UnevenLoops):
 
     @property
     def may_differ(self) -> bool:
-        """Return True if, from the next segment on, ranks may have different iterations.
+        """Return True if, from the next segment on, ranks may differ in their iterations.
 
         Ranks may not differ in the first segment of a relaxed synchroniser: it is not known yet if
         the script suits the synchroniser, and how the script steps its schedules.

@@ -22,9 +22,9 @@ class LoopAgreement:
     """Agreement that all ranks leave the loop after the same step.
 
     Without the all-reduce, other ranks would train on for a while after one rank left, and then
-    wait for it. The rank that leaves cannot tell if the others leave, too: all ranks may leave by
-    an exception, and one rank alone by a ``break``. So a rank that leaves waits until all ranks
-    have left, or until another rank has started a later step.
+    wait for that rank. A rank that leaves cannot know if the others leave, too: an exception may
+    end the loop on all ranks, but a ``break`` on one rank only. So a rank that leaves waits until
+    all ranks have left, or until another rank has started a later step.
     """
 
     def __init__(self, ranks: Ranks) -> None:

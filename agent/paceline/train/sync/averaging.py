@@ -24,16 +24,16 @@ from paceline.wire.synchronisation import AveragingRules, OuterRules
 class AveragingSync:
     """Synchroniser that averages all ranks' parameters every few steps.
 
-    In the mean, a rank's weight is its work since the previous mean. With an outer optimiser, the
-    mean is the input of an outer step, and parameters become the result of that step. If all ranks
+    A rank's weight in a mean is its work since the previous mean. With an outer optimiser, the mean
+    is the input of an outer step, and parameters become the result of that step. If all ranks
     synchronise between two outer steps, parameters become the mean itself, and the next outer step
-    has the whole change since the previous outer step.
+    covers the whole change since the previous outer step.
 
-    With an overlap, a mean is reduced while ranks step on. The mean takes effect `rules.overlap`
-    steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard et al., Streaming
-    DiLoCo with overlapping communication, 2025). In the next mean, a rank's weight then includes α
-    times its work in this mean. Before all ranks synchronise, a mean in flight takes effect. So no
-    mean is in flight after that, and none is in a checkpoint.
+    With an overlap (`rules.overlap` > 0), a mean is reduced while ranks continue to step. It takes
+    effect `rules.overlap` steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard
+    et al., Streaming DiLoCo with overlapping communication, 2025). A rank's weight in the next mean
+    then includes α times its work in this mean. When all ranks synchronise, a mean that is still
+    being reduced (in flight) takes effect first. So a checkpoint never lacks such a mean.
     """
 
     goes_on, weighs = True, False

@@ -78,7 +78,7 @@ OnRound = Callable[[Step, Round], None]
 class SyncGate:
     """Gate between this rank's training loop and each segment's synchroniser. Not thread-safe.
 
-    The loop calls `begin` for each batch, `body_done` when the script is done with it, `end_step`
+    The loop calls `begin` for each batch, `body_done` once the script has used it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
     steps its optimiser; torch's hook calls the gate before each of these steps. The gate's methods
     raise a PacelineError if another rank left its loop at another step; the message names the rank.

@@ -1,8 +1,8 @@
 """Exchange of vectors between two ranks while both train: one sends a question, the other answers.
 
-A rank answers at once, in a thread of its own, whatever its training thread does. Keys in the
-ranks' store name the rank that sends a question, so that any rank can end the waiting. Vectors go
-through the process group; questions and answers have different tags.
+A rank answers at once, in a thread of its own, whatever its training thread does. That thread
+learns from keys in the ranks' store which rank sends the next question, so any rank can end its
+wait. Vectors go through the process group; questions and answers have different tags.
 """
 
 from __future__ import annotations

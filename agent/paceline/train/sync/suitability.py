@@ -45,7 +45,7 @@ class Suits(Enum):
 
 
 class Suitability:
-    """Check of all ranks' scripts, with the last answer. Not thread-safe.
+    """Check of all ranks' scripts, which keeps its newest answer. Not thread-safe.
 
     If a script does not suit, training continues under the all-reduce: neither a switch nor the
     policy that a run begins with may end training. How a script steps its optimiser is known only
