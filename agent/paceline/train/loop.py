@@ -222,7 +222,7 @@ class Loop(TrainingState):
             turn_over(running, closing)
 
     def is_taken_over(self, step: Step) -> bool:
-        """Return True if this rank need not load a batch because another rank took it over."""
+        """Return True if this rank need not load a batch, because other ranks will train it."""
         return self._sharing is not None and self._sharing.is_taken_over(step)
 
     def take_over(self, step: Step) -> Step | None:

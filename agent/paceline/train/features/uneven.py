@@ -134,7 +134,7 @@ class WorkSharing(_UnevenLoops):
         return self._pool.begins(step, may_leave=self._pools)
 
     def is_taken_over(self, step: Step) -> bool:
-        """Return True if this rank need not load a batch because another rank took it over."""
+        """Return True if this rank need not load a batch, because other ranks will train it."""
         return self._pool is not None and step.pooled and self._pool.is_taken_over(step)
 
     def take_over(self, step: Step) -> Step | None:
