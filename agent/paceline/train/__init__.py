@@ -1,7 +1,7 @@
 """Training in a rank. Only this package and `node.elastic` of the agent import torch.
 
 A training script makes a `session.Session`, the user's API (`paceline.Session`). The session makes
-a `loop.Loop` and a `loader.Loader`, which drives the loop. What is optional in training is a
+a `loop.Loop` and a `loader.Loader`, which drives the loop. Each optional part of training is a
 `feature.Feature` of the loop. On each rank a `plan.follower.Follower` reads the plan. On rank 0 a
 `plan.leader.Leader` makes the plan, from the controller's `plan.proposals.Proposals` if they arrive
 in time. `ddp.WeightedDDP` weights gradients, `sync.gate.SyncGate` applies relaxed synchronisers,

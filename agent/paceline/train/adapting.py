@@ -2,8 +2,8 @@
 
 A framework has a training loop of its own, and counts its epochs and steps itself. `DrivenLoader`
 is the loader that this loop reads. The functions check the options that a script gives to an
-adapter, and read the options of the script's DataLoader and model. The doctor recognises a script
-with an adapter by this module, so nothing else imports it.
+adapter, and read the options of the script's DataLoader and model. If this module is imported,
+`paceline doctor` assumes that the script uses an adapter, so nothing else may import it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.train.session import Session
 
 # Options that an adapter passes to Session and Session.wrap.
 OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
-# Options of a DataLoader that concern how batches are loaded.
+# Options of the script's DataLoader that `Session.loader` takes over: how batches are loaded.
 _LOADING = [
     "num_workers",
     "collate_fn",
@@ -34,6 +34,7 @@ _LOADING = [
     "prefetch_factor",
     "persistent_workers",
 ]
+# Session options that an adapter refuses, with the reasons.
 _DECIDED = {
     "global_batch": "it follows from the framework's batch size and the number of ranks",
     "token_budget": "the framework decides how many samples a batch has",
@@ -44,10 +45,11 @@ _DECIDED = {
 
 
 class DrivenLoader:
-    """A session's loader for the loop of a framework. `place` moves a batch to the device.
+    """Loader over which a framework's training loop iterates. `place` moves a batch to the device.
 
-    Frameworks count epochs themselves. If a session continues from the very end of an epoch, the
-    next pass is therefore the next epoch, whereas `Session.loader` gives an empty pass first.
+    Frameworks count epochs themselves. So if a session resumes at the very end of an epoch, the
+    first pass over this loader is the next epoch, whereas `Session.loader` gives an empty pass
+    first.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class DrivenLoader:
         if self.begins is not None:
             begins, self.begins = self.begins, None
             begins()
-        # The framework left the last pass early, and may still have its iterator.
+        # The framework may have left the last pass early and still hold its iterator.
         if self._passing is not None:
             self._passing.close()
         passing = self._passing = self._loader.__iter__()
@@ -105,7 +107,7 @@ class DrivenLoader:
         return self.session.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state; if it was taken at an epoch's end, with the next epoch."""
+        """Continue from a state; if it was saved at the end of an epoch, begin the next epoch."""
         self.session.load_state_dict(state)
         if self.session._loop.progress.epoch_is_done:
             for _ in self._loader:
@@ -131,7 +133,7 @@ def wrapped(
 ) -> nn.Module:
     """Wrap a model for a framework's loop; with a single process, return the model itself.
 
-    To unwrap a model, frameworks only recognise DistributedDataParallel, by its class.
+    Frameworks unwrap only DistributedDataParallel, so they could not unwrap a `SingleProcess`.
     """
     made = session.wrap(model, batchnorm=batchnorm, **options)
     return model if isinstance(made, SingleProcess) else made
@@ -156,7 +158,7 @@ def is_shuffled(loader: object) -> bool:
 def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return those options of a script's DataLoader that `Session.loader` accepts.
 
-    Raise a ValueError if no plan can replace its sampling.
+    Raise a ValueError if the plan cannot replace the DataLoader's sampler.
     """
     sampler = loader.sampler
     if type(loader.batch_sampler) is not torch.utils.data.BatchSampler or not isinstance(
@@ -180,5 +182,5 @@ def loading_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def refuse(problem: str, fix: str) -> None:
-    """Raise a PacelineError for a setting of a framework."""
+    """Raise a PacelineError for an unsupported setting of a framework; the message has the fix."""
     raise PacelineError(f"{problem}: {fix}")

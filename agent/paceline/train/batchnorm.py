@@ -18,7 +18,7 @@ over all ranks::
 
     Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
 
-The gradient that the layer passes on is divided by w_j, because it is multiplied by w_j later.
+The layer divides the gradient that it passes on by w_j, because `ddp` multiplies it by w_j later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _REFUSED_GROUP = (
 class Adapted(_BatchNorm):
     """A BatchNorm layer of a wrapped model."""
 
-    # See `paceline.train.fillers`.
+    # `fillers.uncounted` reads this: it need not restore this layer's buffers after a filler.
     leaves_fillers_out: ClassVar[bool] = True
 
     _original: ClassVar[type[_BatchNorm]]
@@ -63,7 +63,7 @@ class Adapted(_BatchNorm):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {name: value for name, value in vars(self).items() if name != "_current"}
-        # The process that reads the pickle need not have this package.
+        # Pickle the original class, because the process that unpickles may not have this package.
         return copyreg._reconstructor, (self._original, object, None), state  # type: ignore[attr-defined]
 
 
@@ -89,7 +89,7 @@ class Synchronised(Adapted):
         exchange = Exchange(self._current, running)
         with torch.no_grad():
             by = shared(values.detach(), exchange)
-            # On a GPU the comparison would wait for the device.
+            # On a GPU, reading the count would wait for the device, so only CPUs check it.
             if values.device.type == "cpu" and by.count == 1:
                 raise ValueError(
                     "Expected more than 1 value per channel when training, got a global batch of "
@@ -114,8 +114,8 @@ class Synchronised(Adapted):
 class LocalBatchNorm(Adapted):
     """A layer that normalises by this rank's own batch, as under DistributedDataParallel.
 
-    A filler, or a batch with one value per channel, has no statistics. The layer normalises it by
-    the running statistics and does not update them.
+    A filler, or a batch with one value per channel, cannot give statistics. The layer normalises
+    such a batch by the running statistics and does not update them.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -132,7 +132,7 @@ class LocalBatchNorm(Adapted):
 
     def _without_statistics(self, values: Tensor) -> Tensor:
         if not self._current.filler:
-            # torch raises its own error here.
+            # The batch has one value per channel, for which torch raises its own error.
             return super().forward(values)
         mean = torch.zeros(values.size(1), device=values.device)
         return functional.batch_norm(
@@ -166,7 +166,8 @@ _kinds: dict[tuple[type, type], type[Adapted]] = {}
 def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
     """Return a subclass of `original` with the forward pass of `how`, one class per pair."""
     if (original, how) not in _kinds:
-        # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU.
+        # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU, so such a
+        # layer gets another base class.
         base = _AnyDimension if issubclass(original, nn.SyncBatchNorm) else original
         name = f"{how.__name__}{original.__name__}"
         _kinds[original, how] = type(name, (how, base), {"_original": original})
@@ -197,7 +198,7 @@ def is_shared(layer: _BatchNorm) -> bool:
 
 
 def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
-    """Return why a layer cannot be synchronised, in words that follow its name; None if it can."""
+    """Return why a layer cannot be synchronised, worded to follow its name; None if it can."""
     if not isinstance(layer, _BatchNorm):
         return None
     original = _original(layer)
@@ -226,7 +227,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Exchange:
-    """All-reduces over the ranks, within the step whose forward pass created it."""
+    """Sums over the ranks for one layer in one step, in the forward and in the backward pass."""
 
     current: CurrentStep
     running: RunningStep
@@ -245,7 +246,7 @@ class Exchange:
 def shared(values: Tensor, exchange: Exchange) -> Shared:
     """Return the statistics of all ranks' values, [n, C, …], without those of fillers.
 
-    Sums are taken in float64: a variance is the small difference of two large ones.
+    Sums are taken in float64, because a variance is the small difference of two large numbers.
     """
     channels = values.size(1)
     sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=values.device)
@@ -266,7 +267,7 @@ def shared(values: Tensor, exchange: Exchange) -> Shared:
 def _own(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance of one rank's values, [C] each, in float32 at least."""
     kept = torch.promote_types(values.dtype, torch.float32)
-    # The dtype of this tensor sets the precision of the results.
+    # The dtype of `unused` sets the precision of the mean and of the variance.
     unused = torch.zeros(values.size(1), dtype=kept, device=values.device)
     # On the CPU this function is three to ten times as fast as torch.var_mean.
     mean, var = torch.batch_norm_update_stats(values, unused, unused.clone(), 0.0)
@@ -297,7 +298,7 @@ class Normalised(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return gradients that include the sums over all ranks."""
+        """Return gradients that include the effect of the values on all ranks' statistics."""
         values, weight, mean, var, count = ctx.saved_tensors
         goes_back = ctx.needs_input_grad[0]
         scale = torch.rsqrt(var + ctx.eps)
@@ -315,7 +316,7 @@ class Normalised(torch.autograd.Function):
             ctx.eps,
             wanted,
         )
-        # All ranks get the same answer here, so no rank waits in an all-reduce alone.
+        # `goes_back` is the same on all ranks, so either all ranks or none all-reduce below.
         if not goes_back:
             return None, *_given(weight, of_weight, of_bias), None, None, None
         share = ctx.exchange.weight
@@ -323,7 +324,7 @@ class Normalised(torch.autograd.Function):
         # A filler contributes zeros and not its sums times 0, because 0 · NaN is NaN.
         sums = sums * share if share else torch.zeros_like(sums)
         ctx.exchange.add_up(sums)
-        # A filler's gradients are part of no sum.
+        # A filler was left out of the statistics, so no gradient goes back through it.
         if not share:
             return torch.zeros_like(back), *_given(weight, of_weight, of_bias), None, None, None
         plain, by_value = sums / (share * count).to(sums.dtype)
@@ -331,7 +332,7 @@ class Normalised(torch.autograd.Function):
         slope = -factor * scale * by_value
         offset = -factor * plain - slope * mean
         shape = (1, -1) + (1,) * (values.dim() - 2)
-        # The arithmetic is in place, because making a new tensor of this size takes as long again.
+        # Compute in place: allocating another tensor of this size would double the time.
         if back.dtype == slope.dtype:
             whole = back.addcmul_(values, slope.view(shape)).add_(offset.view(shape))
         else:
@@ -347,15 +348,15 @@ def _given(weight: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ..
 
 
 class RunningStatistics:
-    """Running statistics of local BatchNorm layers, which become their mean over the ranks.
+    """Average of the running statistics of local BatchNorm layers over the ranks.
 
-    The mean weighs each rank by the samples that it has trained since the previous mean. The
+    Each rank's weight is the number of samples that it has trained since the last average. The
     session appends to `models` after construction.
     """
 
     def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
         self._current, self._models = current, models
-        # Samples that this rank has trained since the last mean.
+        # Number of samples that this rank has trained since the statistics were last averaged.
         self._samples = 0
 
     def trained(self, step: Step) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 # Called with the method's name, its group and its arguments, in the thread that calls the method.
 Listener = Callable[[str, dist.ProcessGroup, tuple[Any, ...]], None]
 
-# The methods of torch 2.8 to 2.13. Each release lacks some of them.
+# Methods of `dist.ProcessGroup` in torch 2.8 to 2.13. Each release has only some of them.
 _METHODS = (
     "all_gather_single",
     "all_gather_single_coalesced",
@@ -43,7 +43,7 @@ _METHODS = (
     "_allgather_base",
     "_reduce_scatter_base",
 )
-# For each wrapped method, by its name: the listeners, and the original method.
+# Listeners of each wrapped method, and the original method. Keys are method names.
 _listeners: dict[str, list[Listener]] = {}
 _originals: dict[str, Any] = {}
 # Protects the two dictionaries above.

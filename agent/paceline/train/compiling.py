@@ -39,5 +39,8 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def _of_dynamo(module: str, name: str) -> object:
-    """Return an attribute of TorchDynamo; None if it is not imported, which takes seconds."""
+    """Return an attribute of a TorchDynamo module; None if the module is not imported.
+
+    The module is not imported here, because that would take seconds.
+    """
     return getattr(sys.modules.get(module), name, None)

@@ -24,18 +24,19 @@ from paceline.wire.messages import MOST_DEVICE_NAME
 
 logger = logging.getLogger(__name__)
 
-# Duration in seconds of a trial, which measures a device's speed if no data sheet gives it. Taming
-# Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B, uses
-# half-precision FLOP/s for servers of different kinds.
+# Duration in seconds of a trial, which measures a device's speed if no data sheet gives it. A trial
+# measures half-precision FLOP/s, by which the paper "Taming Resource Heterogeneity In Distributed
+# ML Training With Dynamic Batching", §III-B, compares servers of different kinds.
 TRIAL_S = 1.0
-# Side of the matrices and their precision, by kind of device. Other kinds than CPUs use half
-# precision. CPUs train in single precision, and few of them compute in half precision at all.
+# Side and precision of the square matrices that a trial multiplies, by kind of device. Other kinds
+# than CPUs use half precision. CPUs train in single precision, and few of them compute in half
+# precision at all.
 _SIDES = {"cpu": (512, torch.float32)}
 _OTHERS = (4096, torch.float16)
 
 
 class Device:
-    """One rank's device: the real one, or a slower one that it emulates. For one thread.
+    """One rank's device: the real one, or a slower one that it emulates. Not thread-safe.
 
     `emulate` is the value of PACELINE_EMULATE, or None for the real device. A ValueError is raised
     if the value does not fit these ranks.
@@ -55,7 +56,7 @@ class Device:
             logger.warning("device speeds are emulated: %s", emulate)
 
     def use(self, device: torch.device) -> None:
-        """Use this device, which the model is on, for timing steps."""
+        """Set the device that the model is on. Steps are timed with this device's clock."""
         self.place = device
         if device.type == "cuda":
             self._model, self.clock = device, CudaClock(device)
@@ -103,8 +104,8 @@ class Device:
     def begin(self, step: Step) -> float | None:
         """Set the step's number of CPU threads; return its emulated compute time in s, or None."""
         emulation = self._emulation
-        # If the emulation has a part that threads speed up, threads shorten the emulated time
-        # instead.
+        # If `serial` is below 1, more threads shorten the emulated time, so their real number is
+        # left as it is.
         if emulation is None or emulation.serial == 1:
             self._take_threads(step.threads)
         if emulation is None or not step.samples:
@@ -117,9 +118,10 @@ class Device:
     def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
         """Return a function that waits until the emulated device would have computed a trial batch.
 
-        The first timing has the slowdowns and noise of `step`, each later one those of the next
-        step. `moments` are the means of λ and of λ² over the data set, where λ is a sample's size.
-        Without `overhead`, the time that a step takes besides its samples is left out.
+        The first call of that function uses the slowdowns and noise of `step`, and each later call
+        those of the next step. `moments` are the means of λ and of λ² over the data set, where λ is
+        a sample's size.
+        Without `overhead`, the constant time per step and the delays are left out.
         """
         mean, square = moments
         steps = count(step)
@@ -171,11 +173,11 @@ class Device:
 
 
 def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
-    """Return floating-point operations/s of square matrix products, over `TRIAL_S` seconds.
+    """Measure the floating-point operations/s of square matrix products during `TRIAL_S` seconds.
 
     `hold` is called after each product with its start time; it waits until the emulated device
-    would be done, if a device is emulated. None: the device failed, for example because its memory
-    is full.
+    would be done, if a device is emulated. Return None if the device failed, for example because
+    its memory is full.
     """
     side, dtype = _SIDES.get(device.type, _OTHERS)
     try:

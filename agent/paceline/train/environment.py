@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 SPOOL_BYTES = 64 << 20
 
-# The pairs (run, attempt) that a session of this process reports. The value becomes True once a
-# later session was warned.
+# Runs that a session of this process reports, as (run, attempt). The value becomes True once a
+# warning about a further session was logged.
 _taken: dict[tuple[str, int], bool] = {}
 
 
@@ -27,13 +27,13 @@ class Environment:
 
     run: str | None = None
     bus: str | None = None
-    # Key with which the MACs of messages to the leader are checked; None: there is no session on
-    # the bus.
+    # The run's key: the leader ignores messages without a MAC made with this key. None: the run has
+    # no session, and no MAC is required.
     key: bytes | None = None
     spool: Path | None = None
     spool_bytes: int = SPOOL_BYTES
     emulate: str | None = None
-    # Number of times that all ranks were started before.
+    # Number of times that all ranks were started before this start.
     attempt: int = 0
     # First attempt of the run's last launch.
     first_attempt: int = 0
@@ -45,7 +45,7 @@ class Environment:
     reform: Path | None = None
     # File with the memory limits that earlier attempts learned for this rank's device.
     memory: Path | None = None
-    # The user has set a server's address; our launchers do not pass it to ranks.
+    # True if the user has set a server's address; Paceline's launchers do not pass it to ranks.
     server: bool = False
 
     @staticmethod
@@ -84,7 +84,7 @@ class Environment:
         )
 
     def warn_unknown(self) -> None:
-        """Warn the user who set PACELINE_SERVER if this training has no run on a server."""
+        """Warn if the user set PACELINE_SERVER, but this training is not a run of a server."""
         if self.run is None and self.server:
             logger.warning(
                 "PACELINE_SERVER is set, but this training is not a run of the server, and its "

@@ -20,7 +20,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
 
 
 class EpochSteps:
-    """Counter of the steps of each epoch. With a token budget, they depend on the epoch's order."""
+    """Counter of the steps of each epoch, which depend on the sample order with a token budget."""
 
     def __init__(self, terms: Terms, budget: Budget | None = None) -> None:
         self._terms = terms
@@ -44,8 +44,8 @@ class EpochSteps:
     def ends(self, epoch: int, used: Ints | None = None) -> Ints | None:
         """Return the cumulative number of samples at each step's end, [S].
 
-        Samples in `used` do not count. Without a token budget return None: all steps have the same
-        number of samples.
+        Samples in `used` are left out. Return None without a token budget, where all steps have the
+        same number of samples.
         """
         if self.budget is None:
             return None

@@ -1,4 +1,4 @@
-"""Base class of the loop's optional features. Its methods follow the course of a loop.
+"""Base class of the loop's optional features: hooks, in the order in which the loop calls them.
 
 `features.choice` makes a feature only if its option is set, and `Hooks` lists once the methods that
 features override, so a feature that is off costs nothing. Features share a `state.TrainingState`;
@@ -23,7 +23,7 @@ class Feature:
     """
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the data set and the options of the loader's DataLoader."""
+        """Return the data set and the options with which to make the loader's DataLoader."""
         return dataset, options
 
     def begin(self) -> None:
@@ -46,7 +46,7 @@ class Feature:
         return batch
 
     def begin_step(self, step: Step) -> None:
-        """Run before the gate at a step's start; its batch is loaded."""
+        """Run before the gate at a step's start, once the step's batch is loaded."""
 
     def begin_turn(self, turn: Step) -> None:
         """Run at the start of a turn, before the body of the script's loop."""

@@ -1,10 +1,10 @@
 """Fillers that do not change a model's own statistics, such as running means or codebook usage.
 
-A rank without samples computes a filler, whose gradient does not count. The filler must not change
-the model's buffers either. If the model sums its counts over the ranks in its forward pass, the
-filler adds zero to the sum. Other collectives of the forward pass, such as a gather or a mean,
-include the filler; a warning is logged. After a forward pass with a collective, this rank's buffers
-change as those of the other ranks do; otherwise they are restored.
+A rank that has no samples in a step computes a filler, a sample whose gradient does not count. The
+filler must not change the model's buffers either. If the model sums its counts over the ranks in
+its forward pass, the filler adds zero to the sum. Other collectives of the forward pass, such as a
+gather or a mean, include the filler; a warning is logged. After a forward pass with a collective,
+this rank's buffers change as those of the other ranks do; otherwise they are restored.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
         for of, before in kept:
             of.update(before)
         for tensor, value in values:
-            # Only a filler's backward pass can use a changed buffer; its gradient does not count.
+            # Writing to `data` hides the change from autograd. That is safe, because only the
+            # filler's backward pass can use the buffer, and its gradient does not count.
             tensor.data.copy_(value)
 
     return restore

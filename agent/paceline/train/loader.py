@@ -90,14 +90,14 @@ class Loader:
         if not options.get("in_order", True):
             raise TypeError("loader(in_order=False): steps follow the plan in order; leave it out")
         self._loop = loop
-        # Each step, with its iteration, that the DataLoader has read and the script has not
-        # reached.
+        # Pairs of a step and one of its iterations, which the DataLoader has read but the script
+        # has not reached.
         self._turns: deque[tuple[Step, Step]] = deque()
         # True if the loss must be checked before the first step (`paceline.train.proof`).
         self.proves = loop.context.prove
-        # The result of that check, once it is done.
+        # Result of that check; None until the check is done.
         self.answer: ProofResult | None = None
-        # The newest batch of typical samples, with its number of samples.
+        # The newest result of `typical`: its number of samples, and the batch.
         self._typical: tuple[int, Any] | None = None
         for feature in loop.features:
             dataset, options = feature.reads(dataset, options)
@@ -110,7 +110,7 @@ class Loader:
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def typical(self, samples: int) -> Any:
-        """Return a batch of typical samples for `Session.profile`: quantiles of the sizes.
+        """Return a batch for `Session.profile`; its samples are quantiles of the data set by size.
 
         The batch is read once, so that timing the same batch again does not measure reading.
         Samples repeat if the data set has fewer than `samples`.
@@ -148,8 +148,8 @@ class Loader:
     def samples(self, indices: list[int]) -> list[Any]:
         """Read samples with the same random numbers on each rank, and return them.
 
-        If the loader has worker processes, such a process reads them: a file that a data set opens
-        at its first read must not be open in the process that forks the workers.
+        If the loader has worker processes, a worker process reads the samples: a file that a data
+        set opens at its first read must not be open in the process that forks the workers.
         """
         loader, seeded = self._loader, _Seeded(self._loader.dataset)
         if not loader.num_workers:
@@ -265,7 +265,7 @@ class Loader:
         return batch
 
     def _load(self, indices: list[int]) -> Any:
-        """Load another rank's batch, which the DataLoader's worker processes did not fetch."""
+        """Load a batch in this process: typical samples, or a batch taken over from a rank."""
         dataset = self._loader.dataset
         self._begin_loading()
         with self._epoch:

@@ -35,7 +35,7 @@ from paceline.train.wiring import agree_on_lookahead, connect, describe, warn_of
 
 
 class Loop(TrainingState):
-    """State of training on this rank, and the life of its loop. For one thread.
+    """Training loop of this rank, and its state. Not thread-safe.
 
     The loader calls, in this order: `begin_epoch`; `steps`, which it reads ahead; for each batch
     `begin_step`, or `begin_turn` for the further micro-batches of a step, and `end_turn` once the
@@ -59,7 +59,7 @@ class Loop(TrainingState):
     # Methods for the session, before training and at its end.
 
     def save_with(self, saver: Saver) -> None:
-        """Use a saver, and begin at its newest checkpoint. Call it before the first iteration."""
+        """Save with `saver`, and resume from its newest checkpoint. Call before the first step."""
         if self._checkpoints is not None:
             raise PacelineError("this session has checkpoints already: declare them once")
         self._checkpoints = Checkpoints(self, saver)
@@ -121,7 +121,7 @@ class Loop(TrainingState):
         return True
 
     def _connect(self) -> None:
-        """Make the rank's other parts at the first iteration. Collective."""
+        """Connect the rank's other parts (`wiring`) at the first iteration. Collective."""
         for begin in self.on.begin:
             begin()
         meeting, start = self.meeting, self.progress.start
@@ -148,7 +148,7 @@ class Loop(TrainingState):
         return self._sharing is not None and self._sharing.may_differ
 
     def restore_random(self) -> None:
-        """Restore the random numbers when training continues from a checkpoint."""
+        """Restore the random generators' states if training continues from a checkpoint."""
         if self._checkpoints is not None:
             self._checkpoints.restore_random()
 
@@ -222,7 +222,7 @@ class Loop(TrainingState):
             turn_over(running, closing)
 
     def is_taken_over(self, step: Step) -> bool:
-        """Return True if this rank need not load a planned batch, as it will not train it."""
+        """Return True if this rank need not load a batch, because other ranks will train it."""
         return self._sharing is not None and self._sharing.is_taken_over(step)
 
     def take_over(self, step: Step) -> Step | None:
@@ -232,8 +232,8 @@ class Loop(TrainingState):
     def end_step(self, step: Step) -> None:
         """End a planned step: this rank is done with its own batch, and with those taken over."""
         self.gate.end_step(step)
-        # A checkpoint may be of the optimiser's last step, so the leader keeps all samples since
-        # then.
+        # A checkpoint may hold the state after the optimiser's last step, so the leader must keep
+        # the samples of all later steps.
         leader = self.wiring.leader if self.wiring is not None else None
         if leader is not None and (self.gate.stepped or self._checkpoints is None):
             leader.stepped(step.step)

@@ -28,8 +28,8 @@ from paceline.core.amounts.devices import need_trial
 from paceline.core.errors import PacelineError
 from paceline.wire import RankDevice
 
-# Timeout of waits for other ranks: as long as usual for process groups, because a rank may evaluate
-# meanwhile.
+# Timeout of waits for other ranks. It is as long as usual for process groups, because the other
+# rank may run an evaluation meanwhile.
 TIMEOUT = timedelta(minutes=30)
 # Timeout for connecting to rank 0's store: short, because the store listens before the other ranks
 # learn its address.
@@ -37,7 +37,7 @@ REACH = timedelta(seconds=30)
 _KEY_BYTES = 32
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-# Errors of the user's arguments. Every rank raises them with their own type.
+# Types of errors in the user's arguments. Such an error keeps its type on all ranks.
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (TypeError, ValueError, PacelineError)
 }
@@ -98,7 +98,8 @@ class Meeting:
     rank: int
     world: int
     store: Store
-    # The smallest sample; -1 for a stream, where a rank uses any sample that it has.
+    # Index of the smallest sample, used as filler; -1 for a stream, where a rank uses any sample
+    # that it has.
     filler: int
     # Sizes of the samples, [N], on rank 0; empty for a stream; None on other ranks.
     sizes: npt.NDArray[np.float64] | None
@@ -209,8 +210,8 @@ def introduce(
     """Return the ranks' devices, [W]. Each rank calls this once, when it wraps its first model.
 
     The ranks measure their speed in a trial only if their devices' names do not show how the speeds
-    compare. `trial` returns this rank's operations per second, or None. `may_try` is set on rank 0
-    if a control plane uses the results.
+    compare. `trial` returns this rank's operations per second, or None. Only rank 0's `may_try`
+    counts: it is True if a control plane uses the results.
     """
     words = gathered(meeting.world, (own, may_try), meeting.group)
     devices = [device for device, _ in words]
@@ -231,7 +232,7 @@ def gathered(world: int, word: Any, group: dist.ProcessGroup | None = None) -> l
 
 
 def _hosted() -> TCPStore:
-    """Host rank 0's store; if all ranks are on this machine, only this machine can reach it."""
+    """Host rank 0's store. If MASTER_ADDR is a loopback address, other machines cannot reach it."""
     make = partial(TCPStore, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     if os.environ.get("MASTER_ADDR") not in ("127.0.0.1", "localhost"):
         return make("localhost", 0, None)
@@ -263,7 +264,8 @@ def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:
 def _wait_for_all(world: int, error: Exception | None = None) -> None:
     """Wait until each rank is connected to rank 0's store, or has failed to connect.
 
-    Without this, rank 0 could end, and its store with it, before another rank is connected.
+    Without this wait, rank 0 could end, and thereby end its store, before another rank is
+    connected.
     """
     words = gathered(world, {} if error is None else _described(error))
     for rank, word in enumerate(words):

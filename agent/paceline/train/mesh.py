@@ -32,7 +32,7 @@ from paceline.train.timing import RunningStep
 from paceline.wire import Evaluation, StepRecord
 
 logger = logging.getLogger(__name__)
-# Timeout of a wait for the times of a rank of the group, which may have ended.
+# Timeout of a wait for the times of another rank of the group, because that rank may have ended.
 _PATIENCE = timedelta(seconds=5)
 
 
@@ -69,8 +69,8 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
         return meeting
     ranks = lanes_of(gathered(meeting.world, mine))
     place, number = ranks.index(mine), mine.index(meeting.rank)
-    # Models reduce statistics in this process group, on their device, so it has the default
-    # backend.
+    # Models reduce statistics in this process group, and their tensors may be on a GPU, so the
+    # group has the default backend.
     lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
         PrefixStore(f"lane/{other}", meeting.store) if other else meeting.store
@@ -82,7 +82,7 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """Return the lanes, by place, from each rank's part of the mesh; raise as `laned` does."""
+    """Return the lanes, by place, from the data-parallel part of each rank; raise like `laned`."""
     lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
     every = sorted(rank for lane in lanes for rank in lane)
     own = all(rank in word for rank, word in enumerate(words))
@@ -119,7 +119,7 @@ class PendingTimes:
 
 
 class GroupTimes:
-    """Exchange of step times among the ranks of a group. For one thread.
+    """Exchange of step times among the ranks of a group. Not thread-safe.
 
     The ranks of a group wait for each other within their forward and backward passes, and these
     waits count as computing. So the times of a group's ranks are nearly equal. The rank that has
@@ -184,7 +184,7 @@ class SilentReporter:
         self._sent: list[PendingTimes] = []
 
     def over(self, running: RunningStep) -> None:
-        """Accept a finished step; its times are read when the device is done, or one step later."""
+        """Accept a finished step; send its times once the device is done, or one step later."""
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
             self._send(self._over.pop(0))

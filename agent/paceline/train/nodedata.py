@@ -1,10 +1,10 @@
-"""A rank's part in data that is stored on nodes.
+"""A rank's access to data that is stored on nodes.
 
 At a session's start, `settle` finds out which ranks share a node's directory, and which samples
 each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Else the
 result is the rank's `NodeData`: it passes the node's parts of the plan to the prefetcher, counts
-the samples that batches missed (`Counting` is the loader's collate function), and records each
-epoch.
+the samples of batches that were not on the node (`Counting` is the loader's collate function), and
+records each epoch.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from paceline.train.feature import Feature
 from paceline.train.meeting import Meeting, gathered, kernel
 from paceline.wire import NOWHERE, DataEpoch, Message, Shards
 
-# Minimum wait in seconds for reads from the source that counts as a wait of the step.
+# A step's wait for reads from the source is counted if it took at least this many seconds.
 _WAIT_S = 1e-3
 # Maximum number of characters of a node's name if no launcher gives one.
 _LONGEST_NAME = 200
 
 
 class Loaded(NamedTuple):
-    """A batch, with the fields of a `Misses`: the samples that were not on the node."""
+    """A batch, and the fields of the `Misses` that counts its samples that were not on the node."""
 
     batch: Any
     misses: tuple[int, int, float]
@@ -43,8 +43,8 @@ class Loaded(NamedTuple):
 class Counting:
     """A collate function that also counts the batch's samples that were not on the node.
 
-    The loading of a batch's samples and its collate function run in the same process, one batch
-    after the other.
+    The misses counted since the last call are those of this batch, because one process loads and
+    collates its batches one after the other.
     """
 
     def __init__(self, data: Sharded, collate: Callable[[Any], Any] | None) -> None:
@@ -86,11 +86,11 @@ class NodeData(Feature):
             self._prefetcher.take(part)
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Count misses where batches are collated."""
+        """Make the DataLoader's collate function count misses."""
         return dataset, options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
 
     def loading(self) -> None:
-        """Discard misses from before the loading of batches.
+        """Discard misses that were counted before batches are loaded.
 
         The DataLoader's processes inherit this process's counts, and the loop's body may have read
         from the data set, too.
@@ -140,7 +140,7 @@ class NodeData(Feature):
 def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
     """Find out which ranks share a node, and which samples each node has. Collective.
 
-    The result is None unless the data set is `Sharded`, on all ranks.
+    Return None, on all ranks, unless the data set is `Sharded`.
 
     Raises:
         PacelineError, OSError: a node's directory cannot be used; raised on each rank.
@@ -182,7 +182,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
 
 
 def _place(data: Sharded) -> dict[str, Any]:
-    """Identify this rank's directory: ranks with the same one share it."""
+    """Return an id of this rank's directory; ranks with equal ids share the directory."""
     path = data.directory.path
     try:
         status = path.stat()
@@ -216,7 +216,7 @@ def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
 def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
     held = np.full(len(data), NOWHERE, "<u2")
     limits = [0] * (max(nodes) + 1)
-    # The order is reversed so that, of several nodes that have a sample, the lowest one counts.
+    # Later writes replace earlier ones: in reverse order, the lowest node with a sample is kept.
     for rank in reversed(range(len(nodes))):
         word = words[rank]
         limits[nodes[rank]] = word["limit"]

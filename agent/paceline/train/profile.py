@@ -1,7 +1,7 @@
 """Profiling phase before training: times and memory limits by batch size (LBB Alg. 1).
 
-`Session.profile` calls `profile_ranks` on every rank. `Limits` are the amounts that fit into each
-rank's memory, according to the user or to profiles.
+`Session.profile` calls `profile_ranks` on every rank. `Limits` are the numbers of samples, or the
+total sizes, that fit into each rank's memory, according to the user or to profiles.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from paceline.train.fsdp.model import Wrapped
     from paceline.train.meeting import Meeting
 
-# Number of timings of each batch size, whose median counts.
+# Each batch size is timed this many times, and the median is used.
 _TIMINGS = 3
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
 Floats = npt.NDArray[np.float64]
-# Waits until the device has completed all queued work.
+# Function that waits until the device has completed all queued work.
 Finish = Callable[[], None]
-# Called with a batch's number of samples and its start time; see `measure`.
+# Function that is called with a batch's number of samples and its start time; see `measure`.
 Hold = Callable[[int, float], None]
 
 
@@ -142,7 +142,7 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
     rank.
     """
 
-    # An earlier call may have failed and left entries that must not be read.
+    # Each call has keys of its own, because an earlier call may have failed and left its entries.
     call = store.add(f"profile/calls/{rank}", 1)
     store = PrefixStore(f"profile/{call}", store)
 
@@ -176,9 +176,9 @@ def profile_ranks(
 ) -> list[Profile]:
     """Measure on each rank; see `Session.profile`. All ranks must call this equally often.
 
-    `run_batch`, `most` and `finish` are those of `measure`. `hold` makes the `hold` of `measure`
-    from the means of λ and of λ², where λ is a sample's size. The models do not reduce gradients
-    meanwhile. Errors are those of `gather`.
+    `run_batch`, `most` and `finish` are passed to `measure`. `hold` returns the `hold` argument of
+    `measure`, given the means of λ and of λ², where λ is a sample's size. The models do not reduce
+    gradients meanwhile. Errors are raised as by `gather`.
     """
     models = list(models)
     with unreduced(models), _unstepped(models):
@@ -188,16 +188,16 @@ def profile_ranks(
 
 
 def _part(store: Store, rank: int, world: int) -> None:
-    """Wait on rank 0, whose store ends with it, until all ranks have read everything."""
+    """On rank 0, which hosts the store, wait until all ranks have read everything."""
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world)])
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
-    """Return the means of sizes λ and of λ², which rank 0 knows, on all ranks; each calls this."""
+    """Return the means of sizes λ and of λ² on all ranks, from rank 0's sizes. Collective."""
     if sizes is not None:
-        # The sizes of a stream are not known yet.
+        # The sizes of a stream are not known yet, so all count as 1.
         sizes = sizes if len(sizes) else np.ones(1)
         store.set("profile/sizes", json.dumps([float(sizes.mean()), float((sizes**2).mean())]))
     mean, square = json.loads(store.get("profile/sizes"))
@@ -258,7 +258,7 @@ class Limits:
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return the maximum samples of each rank's micro-batches, [W]; empty: no cuts."""
+        """Return the maximum samples of each rank's micro-batches, [W]; empty: no micro-batches."""
         return self.samples if self.micro_batches else []
 
     @property
@@ -268,7 +268,7 @@ class Limits:
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """Return the maximum total size of each rank's micro-batches, [W]; empty: no cuts."""
+        """Return the maximum size of each rank's micro-batches, [W]; empty: no micro-batches."""
         return self.tokens if self.micro_batches else []
 
 

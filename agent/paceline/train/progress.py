@@ -37,7 +37,7 @@ class TrainingProgress:
         self.step = -1
         self.next_epoch = 0
         self.in_epoch = False
-        # True if the checkpoint was taken in an epoch's last step, so that the next pass is empty.
+        # True if the checkpoint was saved after an epoch's last step; then the next pass is empty.
         self.epoch_is_done = False
         self.trained = Trained(terms.samples, terms.global_batch, drop_last=terms.drop_last)
         self.trained.resume(0, 0, 0, self._epoch_steps.ends(0))
@@ -70,7 +70,7 @@ class TrainingProgress:
             self.trained.resume(0, 0, 0, self._epoch_steps.ends(epoch))
 
     def begin_epoch(self) -> bool:
-        """Begin the next epoch; return False if a checkpoint was taken in its last step."""
+        """Begin the next epoch; return False if a checkpoint was saved after its last step."""
         self.epoch = self.next_epoch
         self.next_epoch += 1
         is_done, self.epoch_is_done = self.epoch_is_done, False
@@ -89,7 +89,7 @@ class TrainingProgress:
 
 
 class Trained:
-    """A counter of samples over all ranks.
+    """Counter of the samples that all ranks together have trained.
 
     Each step has a global batch, and an epoch's last step has the rest. With a token budget, `ends`
     gives the number of samples of each step. After a resume, epochs before the checkpoint count as
@@ -116,7 +116,7 @@ class Trained:
         self._ends: Ints | None = None
 
     def resume(self, epoch: int, step: int, used: int, ends: Ints | None = None) -> None:
-        """Continue from a checkpoint before `step`; the epoch has used `used` samples until then.
+        """Continue from a checkpoint before `step`, by which the epoch has used `used` samples.
 
         `ends` is as for `begin_epoch`, but for the epoch's remaining steps.
         """

@@ -16,15 +16,15 @@ has local batches of equal size, as plain DDP has, and ``again`` repeats the fir
 repeated gradient differs, the loop draws random numbers or keeps a state, and the loss is *not
 provable*. Otherwise the loss is *wrong*.
 
-During the trials, layers that drop or normalise are frozen, each trial begins with the same random
+During the trials, dropout and BatchNorm layers are frozen, each trial begins with the same random
 numbers, and no optimiser steps. Afterwards gradients, random numbers and the state of modules are
 restored. Parameters are not copied: gradients are compared by a sketch, a few random sums of the
-gradient. A local batch has at most as many samples as in an equal split of a step, or four if that
-is fewer. If these samples do not fit into memory, the loss is not provable. The check itself calls
-no collective.
+gradient. The largest local batch has as many samples as in an equal split of a step, or four if
+that is more. If these samples do not fit into memory, the loss is not provable. The check itself
+calls no collective.
 
 `Rehearsal.batches` yields a batch for each trial to its caller, which runs the loop's body.
-`paceline.train.doctor` lets the script's own loop run, as the script ends after that.
+`paceline.train.doctor` lets the script's own loop run on them, because the script ends after that.
 `paceline.train.replay` runs the statements of the body in a live run, where the loop must not have
 additional iterations.
 """
@@ -67,23 +67,24 @@ if TYPE_CHECKING:
     from paceline.train.profile import Limits
     from paceline.train.state import TrainingState
 
-# Maximum number of samples of the smallest local batch; more samples do not show a difference
-# better.
+# Maximum number of samples of the smallest local batch; more samples would not make a difference
+# easier to detect.
 _QUARTER = 4
-# Fraction of the data set, by ascending size, from which samples are chosen: the longest samples
-# would need more memory than a usual step.
+# Samples are chosen from this fraction of the data set, the smallest samples, because the largest
+# samples would need more memory than a usual step.
 _USUAL = 0.9
 # Number of samples that are read to find samples of different classes.
 _LOOKED_AT = 32
-# Number of sums of a sketch: enough to know the length of a difference to within about a tenth.
+# Number of sums of a sketch: enough to estimate the norm of a difference to within about 10 %.
 _SUMS = 64
 _SIGNS = 1 << 18
 _SHIFTS = 4096
-# Maximum wait in seconds for a rank that calls another collective, or no collective.
+# Maximum wait in seconds, in a trial, until another rank calls the same collective.
 _WAIT_S = 60.0
 _SEED = 20_011
 
-# Relative differences up to these bounds count as rounding errors, depending on the precision.
+# Relative differences up to these bounds count as rounding errors: in double precision, in single
+# precision on a CPU, on a GPU, and in half precision.
 _FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2
 _FIX = (
     "Mask padded positions and keep packed sequences apart. Where classes have weights or labels "
@@ -115,7 +116,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     # The sketch of each wrapped model's gradient.
     sketches: list[list[float]]
-    # The reason why the loop's body did not reach its end.
+    # The reason why the loop's body did not reach its end; empty if it did.
     error: str = ""
     # True if the body drew random numbers.
     random: bool = False
@@ -128,7 +129,7 @@ class ProofResult(msgspec.Struct, frozen=True):
     """Result of the check, the same on all ranks."""
 
     verdict: Verdict
-    # The reason, in sentences.
+    # Explanation of the verdict, in sentences for the user.
     why: str
     # The fix; empty: nothing needs to be fixed.
     do: str = ""
@@ -153,8 +154,9 @@ class NotProvableError(Exception):
 class Arrangements:
     """Trials of a few samples, with the weights of each rank.
 
-    `sizes` are the sizes λ of all samples, [N]. `samples` are two of the four quarters of a pair's
-    samples. `limits` are the limits of the ranks, in samples or in size units, [W].
+    `sizes` are the sizes λ of all samples, [N]. In each trial a pair of ranks has each of `samples`
+    twice, which makes four quarters. `limits` are the limits of the ranks, in samples or in size
+    units, [W].
     """
 
     def __init__(
@@ -269,7 +271,7 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def _fitting(self) -> list[str]:
-        """Return the settings that equal ``whole`` in both trials, the declared setting first."""
+        """Return the settings that reproduce ``whole`` in both trials, the declared one first."""
         settings = sorted(MEANS, key=lambda setting: setting != self._declared)
         trials = self._off["uneven"], self._off["filler"]
         return [s for s in settings if all(off[s] <= self._tolerance for off in trials)]
@@ -342,11 +344,12 @@ def arranged(
 ) -> Arrangements:
     """Choose samples that fit into the ranks' memory, and arrange them.
 
-    The largest local batch has four quarters. If these are no more samples than in an equal split
-    of a step, samples of usual sizes are chosen; otherwise accordingly smaller samples are chosen.
+    The largest local batch has four quarters. If an equal split of a step has at least as many
+    samples, the samples are of usual sizes; otherwise they are smaller, to need no more memory.
 
-    `sizes` are the sizes λ of all samples, [N]. `sort` chooses among samples and sorts them: the
-    two quarters are taken from its two ends. A NotProvableError means that too few samples fit.
+    `sizes` are the sizes λ of all samples, [N]. `sort` selects and sorts samples: one quarter is
+    from the first half of its result, and the other quarter from the second half. A
+    NotProvableError means that too few samples fit.
     """
     grid, fair = terms.shapes.samples, terms.global_batch // world
     most = max(fair, 4 * grid)
@@ -397,7 +400,7 @@ def unknown(why: str) -> ProofResult:
 
 
 def _whole_numbers(sample: Any) -> Iterator[int]:
-    """Yield the whole numbers of a sample, such as its class; skip lists and tensors."""
+    """Yield a sample's whole numbers, such as its class; skip tensors and lists with several."""
     if isinstance(sample, list) and all(isinstance(each, int) for each in sample):
         sample = np.array(sample, dtype=object)
     if isinstance(sample, dict | tuple | list):
@@ -413,7 +416,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return why an error says nothing about the loss; empty if the error does say something."""
+    """Return why an error does not show that the loss is wrong; empty if it may show that."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
@@ -424,7 +427,7 @@ def _relative(value: Tensor, whole: Tensor) -> float:
 
 
 class Sketch:
-    """Random sums of a gradient, the same on all ranks.
+    """Random sums of a gradient, with the same random signs on all ranks.
 
     A sketch is linear in the gradient, and its norm is about that of the gradient. Each value goes
     into one of a few sums with a random sign.
@@ -459,7 +462,7 @@ class Sketch:
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Mode in which functions that drop values keep all of them."""
+    """Mode in which dropout functions keep all values."""
 
     # For each function, the position of its argument for the dropout rate.
     _RATE: ClassVar = {
@@ -492,7 +495,7 @@ class _WithoutDropout(TorchFunctionMode):
 class Loading(Protocol):
     """The part of the session's loader that this module uses."""
 
-    # The result of the check; None before.
+    # The result of the check; None before the check.
     answer: ProofResult | None
 
     def samples(self, indices: list[int]) -> list[Any]:
@@ -608,7 +611,7 @@ class Rehearsal:
             self._state.waits_in_proof = False
 
     def _prepared(self) -> Judge:
-        """Choose samples on rank 0; raise a NotProvableError if nothing can be decided here."""
+        """Choose samples on rank 0; raise a NotProvableError if this run cannot be checked."""
         context, meeting = self._state.context, self._state.meeting
         terms = context.terms
         modules = [module for model in self._models for module in model.modules()]
@@ -748,7 +751,7 @@ class Rehearsal:
             restores.append(_kept_attributes(new))
             restores.append(kept_tensors([of for m in new for of in (m._buffers, vars(m))]))
 
-        # Modules outside of the wrapped models can be, for example, a teacher.
+        # Keep the state of modules outside of the wrapped models, too, for example of a teacher.
         def keep_others(module: nn.Module, _inputs: Any) -> None:
             if id(module) not in known:
                 keep(module)
@@ -778,7 +781,7 @@ class Rehearsal:
         """Return a backward pass that adds its gradient to this trial's sketch."""
 
         def noting(*args: Any, **kwargs: Any) -> None:
-            # A nested pass recomputes a part of the outer one.
+            # A nested pass recomputes a part of the outer one, which counts its gradients.
             if self._depth:
                 backward(*args, **kwargs)
                 return
@@ -843,7 +846,7 @@ class Rehearsal:
     def stepping(self, optimiser: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
         """Remove gradients before an optimiser's step, so that the step changes nothing.
 
-        A step with a closure computes gradients itself, and raises a NotProvableError.
+        A step with a closure raises a NotProvableError, because the closure computes gradients.
         """
         if closure is not None:
             with torch.enable_grad():
@@ -903,7 +906,8 @@ class Rehearsal:
 def _awaited(store: Store, key: str, ended: str) -> str:
     """Return another rank's description of its next collective, stored under `key`.
 
-    The key `ended` exists once that rank has ended its part of the trial.
+    The key `ended` exists once that rank has ended its part of the trial. Return "none" if the rank
+    calls no further collective, or none in time.
     """
     until = time.monotonic() + _WAIT_S
     while not store.check([key]):
@@ -951,7 +955,7 @@ def _kept_attributes(modules: Sequence[nn.Module]) -> Callable[[], None]:
 
 @contextmanager
 def _eager() -> Iterator[None]:
-    """Run compiled models eagerly, because frozen layers would recompile them."""
+    """Run compiled models eagerly, because changes to frozen layers would cause recompilations."""
     if "torch._dynamo" not in sys.modules:
         yield
         return

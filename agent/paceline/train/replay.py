@@ -3,15 +3,15 @@
 In a live run the loop must not have additional iterations: scripts count iterations, step schedules
 in them and accumulate gradients over them. So the replay finds the ``for`` statement that requests
 the first batch from the loader. The replay runs the statements of that loop's body with a copy of
-the loop's names, until all wrapped models have gradients and an optimiser would step. Names that
-the statements assign are dropped.
+the loop's names, until all wrapped models have gradients and an optimiser would step. The copy of
+the names is dropped afterwards.
 
 A statement that could have a lasting effect, for example one that extends a list or reads another
 loader, is not run. Such a statement is left out if it is only a call that prints, or a call that
-passes numbers to an object which nothing reads before the gradients, such as a meter. Otherwise the
-loss is not provable here, unless all gradients are computed already. Loops inside a library are not
-replayed either. `paceline doctor` can check the loss in both cases, because it ends the script
-afterwards.
+passes numbers to an object, such as a meter, which nothing reads before the gradients are computed.
+Otherwise the loss is not provable here, unless all gradients are computed already. Loops inside a
+library are not replayed either. `paceline doctor` can check the loss in both cases, because it ends
+the script afterwards.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
     """Check the loss before the first step; if it is wrong, train with equal local batches.
 
     If no plan can make local batches uneven, there is nothing to check. `frame` is the frame that
-    requests the loader's first batch. A PacelineError means that limits leave no room for equal
-    local batches.
+    requests the loader's first batch. A PacelineError means that the loss is wrong, but limits
+    leave no room for equal local batches.
     """
     assert state.wiring is not None
     meeting, limits = state.meeting, state.context.limits.of_parts
-    # The largest local batch when a step is split equally.
+    # Number of samples of the largest local batch if a step is split equally.
     equal = -(-state.context.terms.global_batch // meeting.world)
     has_room = not limits or min(limits) >= equal
     planned = state.context.environment.run is not None
@@ -178,8 +178,8 @@ class _Body:
     def run(self, batch: Any) -> None:
         """Run the body on a batch until all gradients are computed.
 
-        Errors of the script pass through. A NotProvableError means that a statement before that
-        would have a lasting effect.
+        Errors of the script pass through. A NotProvableError means that a statement would have a
+        lasting effect before all gradients are computed.
         """
         assert self._loop is not None
         self._passes = 0
@@ -229,7 +229,10 @@ class _Body:
             )
 
     def _changed(self, statement: ast.stmt, names: dict[str, Any], local: set[str]) -> str | None:
-        """Return the only name that a call changes; empty: it only prints; None: it may train."""
+        """Return the name of the only object that a statement changes, if the statement is a call.
+
+        Return "" if the call only prints. Return None if the statement may compute gradients.
+        """
         if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
             return None
         call = statement.value
@@ -266,7 +269,7 @@ class _Body:
             raise _DoneError
 
     def after_backward(self) -> None:
-        """Count a backward pass; end the replay after the last checked one of a function."""
+        """Count a backward pass; end the replay after the last one that the statement contains."""
         self._passes += 1
         if self._inside and self._passes >= self._inside:
             if self.rehearsal.complete:
@@ -277,7 +280,7 @@ class _Body:
 
 
 class _LeavingByError(ast.NodeTransformer):
-    """Replacement of statements that leave the iteration, except in inner loops and functions."""
+    """Replacement of `continue`, `break` and `return` of an iteration by raising `_LeftError`."""
 
     def _raise(self, node: ast.stmt) -> ast.stmt:
         left = ast.Raise(ast.Name("__paceline_left__", ast.Load()), None)
@@ -340,7 +343,7 @@ def _resolved(expression: ast.expr, names: Mapping[str, Any]) -> Any:
         owner = _resolved(expression.value, names)
         if owner is _MISSING:
             return _MISSING
-        # A property would run code.
+        # Reading a property would run code of the script.
         if isinstance(getattr(type(owner), expression.attr, None), property):
             return _MISSING
         try:
@@ -356,7 +359,7 @@ def _names_in(target: ast.expr) -> set[str]:
 
 
 def _made(statement: ast.stmt, local: set[str]) -> set[str]:
-    """Return the names to which a statement assigns a value that no other name refers to."""
+    """Return the names that a statement assigns, except names for objects that existed before."""
     made = set[str]()
     for node in ast.walk(statement):
         if not isinstance(node, ast.Assign):
@@ -385,7 +388,7 @@ def _check(
 ) -> int:
     """Check that statements have no lasting effect except assignments to names.
 
-    Return the number of backward passes of the script's functions that the statements call.
+    Return the number of backward passes in the functions of the script that the statements call.
     `local` contains the names assigned so far, and `seen` the functions whose check is in progress.
     """
     inside, local = 0, set(local)
@@ -425,7 +428,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Return the reason for skipping of the first name in `left_out` that a statement reads."""
+    """Return the reason in `left_out` of the first name that a statement reads; empty: none."""
     read = _read(node, names) if left_out else set()
     return next((why for name, why in left_out.items() if name in read), "")
 
@@ -484,7 +487,7 @@ def _check_assignment(
 def _ends_in(
     value: ast.AST, names: Mapping[str, Any], local: set[str], seen: frozenset[CodeType]
 ) -> bool:
-    """Return True if the replay ends in a function that computes a value."""
+    """Return True if a call in `value` has a backward pass, so that the replay ends in the call."""
     calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
     return any(_check_call(call, names, local, seen) > 0 for call in calls)
 
@@ -523,7 +526,7 @@ def _check_method(method: ast.Attribute, names: Mapping[str, Any], local: set[st
 
 
 def _check_function(function: FunctionType, seen: frozenset[CodeType]) -> int:
-    """Check a function of the script up to its last backward pass; return its number of passes."""
+    """Check a script's function up to its last backward pass; return the number of these passes."""
     code = function.__code__
     nodes = [
         node

@@ -38,11 +38,11 @@ from paceline.wire import (
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.05
-# Maximum number of queued records, some MB: minutes of steps while a dead connection blocks the
-# thread.
+# Maximum number of queued records: a few MB, which hold minutes of steps while a dead connection
+# blocks the thread.
 QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 1_000
-# Maximum number of finished steps that wait until the thread makes their records.
+# If more finished steps than this wait for the emitter's thread, the training thread reads them.
 _BEHIND = 1_000
 
 Record = StepRecord | MetricRecord | RoundRecord
@@ -85,10 +85,10 @@ class Emitter:
         self._closing = False
         # Function that the thread calls before each flush.
         self.feed: Callable[[], None] = lambda: None
-        # Memory in use, measured at the last flush that was due by time.
+        # Memory in use in bytes, as last measured.
         self.memory_bytes = 0
-        # PyTorch takes 150 µs to measure memory on a GPU, so the thread does not do it at every
-        # wake-up.
+        # Time of the next measurement. PyTorch takes 150 µs to measure memory on a GPU, so the
+        # thread does not do it at every wake-up.
         self._measure_at = 0.0
         # Number of records lost because the queue was full.
         self.overflowed = 0
@@ -112,7 +112,7 @@ class Emitter:
     def mark(self) -> threading.Event:
         """Return an event that is set once all earlier records and messages are stored, or lost."""
         passed = threading.Event()
-        # The event goes into a full queue, too.
+        # The event is queued even if the queue is full, because the caller may wait for it.
         self._queue.append(passed)
         self._wake.set()
         return passed
@@ -188,7 +188,7 @@ class Emitter:
 
 
 class Reporter:
-    """Maker of the records of a rank's finished steps. For the training thread.
+    """Maker of the records of a rank's finished steps, which the training thread calls.
 
     The emitter's thread makes the records, which saves the training thread a few dozen µs a step.
     In two cases the training thread reads the steps itself: for ranks that share batches, because
@@ -219,12 +219,12 @@ class Reporter:
         self._seq = -1
         self._joins: int | None = None
         self._over: deque[RunningStep] = deque()
-        # Lock of the thread that reads steps.
+        # Lock that a thread holds while it reads steps.
         self._reading = threading.Lock()
-        # An error of the emitter's thread in reading a step.
+        # Error that the emitter's thread met while it read a step; the training thread raises it.
         self._failed: Exception | None = None
-        # The record of a step that further batches may join, and the step's metrics: weights and
-        # weighted values.
+        # The record of a step that further batches may join, and the step's metrics by name: the
+        # sum of the weights and the sum of the weighted values.
         self._open: StepRecord | None = None
         self._sums: dict[str, tuple[float, float]] = {}
         emitter.feed = self._read_finished
@@ -284,7 +284,7 @@ class Reporter:
         self._report_sent(1)
 
     def _report_sent(self, most: int) -> None:
-        """Report steps with the group's times; up to `most` steps still wait for these times."""
+        """Report steps with the group's times, except the newest `most`, which may lack times."""
         while self._times is not None and len(self._sent) > most:
             running, record, sent = self._sent.popleft()
             self._report(running, self._times.slowest(record, sent))
@@ -292,8 +292,8 @@ class Reporter:
     def _report(self, running: RunningStep, record: StepRecord) -> None:
         metrics = running.metrics()
         if self._open is not None and self._open.step == record.step:
-            # For the second and later micro-batches, `ett_s` is the expected time of all
-            # micro-batches of the step.
+            # Each micro-batch of a step has the expected time of the whole step. For other batches
+            # that share a step number, no expected time is recorded.
             ett_s = record.ett_s if running.step.place else None
             record = joined(self._open, record, ett_s, by_size=self._by_size)
         else:
@@ -315,7 +315,7 @@ class Reporter:
         self._emitter.record(record)
 
     def _send_metrics(self, record: StepRecord) -> None:
-        """Send the metrics of a step before its record, so that a complete step has metrics."""
+        """Send a step's metrics before its record, so that a recorded step has all its metrics."""
         sums, self._sums = self._sums, {}
         values = {name: total / weight for name, (weight, total) in sums.items() if weight > 0}
         weight = record.load if self._by_size else float(record.samples)

@@ -34,13 +34,13 @@ class Epoch:
     """The current epoch of a session's loader, and the session's seed.
 
     The object is a context around the loading of samples in this process, and is not entered twice
-    at once. If `shared`, DataLoader workers see the number change, as they may live for several
-    epochs.
+    at once. DataLoader workers may live for several epochs: with `shared`, they see the number
+    change.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self.seed = seed
-        # The epoch of an outer context, in which samples are also loaded.
+        # The epoch in whose context this one was entered, to be restored on exit.
         self._outer: Epoch | None = None
         self._number = torch.zeros((), dtype=torch.int64)
         if shared:
@@ -94,11 +94,11 @@ class Use(IntEnum):
 def generator(
     index: SupportsIndex, device: torch.device | str = "cpu", *, stream: int = 0
 ) -> torch.Generator:
-    """Return torch's random numbers of a sample, for data sets that `Session.loader` reads.
+    """Return a torch generator for one sample, for data sets that `Session.loader` reads.
 
     The numbers depend only on the session's seed, the epoch and the index. So the numbers are the
     same whichever rank loads the sample, with any number of ranks and DataLoader workers, and after
-    a restart. Each epoch has other random numbers. Each call starts with the first number. If a
+    a restart. They differ between epochs. Each call returns a new generator of these numbers. If a
     sample needs several generators, give each a `stream` of its own.
 
     If no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from
@@ -116,7 +116,7 @@ def generator(
 
 
 def numpy_generator(index: SupportsIndex, *, stream: int = 0) -> np.random.Generator:
-    """Return NumPy's random numbers of a sample; see `generator`."""
+    """Return a NumPy generator for one sample; see `generator`."""
     return np.random.default_rng(_sequence(index, Use.DATA, stream))
 
 

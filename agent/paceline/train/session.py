@@ -227,8 +227,8 @@ class Session:
         self._loop = Loop(context, meeting)
         batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"
         self._loop.gate.name(f"the session of {type(dataset).__name__} ({batch_size})")
-        # Do not keep the loader: in a reference cycle, garbage collection may end its worker
-        # processes in a fork, and hang.
+        # Keep no reference to the loader: it would be part of a reference cycle. Garbage collection
+        # of the cycle may end the loader's worker processes in a fork, and hang.
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")
         self._pid = os.getpid()
@@ -294,8 +294,8 @@ class Session:
     ) -> torch.Generator:
         """Return a sample's random generator in the current epoch, for the loop's body.
 
-        Its random numbers differ from those that `paceline.generator` gives to the data set; see
-        there.
+        It has the same arguments as `paceline.generator`, which is for data sets, but gives other
+        random numbers.
         """
         seed, epoch = self._loop.context.terms.seed, self._loop.progress.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
@@ -334,7 +334,7 @@ class Session:
             **options: options of DistributedDataParallel; none for a sharded model.
 
         Raises:
-            ValueError: with a layer, a wrapper or an option the training would be wrong; the
+            ValueError: a layer, a wrapper or an option would make the training wrong; the
                 message names the fix.
         """
         refuse_model(model, batchnorm, options, self._loop.meeting.lanes)
@@ -391,7 +391,7 @@ class Session:
 
         Args:
             run_batch: runs forward and backward on n samples; steps no optimiser.
-            most: maximum number of samples; None: the global batch, more than a rank ever gets.
+            most: maximum number of samples; None: the global batch, which no local batch exceeds.
 
         Raises:
             PacelineError: training has begun; `run_batch` steps an optimiser; nothing fits into
@@ -430,7 +430,7 @@ class Session:
         while progress.next_epoch < total and not self.stopped:
             epoch = progress.next_epoch
             yield epoch
-            # The body of the script's loop may not have read the loader.
+            # If the body did not iterate over the loader, `next_epoch` has not advanced yet.
             progress.next_epoch = max(progress.next_epoch, epoch + 1)
 
     def checkpoint(
@@ -513,7 +513,7 @@ class Session:
         Call it on rank 0, or on every rank: without `samples`, rank 0's values count. If each rank
         evaluates a part of the data, give `samples` on each: then a metric is the mean over ranks,
         weighted by their samples. The call waits for the device if a metric is a tensor on it.
-        Further calls after the same step add their metrics; the last value of a metric counts.
+        Further calls after the same step add metrics; of a repeated metric, the last value is kept.
 
         Args:
             samples: number of samples over which this rank's values are means; 0: it had no

@@ -1,7 +1,8 @@
 """Sink of a rank's telemetry: the bus, else the spool on disk, else a queue in memory.
 
 `report.Emitter`'s thread calls the `Sink`. The sink raises no error for a failed delivery: it
-retries, and counts records as lost only if bus, spool and memory are full, or at the end.
+retries, and counts records as lost only if bus, spool and memory are full, or if neither bus nor
+spool accepts them before the end.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _Fields = dict[bytes, bytes]
 
 
 class Sink:
-    """Sink that delivers each message at least once, or counts its records as lost. For one thread.
+    """Sink that delivers each message at least once, or counts its records as lost.
 
-    Messages that neither bus nor spool accepts are kept in memory, at most `HELD_BYTES` and a
-    `Hello` besides, and offered to both again. Only an outage of the bus changes the order of
-    messages.
+    Not thread-safe, except `lost`. Messages that neither bus nor spool accepts are kept in memory,
+    at most `HELD_BYTES` without the `Hello`, and are offered to bus and spool again. Only an outage
+    of the bus changes the order of messages.
 
     Args:
         run: public run id.
@@ -55,7 +56,7 @@ class Sink:
         # Messages in memory, each with its number of records.
         self._held: deque[tuple[_Fields, int]] = deque()
         self._held_bytes = 0
-        # Entries of a Hello that neither bus nor spool has accepted.
+        # Entries of a Hello that neither bus nor spool has accepted yet.
         self._hello: deque[_Fields] = deque()
         self._lost = 0
         self._noted = 0
@@ -103,7 +104,7 @@ class Sink:
             self._release()
 
     def tend(self, dropped: int) -> None:
-        """Close an old chunk of the spool, and note that `dropped` records were lost so far."""
+        """Close the spool's chunk if it is old; store the number of lost records (`dropped`)."""
         if self._spool is not None:
             self._spool.roll()
             if not self._spool_outage.paused:
@@ -133,7 +134,7 @@ class Sink:
             )
 
     def close(self, dropped: int) -> None:
-        """Close spool and connection, and note that `dropped` records were lost."""
+        """Close spool and connection; store the number of lost records (`dropped`) in the spool."""
         if self._spool is not None:
             self._spool.close()
             self._note(self._spool, dropped)

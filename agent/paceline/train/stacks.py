@@ -1,7 +1,7 @@
 """Python stacks of a rank, which the agent can request even while the rank hangs.
 
 `faulthandler` writes them within the handler of a signal, which needs neither the interpreter's
-lock nor a thread of ours. xs while all threads are blocked, in Python or in C.
+lock nor a thread of ours. So it also writes while all threads are blocked, in Python or in C.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.node.health.stacks import ANNOUNCED, WRITTEN, Announcement
 # numbers.
 _FIRST = 8
 _log = logging.getLogger(__name__)
-# Descriptors of the files to which faulthandler writes until the end.
+# Descriptors of the files to which faulthandler writes until the process ends.
 _registered: list[int] = []
 
 
@@ -46,8 +46,8 @@ def register(variables: Mapping[str, str]) -> int | None:
             return None
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(folder / WRITTEN, flags, 0o600)
-        # With its handler ignored, the signal does not end the process once the interpreter has
-        # removed faulthandler's handler at exit. Only the main thread may set it.
+        # Ignore the signal first: otherwise it would end the process once the interpreter has
+        # removed faulthandler's handler at exit. Only the main thread may call `signal.signal`.
         with suppress(ValueError):
             signal.signal(number, signal.SIG_IGN)
         faulthandler.register(number, file=handle, all_threads=True, chain=False)

@@ -1,7 +1,7 @@
 """State of training on a rank, which the session, the loop and its features share.
 
-`Session` makes it as a `loop.Loop`, which extends it by the life of the loop, and queries it.
-Features (`feature.Feature`) get it as a `TrainingState`, and see each other's results only in it.
+`Session` creates the state as a `loop.Loop`, a subclass that adds the course of the loop. Features
+(`feature.Feature`) get it as a `TrainingState`, and exchange results only through it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingState:
-    """State of training on this rank. For one thread, except where a method says otherwise."""
+    """State of training on this rank. Not thread-safe, except where a method says otherwise."""
 
     def __init__(self, context: RunContext, meeting: Meeting) -> None:
         self.context = context
@@ -49,7 +49,7 @@ class TrainingState:
         self.proofs = 0
         # True while this rank waits for other ranks in such a check.
         self.waits_in_proof = False
-        # Set from the loader's first iteration until the session is closed.
+        # The rank's other parts; None before the loader's first iteration and after `close`.
         self.wiring: Wiring | None = None
         self.features: list[Feature] = []
         self.on = Hooks(self.features)
@@ -78,7 +78,7 @@ class TrainingState:
 
     @property
     def fillers(self) -> list[int]:
-        """Return a filler batch: as many samples as the grid, or as many as fit in memory."""
+        """Return a filler batch: the filler, repeated to fill the grid if memory allows it."""
         grid, limits = self.context.terms.shapes.samples, self.context.limits.samples
         return [self._filler] * (min(grid, max(1, limits[self._rank])) if limits else grid)
 
@@ -111,7 +111,7 @@ class TrainingState:
         return self.wiring.reporter if self.wiring is not None else None
 
     def introduce(self) -> None:
-        """Exchange the ranks' devices; all ranks call it once a model is in place."""
+        """Exchange descriptions of the ranks' devices, once a model is in place. Collective."""
         meeting, device = self.meeting, self.context.device
 
         def trial() -> float | None:
@@ -144,7 +144,7 @@ class TrainingState:
         return self.current.running
 
     def finish_step(self) -> None:
-        """End the current iteration's times, if there is one, and report them."""
+        """End the current iteration, if there is one, and report its times."""
         running, self.current.running = self.current.running, None
         if running is None:
             return
@@ -169,7 +169,7 @@ class TrainingState:
             self.wiring.reporter.evaluated(evaluation)
 
     def refuse_begun(self, wish: str) -> None:
-        """Raise a PacelineError if training has begun; `wish` is the call to make before."""
+        """Raise a PacelineError if training has begun; `wish` names the call that is too late."""
         self.refuse_closed()
         if self.begun:
             raise PacelineError(f"training has begun: {wish} before the loader's first iteration")
@@ -190,7 +190,7 @@ class TrainingState:
         logger.warning("%s", error)
 
     def fail_waits(self, error: PacelineError) -> None:
-        """Fail this rank's wait for the plan. Any thread may call this."""
+        """Make this rank's wait for the plan raise an error. Any thread may call this."""
         if self.wiring is not None:
             self.wiring.follower.fail(error)
 

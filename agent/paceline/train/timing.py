@@ -1,7 +1,7 @@
 """Timing of a rank's step: the time of computing, and the time of waiting for other ranks.
 
 The loop makes a `RunningStep` for each iteration of the script's loop. The gradient hooks and the
-synchronisers stamp it, and `report.Reporter` reads its times after the step.
+synchronisers record times in it (stamps), and `report.Reporter` reads them after the step.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class RunningStep:
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
-        # The number of recompilations before the step, and the number in it, known once the step is
-        # over.
+        # Number of recompilations in this process before the step, and during the step; the latter
+        # is known once the step is over.
         self._compiled = recompilations()
         self.recompiles = 0
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
-        # True if the rank has computed since the newest stamp, even if no gradients follow.
+        # True if the time since the newest stamp is computing, even if no gradients follow.
         self._computes = True
         # True if the step has had a backward pass.
         self.passes = False
@@ -120,7 +120,7 @@ class RunningStep:
 
     @property
     def phase(self) -> Phase:
-        """Return the present phase of this rank, or of its device. Any thread may call this."""
+        """Return this rank's phase, or its device's if that lags behind. Thread-safe."""
         if self._waits:
             return Phase.SYNC
         stamps = list(self._stamps)
@@ -134,7 +134,7 @@ class RunningStep:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time of a wait for other ranks, outside of a reduction in the body."""
+        """Count this context's time as waiting for other ranks. Do not use it for reductions."""
         self._waits, began = True, time.perf_counter()
         try:
             yield
@@ -144,7 +144,7 @@ class RunningStep:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Count the time of a relaxed synchroniser's exchange in the body."""
+        """Count this context's time as an exchange of a relaxed synchroniser in the body."""
         began = time.perf_counter()
         try:
             yield
@@ -160,7 +160,7 @@ class RunningStep:
             return
         began = time.perf_counter()
         self._stamps.append(self._clock.stamp())
-        # The time until the gradients were computed is counted already.
+        # The new stamp ends the computing time, so the time of kept gradients is not needed.
         self._kept = None
         try:
             yield
@@ -170,25 +170,25 @@ class RunningStep:
             self._met_s += time.perf_counter() - began
 
     def gradients_ready(self) -> None:
-        """Stamp this rank's last gradient; the reduction begins."""
+        """Record the time of this rank's last gradient, at which the reduction begins."""
         self.passes = True
         self._hold()
         self._stamps.append(self._clock.stamp())
         self._kept, self._computes = None, False
 
     def gradients_offered(self) -> None:
-        """Stamp the gradients kept so far, which go to a relaxed synchroniser."""
+        """Record the time of the gradients kept so far, which a relaxed synchroniser now gets."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)
         self._kept, self._computes = None, False
 
     def reduced(self) -> None:
-        """Stamp the end of the gradients' reduction or exchange."""
+        """Record the time at which the gradients' reduction or exchange ends."""
         self._stamps.append(self._clock.stamp())
 
     def gradients_kept(self) -> None:
-        """Stamp gradients that are computed and stay on this rank."""
+        """Record the time of newly computed gradients that stay on this rank."""
         self.passes = True
         self._kept = self._clock.stamp(self._kept)
 
@@ -199,7 +199,7 @@ class RunningStep:
             self._metrics[name] = on_host(value)
 
     def body_done(self) -> None:
-        """Stamp the end of the loop's body."""
+        """Record the time at which the loop's body ends."""
         # If nothing was reduced, the wait for the emulated device is still due.
         if not self._held and self._hold_s is not None:
             self._hold()
@@ -213,7 +213,7 @@ class RunningStep:
             self._stamps.append(self._done if self._kept is None else self._kept)
 
     def over(self) -> None:
-        """Note that the next step starts, or the epoch ends."""
+        """Record that the step is over: the next step starts, or the epoch ends."""
         self.step_s = time.perf_counter() - self._started
         self.ended_at = time.time()
         self.recompiles = max(0, recompilations() - self._compiled)
@@ -229,9 +229,9 @@ class RunningStep:
         return bool(self._clock.passed(self._done))
 
     def read(self) -> tuple[float, float, float | None]:
-        """Return compute_s (T: forward and backward only), sync_s, and the loss if it was logged.
+        """Return compute_s (T: forward and backward only), sync_s, and the loss; None: not logged.
 
-        `sync_s` is the time from the last gradient to the end of the reduction.
+        `sync_s` is the time from the last gradient to the end of the reduction, and other waits.
         """
         self._clock.wait(self._done)
         times = [0.0, 0.0]

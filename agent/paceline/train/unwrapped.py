@@ -1,12 +1,13 @@
 """Detection of models that a script trains in the loop with gradients that no session reduces.
 
-If a session wraps no model at all, it refuses the first step of an optimiser: no gradient of that
-training would be weighted. If the session wraps a model, another model may be trained separately on
-purpose, such as a rank's own copy in meta-learning, or the script may reduce its gradients itself.
-So the ranks compare their gradients of that model, and rank 0 warns if they differ.
+If a session wraps no model at all, it refuses the first step of an optimiser, because no gradient
+of that training would be weighted. If the session wraps a model, another model may be trained
+separately on purpose, such as a rank's own copy in meta-learning, or the script may reduce its
+gradients itself. So the ranks compare their gradients of that model, and rank 0 warns if they
+differ.
 
 Gradients of a wrapped model can also bypass the all-reduce, as with DistributedDataParallel, if the
-script uses the inner module or `torch.autograd.grad`. The ranks compare them in the same way.
+script uses the inner module or `torch.autograd.grad`. These gradients are compared in the same way.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ _MIXED = (
     "session's batch needs {beside:.4g} there. Train a model with the batches of one session: put "
     "both data sets into one, whose samples are pairs, or let the second session wrap its own model"
 )
-# Maximum relative difference of norms with which gradients count as reduced.
+# Gradients count as reduced if their norms differ between ranks by at most this fraction.
 _ALIKE = 1e-5
-# Number of steps in which rank 0 checks for norms of other ranks; a check takes about 50 µs.
+# Rank 0 checks for the norms of other ranks in at most this many steps; a check takes about 50 µs.
 _LOOKS = 1000
-# Maximum number of optimisers to compare that have the same description: some scripts make a new
-# optimiser in each step.
+# At most this many optimisers with the same description are compared, because some scripts make a
+# new optimiser in each step.
 _MOST_COMPARED = 8
 
 # Objects of all open sessions, in the order in which they were made.
@@ -73,7 +74,7 @@ _watches: dict[UnwrappedModels, None] = {}
 
 
 class _Apart(NamedTuple):
-    """Parameters of an optimiser that may differ between ranks, until they are compared."""
+    """Parameters of an optimiser whose gradients have not been compared between ranks yet."""
 
     # The warning to log if the ranks' gradients differ.
     warning: str
@@ -87,7 +88,7 @@ class _Apart(NamedTuple):
 
 
 class UnwrappedModels:
-    """Checks of gradients that a session does not reduce. For one thread; no method blocks.
+    """Checks of gradients that a session does not reduce. Not thread-safe; no method blocks.
 
     Several sessions may train in one loop, each with a model of its own. So a model counts as
     wrapped if any session that is in a step wraps it. The first of these sessions that wraps any
@@ -109,10 +110,10 @@ class UnwrappedModels:
         # For each optimiser that has stepped, the parameters that are not yet compared.
         self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Apart]]
         self._apart = weakref.WeakKeyDictionary()
-        # Number of optimisers to compare so far, by description.
+        # Number of optimisers that were selected for comparison so far, by description.
         self._comparisons: Counter[str] = Counter()
-        # Comparisons for which rank 0 waits for norms of other ranks: the number of checks that are
-        # left.
+        # For each comparison that still lacks norms of other ranks, on rank 0: the number of checks
+        # that are left.
         self._uncompared: dict[_Apart, int] = {}
         # Warnings that were logged.
         self._warned: set[str] = set()
@@ -208,8 +209,8 @@ class UnwrappedModels:
     def _which(self, parameters: list[nn.Parameter]) -> str:
         """Return an id of those parameters that belong to wrapped models, to compare between ranks.
 
-        Each rank may step another part of a model, as with ZeroRedundancyOptimizer. Then the ids
-        differ, and gradients are not compared.
+        Each rank may step a different part of a model, as with ZeroRedundancyOptimizer. Then the
+        ids differ, and gradients are not compared.
         """
         places = {id(p): n for n, p in enumerate(p for m in self._models for p in m.parameters())}
         mine = sorted(places.get(id(parameter), -1) for parameter in parameters)

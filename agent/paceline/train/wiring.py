@@ -143,9 +143,10 @@ class Findings:
     """Facts that a session collects, most of them before its first iteration.
 
     `lookahead` is the number of steps that the loader fetches before training reaches them.
-    `devices` and `profiles` have one entry for each rank, or are empty. `typical` are samples of
-    typical sizes, ascending; empty before profiling. `epochs` is the number of epochs that the
-    script trains, and `gradient_bytes` the bytes of one rank's gradients; both may be unknown.
+    `devices` and `profiles` have one entry for each rank, or are empty. `typical` are the indices
+    of samples of typical sizes, by ascending size; empty before profiling. `epochs` is the number
+    of epochs that the script trains, and `gradient_bytes` the bytes of one rank's gradients; both
+    may be unknown.
     """
 
     lookahead: int = 0

@@ -74,7 +74,7 @@ def _listed(token_limits: Any) -> list[float]:
 
 
 def of_ranks(token_limits: list[float], world: int) -> list[float]:
-    """Expand one token limit, or none, to `world` ranks; raise a ValueError for other counts."""
+    """Expand a single limit to `world` ranks; raise a ValueError for a wrong number of limits."""
     if len(token_limits) not in (0, 1, world):
         raise ValueError(
             f"token_limits is {token_limits}: give one number, or one for each of {world} ranks"
@@ -89,7 +89,7 @@ def checked_sizes(
     workers: int,
     micro_batches: bool,
 ) -> Floats:
-    """Return the sizes λ, [N], if budget and limits have room for any sample and step.
+    """Return the sizes λ, [N]; check that budget and limits have room for any sample and step.
 
     `token_limits` has one limit for each worker of the plan (a rank, or a group of ranks), or one
     for all; empty if there are none.
@@ -116,7 +116,10 @@ def refuse_limits(
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:
-    """Return the terms with the mean number of samples of a step, and the steps. Collective."""
+    """Return the terms, and the numbers of steps of the epochs. Collective.
+
+    With a token budget, the terms' `global_batch` is the mean number of samples of a step.
+    """
     if terms.token_budget is None:
         return terms, EpochSteps(terms)
     steps = EpochSteps(terms, Budget(terms.token_budget, shared_sizes(meeting)))

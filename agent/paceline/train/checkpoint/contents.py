@@ -42,13 +42,13 @@ class Contents:
         return state
 
     def shards(self) -> State:
-        """Return the tensors of the state of which each rank has a part; empty if unsharded."""
+        """Return the state's sharded tensors, of which each rank has a part; empty if unsharded."""
         if not is_sharded(self.model):
             return {}
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Return tensors split over ranks, by the keys of entries that are split like them.
+        """Return, by key of each sharded entry, a tensor that is split over ranks like the entry.
 
         An optimiser's state may not exist yet, so its key ends with the parameter:
         ``optimizer/PARAMETER``.
@@ -154,12 +154,12 @@ def random_state(rank: int) -> State:
 
 
 def of_rank(key: str, rank: int) -> bool:
-    """Return whether a rank reads an entry: those for all ranks, and its own random numbers."""
+    """Return whether a rank reads an entry: any entry but other ranks' random numbers."""
     return not key.startswith("random/") or key.startswith(f"random/{rank}/")
 
 
 def set_random_state(state: State, rank: int) -> None:
-    """Restore the random numbers from a state, if the rank was present when it was saved."""
+    """Restore the random numbers from a state, if the rank existed when the state was saved."""
     if (cpu := state.get(f"random/{rank}/cpu")) is not None:
         torch.set_rng_state(cpu)
     if (cuda := state.get(f"random/{rank}/cuda")) is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -39,7 +39,8 @@ from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)
 
-# Maximum wait for the control plane in seconds, in case the bus or its disk hangs.
+# Maximum wait in seconds until earlier steps are stored for the control plane, in case the bus or
+# its disk hangs.
 _REPORTED_S = 10.0
 _WHOLE = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")
@@ -69,7 +70,7 @@ class Schedule:
 
     @property
     def interval(self) -> int | None:
-        """Return the number of steps between two saves: `every_steps` less the time for writing."""
+        """Return the number of steps between two saves: `every_steps` less 10 % for the writing."""
         return self.every_steps and self.every_steps - self.every_steps // 10
 
 
@@ -91,14 +92,15 @@ class Saver:
         self._schedule, self._contents = schedule, contents
         self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
-        # The saver has process groups of its own: the default group may be one of NCCL, and threads
+        # The saver has process groups of its own: the default group may use NCCL, and the threads
         # of synchronisers use other groups.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         # The thread that writes the newest checkpoint.
         self._thread: threading.Thread | None = None
-        # Number of steps at the start of the newest save, and at the end of the newest save.
+        # Number of steps before the newest checkpoint, and before the newest one whose writing has
+        # ended.
         self._steps = 0
         self._saved = 0
         self._time = time.monotonic()
@@ -148,8 +150,8 @@ class Saver:
     def save_last(self, position: Position | None, reported: threading.Event | None) -> None:
         """Save before this process ends; wait until all ranks have saved.
 
-        `position` is that of the last optimiser step; None if gradients accumulate since a step
-        before the epoch, whose position is unknown.
+        `position` is the position after the last optimiser step; None if that step is in an earlier
+        epoch, where its position is unknown.
         """
         if position is None and self._rank == 0:
             logger.error(
@@ -209,7 +211,10 @@ class Saver:
             thread.join()
 
     def _hold(self, steps: int) -> None:
-        """Wait on rank 0, and thereby on all ranks, if too many steps follow the last save."""
+        """Wait for the writing thread if too many steps follow the last save.
+
+        Only rank 0 waits here. The other ranks then wait for rank 0.
+        """
         bound = self._schedule.every_steps
         if self._rank == 0 and bound is not None and steps - self._saved >= bound:
             self.wait()

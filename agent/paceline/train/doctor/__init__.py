@@ -2,13 +2,13 @@
 
 This package runs the script, records what the script does in its first steps, and derives findings:
 
-- `inside`: the program that becomes the script;
+- `inside`: the program that is started in place of the script, and runs the script;
 - `watching`: wrappers around Paceline's and torch's functions, which record the script's calls, and
   hooks that record the model's first forward calls;
 - `checks`, `drawing`: turn the record into findings, in sentences.
 
 After the examined steps, the script's loop runs a few further iterations without an optimiser step,
-in which `paceline.train.proof` proves that its loss can be balanced.
+in which `paceline.train.proof` checks if its loss can be balanced.
 
 `paceline.node.starting.examining` starts the ranks and collects the file that each rank leaves::
 

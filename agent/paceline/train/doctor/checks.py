@@ -35,12 +35,12 @@ _FIVE_LINES = (
     "Before the loop write session = paceline.Session(data, sizes=…, global_batch=…), "
     "loader = session.loader(…) and model = session.wrap(model)."
 )
-# Number of samples whose extents are compared.
+# Number of samples whose sizes are compared with their extents, the numbers of their elements.
 _LOOKED_AT = 16
 # Minimum rank correlation of sizes and extents. For 16 unrelated samples the correlation is smaller
 # in 97 of 100 cases.
 _FITTING = 0.5
-# Number of steps that are dealt to ranks to show how uneven their loads are.
+# Number of steps that are split evenly over ranks, to show how uneven the ranks' loads are.
 _STEPS = 200
 # Loggers whose warnings are not repeated: another check reports them, or no report is needed.
 _TOLD = {"paceline.train.amounts.sizes", "paceline.train.wiring", "paceline.train.device"}
@@ -85,7 +85,7 @@ def loader(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the script trains on the session's loader."""
     if not any(known.session for known in seen.sessions):
         return
-    # `bool(loader)` asks for a length, which a stream's loader does not have.
+    # Compare with None: `bool(loader)` asks for a length, which a stream's loader does not have.
     if any(known.loader is not None for known in seen.sessions):
         yield Finding("loader", Level.OK, "The script's loop reads session.loader().")
     elif seen.outside:
@@ -209,7 +209,7 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
 
 
 def fitting(seen: ScriptRecord) -> Iterator[Finding]:
-    """Report whether larger samples have larger sizes."""
+    """Report whether samples with more elements have larger sizes."""
     for known in seen.sessions:
         given = known.sizes
         if given is None or isinstance(known.dataset, Stream) or given.min() == given.max():
@@ -217,7 +217,8 @@ def fitting(seen: ScriptRecord) -> Iterator[Finding]:
         order = np.argsort(given, kind="stable")
         numbers = order[np.linspace(0, len(given) - 1, _LOOKED_AT).astype(int)].tolist()
         extents = np.array([extent(load(known, number)) for number in numbers])
-        # Sizes may then count something inside of a sample, such as valid tokens.
+        # All checked samples have the same number of elements. So the sizes may count something
+        # inside of a sample, such as valid tokens.
         if extents.min() == extents.max():
             continue
         by_extent, by_size = _places(extents), _places(given[numbers])
@@ -245,10 +246,10 @@ def _plain(number: float) -> str:
 
 
 def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float, float]:
-    """Return mean ratios of the largest load of a rank to the mean load, for samples dealt evenly.
+    """Return two mean ratios over steps: the largest load of a rank to the ranks' mean load.
 
-    The first ratio is for batches whose cost is the sum of their sizes, the second for batches that
-    are padded.
+    Each step is split evenly over `world` ranks. The first ratio is for batches whose cost is the
+    sum of their sizes, the second for batches that are padded.
     """
     order = np.random.default_rng(seed).permutation(len(given))
     ratios: list[tuple[float, float]] = []
@@ -351,7 +352,7 @@ def precision(seen: ScriptRecord) -> Iterator[Finding]:
 
 
 def precision_of(seen: ScriptRecord) -> torch.dtype | None:
-    """Return the low precision in which a wrapped model computes; None if none has one."""
+    """Return the half precision in which a wrapped model computes; None if there is none."""
     for known in seen.sessions:
         for calls in known.calls:
             kinds = {p.dtype for p in calls.model.parameters()} & {torch.bfloat16, torch.float16}

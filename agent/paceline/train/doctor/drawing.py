@@ -61,7 +61,7 @@ def _drops(module: nn.Module) -> bool:
 def samples(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether loading or collating draws random numbers that depend on the rank."""
     for known in seen.sessions:
-        # A stream has no index.
+        # A stream's samples have no index by which to load them twice.
         if known.loader is None or isinstance(known.dataset, Stream):
             continue
         count = len(known.dataset)

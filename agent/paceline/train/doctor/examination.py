@@ -41,7 +41,7 @@ _CHECKS: list[tuple[str, _Check]] = [
     ("checkpoint", checks.checkpoint),
     ("warning", checks.warnings),
 ]
-# Only rank 0 has the sizes, and loading samples on one rank is enough.
+# Checks that run on rank 0 only: it alone has the sizes, and loading samples there is enough.
 _OF_RANK_0 = {checks.sizes, checks.fitting, drawing.samples}
 
 
@@ -94,7 +94,7 @@ class Examination:
         raise EnoughError(0)
 
     def _in_trial(self, error: Exception) -> bool:
-        """Return True if the script failed in a trial of the proof; keep this as the answer."""
+        """Return True if the script failed in a trial of the proof; record the proof's answer."""
         known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
         if known is None or known.rehearsal is None:
             return False

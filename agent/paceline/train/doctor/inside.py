@@ -1,4 +1,4 @@
-"""Becomes an examined script: ``python inside.py FOLDER STEPS script args…``, in each rank.
+"""Runs and examines a script in each rank: ``python inside.py FOLDER STEPS script args…``.
 
 Python runs this file by path and puts its folder first in ``sys.path``. No import here may find a
 module of that folder, so `main` removes the entry before it imports anything else.

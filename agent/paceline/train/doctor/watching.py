@@ -47,11 +47,11 @@ class SeenSession:
     sizes_from: str = ""
     # Calls of each wrapped model.
     calls: list[Calls] = field(default_factory=list)
-    # Set when the script starts to read the loader.
+    # The session's loader, once the script has started to read it.
     loader: Loader | None = None
     steps: int = 0
     checkpoint: str = ""
-    # Set while the rehearsal after the examined steps is running.
+    # The rehearsal that is running after the examined steps; None: none is running.
     rehearsal: Rehearsal | None = None
     answer: ProofResult | None = None
     state: str = ""
@@ -64,7 +64,7 @@ class ScriptRecord:
     sessions: list[SeenSession] = field(default_factory=list)
     # Lines at which the script reads a DataLoader of its own.
     other_loaders: list[str] = field(default_factory=list)
-    # Number of steps outside of any session, by the optimiser's `id`.
+    # Number of steps that an optimiser made outside of any session, by the optimiser's `id`.
     outside: dict[int, int] = field(default_factory=dict)
     # Number of optimiser steps within a session's step, and the `id`s of the optimisers'
     # parameters.
@@ -180,7 +180,7 @@ def _note_loaders(seen: ScriptRecord, steps: int, end: Callable[[], NoReturn]) -
             inner: Generator[Any] = original(loader)
             if known is None:
                 return inner
-            # The rehearsal proves the loss after the examined steps.
+            # The loader must not check the loss itself: a rehearsal does so after these steps.
             loader.proves = False
             return _watched(known, loader, inner, steps, end)
 
@@ -221,8 +221,8 @@ def _watched(
                     yield from _rehearsed(known, loader)
                 inner.close()
                 end()
-        # If the examined steps are done, the rehearsal runs here, because there may be no further
-        # epoch.
+        # The epoch ended before all examined steps. Check the loss now, because there may be no
+        # further epoch.
         if known.steps and known.answer is None:
             yield from _rehearsed(known, loader)
     finally:

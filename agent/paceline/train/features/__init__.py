@@ -1,5 +1,7 @@
 """Parts of the training loop, made where they are needed: subclasses of `train.feature.Feature`.
 
+Each entry names the condition under which the feature is made, and its purpose:
+
 - `lost_ranks`: several ranks; notices ranks that are lost or out of step, and names them;
 - `memory`: a token budget; limits that ranks learn when their memory runs out;
 - `gathers`: several ranks; refuses gathers of tensors whose shapes differ between ranks;

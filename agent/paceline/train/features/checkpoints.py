@@ -32,7 +32,7 @@ class Checkpoints(Feature):
         self._saver.restore_random()
 
     def before_epoch(self) -> None:
-        """Save the training position if the script left its loop early and nodes change."""
+        """Save the training position if nodes join or leave after the script left its loop."""
         if self._state.reforms:
             self._save_last()
 
@@ -49,7 +49,7 @@ class Checkpoints(Feature):
             self._save(step)
 
     def epoch_over(self, ran_out: bool) -> None:
-        """Save a checkpoint if it is due, or the last one; wait for it after the last epoch.
+        """Save a checkpoint if due or if the run ends; wait for the writer after the last epoch.
 
         The script may destroy the process groups after its last epoch. A stop makes this epoch the
         last one.
@@ -67,7 +67,7 @@ class Checkpoints(Feature):
         self._saver.close()
 
     def _save(self, step: Step) -> None:
-        """Save a checkpoint if it is due. All ranks are synchronised after this step."""
+        """Save a checkpoint if one is due, after a step at which all ranks are synchronised."""
         state = self._state
         state.saving = True
         try:

@@ -3,12 +3,13 @@
 `all_gather` and `reduce_scatter` need tensors of the same shape on all ranks. A contrastive loss
 gathers each rank's embeddings, whose number is the rank's number of samples. Gloo ends the process
 with SIGABRT if shapes differ, and no Python code can catch that. In steps with uneven local
-batches, this module gathers each rank's shape first and raises a Python error on every rank if they
-differ.
+batches, this module gathers each rank's shape first and raises a Python error on every rank if the
+shapes differ.
 
-Steps with equal local batches have no overhead, nor do single numbers. Collectives of DDP and of
-FSDP are not checked: DDP calls them in C++, and FSDP gathers flat buffers (`_allgather_base`),
-which this module does not check if a model is sharded. Functional collectives are not noticed.
+The check has no overhead in steps with equal local batches, or for single numbers. Collectives of
+DDP and of FSDP are not checked: DDP calls them in C++, and FSDP gathers flat buffers
+(`_allgather_base`), which this module does not check if a model is sharded. Functional collectives
+are not checked either.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Call
 
 
 def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
-    """Return the rank's own tensor of a collective, and the tensors that stand for all ranks."""
+    """Return this rank's tensor of a collective, and the list that has one tensor per rank."""
     outputs, inputs = args[0], args[1]
     if name not in _LISTS:
         return (inputs if "gather" in name else outputs), []

@@ -1,4 +1,4 @@
-"""Notice ranks that have ended, fall silent, leave the loop or get out of step; name them on all.
+"""Detects ranks that have ended, are silent, left the loop or are out of step, and names them.
 
 No reduction may pair gradients of two different steps, and no rank may wait for one that is lost.
 The loop calls this feature for each step and when the script leaves a loop, and wrapped models call
@@ -7,34 +7,35 @@ it for each reduction that begins. On each rank a thread publishes these events 
 lost, the thread that notices it stores the reason, and every rank's thread logs it and ends the
 waits of its rank. No control plane is needed.
 
-Each comparison judges:
+Each comparison checks:
 
 - whether some rank can never match the others again (`core.rank_progress.conflict`, a proof);
 - whether the process of a rank on the same machine has ended (`_dead`).
 
-Only while a failed collective is explained (`RankMonitor.explained`), the threads of the ranks that
-ask compare, too, every 0.05 s, for 8 s at most (`_EXPLAIN_S`). Only these comparisons judge signs
-that may be harmless otherwise (`_missing`):
+After a failed collective, `RankMonitor.explained` searches for the rank that caused the failure. On
+the ranks that call it, the threads also compare all ranks, every 0.05 s, for 8 s at most
+(`_EXPLAIN_S`). Only these comparisons consider signs that may be harmless otherwise (`_missing`):
 
 - a rank that left its loop, or that closed its session and has ended;
 - a missing heartbeat: no new entry of a rank for 4 s (`_SILENT_S`), so its process or node is gone.
 
-Three limits are of waits:
+Three limits apply to waits:
 
-- 30 s (`LONG_S`): the ranks that others have waited for so long are named in the log, and nothing
-  else happens; rank 0 judges this at each comparison;
+- 30 s (`LONG_S`): if ranks have waited this long, the log names the ranks that they wait for, and
+  nothing else happens; rank 0 checks this at each comparison;
 - 10 s (`GRACE_S`): a rank that is blocked in a collective, in C++, cannot raise. If the lost rank's
   process ends, the collective fails, and `explained` names that rank. Otherwise the thread ends the
-  blocked process so long after the reason was known;
-- 10 s (`GRACE_S`): after the store has ended with rank 0, a rank that has waited for others so long
-  names rank 0. The end of the store is noticed at the next publication.
+  blocked process when this time has passed since the reason became known;
+- 10 s (`GRACE_S`): the store ends with rank 0. A rank that has then waited for others this long
+  names rank 0. A rank notices the end of the store at its next publication.
 
 The check adds no time to reductions that come in a regular rhythm, such as one in each step. The
 ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
-reduction that comes as expected therefore pairs with the right ones. In three other cases a rank
-waits until all ranks have reached the same point: before an unexpected reduction, after a step
-without a backward pass, and before a collective that follows a loop which the script left early. If
-a rank cannot reach the point, the comparison of ranks shows that, and the wait ends with an error.
+reduction that comes as expected therefore pairs with the same reduction of the other ranks. In
+three other cases a rank waits until all ranks have reached the same point: before an unexpected
+reduction, after a step without a backward pass, and before a collective that follows a loop which
+the script left early. If a rank cannot reach the point, the comparison of ranks shows that, and the
+wait ends with an error.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ _SEARCH_S = 0.05
 _EXPLAIN_S = 8.0
 # Maximum number of seconds of that search after this rank itself raised.
 _NAMED_S = 0.5
-# A process that has not published for this long is gone, or its node is. Judged in `_missing` only.
+# If a process has not published for this many seconds, `_missing` reports it as gone.
 _SILENT_S = 4.0
-# Maximum number of skipped steps that are logged.
+# Maximum number of log messages about ranks that skipped the backward pass of a step.
 _MOST_SKIPS = 5
 _WAITS = (Phase.SYNC, Phase.PLAN)
 _ENCODER = msgspec.msgpack.Encoder()
@@ -91,10 +92,10 @@ _NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class RankMonitor(Feature):
-    """Thread that compares one rank with the others; there are several ranks.
+    """Monitor of several ranks; its thread publishes this rank's progress and compares all ranks.
 
-    All methods are for the training thread. `begin_step`, `end_turn`, `end_epoch` and a model's
-    reductions raise a PacelineError if ranks are out of step.
+    The training thread calls the public methods. `begin_step`, `end_turn`, `end_epoch` and a
+    model's reductions raise a PacelineError if ranks are out of step.
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -104,7 +105,8 @@ class RankMonitor(Feature):
         self._progress = RankProgress(place=f"{place()} {_namespace()}", process=os.getpid())
         # This rank's newest activity, and the time at which it began.
         self._since: tuple[object, float] = (None, 0.0)
-        # The descriptor of a reduction: steps since the previous one, and the model.
+        # Kind of the newest reduction: the number of steps since the reduction before it, and the
+        # model. `_follows` has, for each kind, the kind that followed it last.
         self._previous = (-1, -1)
         self._follows: dict[tuple[int, int], tuple[int, int]] = {}
         # The step of the newest reduction.
@@ -119,7 +121,7 @@ class RankMonitor(Feature):
         # True once the store has ended.
         self._store_ended = False
         # The attributes below belong to the thread.
-        # The point at which this rank is counted.
+        # The newest point at which the thread has counted this rank.
         self._counted: str | None = None
         # The newest point that all ranks have passed.
         self._passed: str | None = None
@@ -127,12 +129,12 @@ class RankMonitor(Feature):
         self._beats: dict[int, tuple[int, float]] = {}
         # Number of rank 0's notes that this rank has logged.
         self._notes = 0
-        # On rank 0, the conditions for which a note was stored.
+        # On rank 0, the events for which a note was stored: skipped steps, and sets of late ranks.
         self._noted: set[object] = set()
         # On rank 0, the number of stored notes.
         self._stored = 0
         self._failed_at = 0.0
-        # Made in `begin`.
+        # None until `begin` starts the thread.
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -195,14 +197,14 @@ class RankMonitor(Feature):
         """Note that the loop over the loader has reached its end, or that the script left it."""
         if raised:
             self._leave(raised=True)
-            # The call logs the reason.
+            # Give the thread time to find and log the reason. The returned error is not needed.
             self.explained(PacelineError(), _NAMED_S)
         elif ran_out:
             self._progress.in_loop = False
         elif self._state.failure is None:
             self._leave(raised=False)
-            # Only statistics are exchanged after this, and only if all ranks left after the same
-            # step.
+            # From here on ranks exchange only BatchNorm statistics, which requires that all ranks
+            # left after the same step.
             waits = self._state.statistics.differ and self._state.gate.relaxed is None
             if waits and self._failure is None:
                 self._wait_at(f"left/{self._progress.epoch}/{self._progress.step}")
@@ -272,7 +274,7 @@ class RankMonitor(Feature):
         if self._store_ended:
             raise PacelineError(self._without_store())
 
-    # The thread.
+    # Methods that the thread calls.
 
     def _run(self, own: Store) -> None:
         try:
@@ -298,7 +300,7 @@ class RankMonitor(Feature):
             self._store_ended = True
             with self._changed:
                 self._changed.notify_all()
-            # At the end of the last epoch, rank 0 may just have been quicker than this rank.
+            # The store also ends if rank 0 has finished the last epoch before this rank.
             while self._progress.in_loop and not self._closing:
                 self._observe()
                 waits = self._progress.phase in _WAITS and self._progress.since_s >= GRACE_S

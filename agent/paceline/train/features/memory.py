@@ -82,7 +82,7 @@ class Learned(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(ran_out: float, held: float) -> Learned:
-        """Derive the limit from a load that did not fit, and the largest one that did.
+        """Derive the limit from a load that did not fit, and the largest load that did.
 
         The limit is at least half of the load that did not fit, so that small batches in the first
         steps of a run do not limit all later ones.
@@ -91,9 +91,9 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
-    """Return what each worker of the plan has learned, [W]; `known` is by this rank. Collective.
+    """Return the limit that each rank or group learned, [W]; `known` is this rank's. Collective.
 
-    For ranks that share each batch, the smallest limit among them counts.
+    If ranks share each batch, a group's limit is the smallest limit that its ranks learned.
     """
     if meeting.lanes is None:
         return gathered(meeting.world, known)
@@ -112,9 +112,9 @@ def with_learned(
     """Reduce the limits to those that ranks learned when memory ran out in earlier attempts.
 
     With micro-batches, a learned limit applies to all ranks with an equal device: this costs at
-    most one more micro-batch, and prevents these ranks from running out of memory, too. If the load
-    that did not fit was more than the largest sample, a micro-batch has room for the largest
-    sample. Without micro-batches, other ranks need room for the samples that no longer fit.
+    most one more micro-batch, and prevents these ranks from running out of memory, too. The limit
+    is at least the largest sample, unless a load of at most that size did not fit. Without
+    micro-batches, other ranks need room for the samples that no longer fit.
     `learned` and `devices` are by rank, [W].
 
     Raises:
@@ -148,11 +148,11 @@ def _same(device: RankDevice, other: RankDevice) -> bool:
 
 
 class Memory:
-    """Record of one rank's loads, which learns a limit when memory runs out. For one thread.
+    """Record of one rank's loads, which learns a limit when memory runs out. Not thread-safe.
 
     The loop calls `fitted` after each iteration, `left` when an exception ended the loop, and
-    `close`, which learns if that exception reports that memory ran out. `path` is the file of this
-    rank's device; None outside of a run.
+    `close`, which learns a limit if that exception shows that memory ran out. `path` is the file of
+    this rank's device; None outside of a run.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:

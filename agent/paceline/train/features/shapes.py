@@ -16,12 +16,12 @@ from paceline.train.timing import RunningStep
 
 logger = logging.getLogger(__name__)
 
-# Number of steps of the suggested grid in an equal local batch.
+# An equal local batch has at least this many times the samples of the suggested grid.
 _PARTS = 4
 
 
 def suggested_grid(global_batch: int, world: int) -> int:
-    """Return a divisor of the global batch, such that a few of it make an equal local batch."""
+    """Return the largest divisor of the global batch up to a quarter of an equal local batch."""
     most = max(1, global_batch // (_PARTS * world))
     return max(grid for grid in range(1, most + 1) if global_batch % grid == 0)
 
@@ -42,7 +42,7 @@ class ShapeWarning(Feature):
         self._warned = False
 
     def connect(self) -> None:
-        """Check the models, and cuDNN's benchmark, which matters on a CUDA device."""
+        """Warn if a model is compiled or, on a CUDA device, if cuDNN's benchmark is on."""
         if self._device.on_cuda and torch.backends.cudnn.benchmark:
             logger.warning(
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "

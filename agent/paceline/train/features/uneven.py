@@ -93,7 +93,7 @@ class WorkSharing(_UnevenLoops):
 
     @property
     def may_differ(self) -> bool:
-        """Return True if ranks may differ in their iterations from the next segment on.
+        """Return True if, from the next segment on, ranks may differ in their iterations.
 
         Ranks may not differ in the first segment of a relaxed synchroniser: it is not known yet if
         the script suits the synchroniser, and how the script steps its schedules.
@@ -105,10 +105,10 @@ class WorkSharing(_UnevenLoops):
         self._pool = SharedBatches(meeting.store, meeting.rank, meeting.world, limits)
 
     def claim(self, step: Step) -> tuple[Step, bool]:
-        """Return a step as this rank trains it; False if its batch is another rank's now.
+        """Return this rank's part of a step, and whether the step's batch is still its own.
 
-        `step` has begun. `step` is this rank's shard of the step, as planned or as `take_over`
-        returned it.
+        Call it when `step` has begun. `step` is this rank's shard of the step, as planned or as
+        `take_over` returned it. False means that another rank has taken the batch over.
         """
         gate = self._state.gate
         self._pools = gate.pools(step)
@@ -128,13 +128,13 @@ class WorkSharing(_UnevenLoops):
     def _is_mine(self, step: Step) -> bool:
         if self._pool is None or not step.pooled:
             return True
-        # Without pooling, all ranks make each step together.
+        # A rank without samples computes a filler, unless ranks share batches.
         if not step.samples:
             return not self._pools
         return self._pool.begins(step, may_leave=self._pools)
 
     def is_taken_over(self, step: Step) -> bool:
-        """Return True if this rank need not load a planned batch, as it will not train it."""
+        """Return True if this rank need not load a batch, because other ranks will train it."""
         return self._pool is not None and step.pooled and self._pool.is_taken_over(step)
 
     def take_over(self, step: Step) -> Step | None:
@@ -164,8 +164,8 @@ class WorkSharing(_UnevenLoops):
 def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
     """Refuse the script's own collectives in iterations that not all ranks have.
 
-    Otherwise the ranks that call one would wait for the others for half an hour. Return a function
-    that removes the check.
+    Without this check, ranks that call such a collective would wait for the others for half an
+    hour. Return a function that removes the check.
     """
     thread = threading.get_ident()
 
@@ -173,7 +173,7 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
         running = current.running
         if running is None or not running.in_body or threading.get_ident() != thread:
             return
-        # The collective is DDP's own.
+        # Paceline itself calls this collective.
         if current.reduces:
             return
         step = running.step
@@ -189,9 +189,9 @@ class Schedules:
 
     A script that calls ``scheduler.step()`` in each iteration would be at different points of its
     schedule on fast and slow ranks, and beyond its end on fast ones. So while ranks share batches,
-    these calls do nothing, and this class steps the schedule by the numbers of steps instead. A
-    schedule that was not stepped exactly once in each iteration before is left alone. For one
-    thread.
+    these calls do nothing, and this class steps the schedule once for each planned step instead. A
+    schedule that was not stepped exactly once in each iteration before is left alone. Not
+    thread-safe.
     """
 
     def __init__(self, current: CurrentStep) -> None:
@@ -207,14 +207,14 @@ class Schedules:
 
     @property
     def known(self) -> bool:
-        """Return whether it is known how the script steps its schedules."""
+        """Return True once the script's calls of its schedules were counted in an iteration."""
         return self._turns > 0
 
     def look(self, optimiser: torch.optim.Optimizer | None) -> None:
         """Find the optimiser's schedules, once, and count their calls from now on.
 
-        `optimiser` None: all schedules. Schedules made later are also held back while micro-batches
-            follow.
+        With None, find all schedules; schedules made later are also held back while micro-batches
+        follow.
         """
         if self._looked:
             return
@@ -231,12 +231,12 @@ class Schedules:
                 self._wrap(next(base for base in kind.__mro__ if "step" in vars(base)))
 
     def turn_over(self, step: Step) -> None:
-        """Count an iteration with a batch."""
+        """Count an iteration of a step that all ranks make together."""
         if self._looked and not step.pooled:
             self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
-        """Step the schedules up to step `number` of a segment, which ranks' work has reached."""
+        """Step the schedules to step `number` of a segment, which the ranks together reached."""
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
                 for _ in range(schedule.due(step, number)):
@@ -260,7 +260,7 @@ class Schedules:
         def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
             schedule = schedules._schedules.get(id(scheduler))
             running = schedules._current.running
-            # A new scheduler makes its first step itself.
+            # A scheduler calls its `step` once in its constructor.
             begins = not getattr(scheduler, "_step_count", 1)
             if running is not None and running.in_body and running.step.more and not begins:
                 # The optimiser does not step in this iteration either.
@@ -299,7 +299,7 @@ class _Schedule:
         self._segment, self._made = -1, 0
 
     def due(self, step: Step, number: int) -> int:
-        """Return the missing calls up to a step of a segment, and count them as made."""
+        """Return the number of missing calls up to a step of a segment, and count them as made."""
         # Until this segment, the script itself made the calls.
         if step.segment != self._segment:
             self._segment, self._made = step.segment, number - step.segment_first

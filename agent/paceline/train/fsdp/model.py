@@ -50,7 +50,7 @@ class WeightedFSDP(nn.Module):
         # For each sharded parameter: True if it required a gradient at the last check.
         self._trained: list[bool] = []
         self._handles: list[RemovableHandle] = FsdpWaits(current).watch(self._units)
-        # Contexts of a filler's forward pass.
+        # Context that leaves a filler out of the model's buffers during a forward pass.
         self._uncounted = ExitStack()
         self._handles += [
             module.register_forward_pre_hook(self._forward_begins),
@@ -59,7 +59,7 @@ class WeightedFSDP(nn.Module):
         _wrapped.add(module)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield the sharded parameters, which the optimiser has, even during a pass."""
+        """Yield the sharded parameters, which the optimiser steps, even while FSDP gathers them."""
         for unit in units(self.module):
             yield from unit.parameters
 
@@ -84,7 +84,7 @@ class WeightedFSDP(nn.Module):
         self._trained = trained
         group = self._current.group
         refuse(self.module, None if group is None else dist.get_process_group_ranks(group))
-        # A sharded parameter found here belongs to another unit, and is handled there.
+        # A parameter that is still sharded belongs to another unit, and is weighed in its turn.
         sharded = {id(parameter) for parameter in self.parameters()}
         for unit in self._units:
             unit.unshard()
@@ -127,7 +127,10 @@ def wrap(model: nn.Module, current: CurrentStep, options: dict[str, Any]) -> Wra
 
 
 def device_of(model: Wrapped) -> torch.device | None:
-    """Return the device that computes: parameters may be on the CPU; None without parameters."""
+    """Return the device on which a model computes; None if it has no parameters.
+
+    The parameters of a sharded model may be on the CPU.
+    """
     if isinstance(model, WeightedFSDP):
         return next((unit.device for unit in units(model.module)), None)
     return next((parameter.device for parameter in model.parameters()), None)

@@ -57,7 +57,7 @@ class Unit:
 
     @property
     def device(self) -> torch.device:
-        """Return the device that computes; parameters may be on the CPU meanwhile."""
+        """Return the device on which the unit computes; its parameters may be on the CPU."""
         device: torch.device = self.group.device
         return device
 
@@ -80,9 +80,9 @@ class Unit:
         return [int(rank) for rank in self.group.mesh_info.mesh.mesh.flatten()]
 
     def refusal(self, ranks: Sequence[int] | None) -> str | None:
-        """Return why the unit cannot be weighed, in words that follow its name; None if it can.
+        """Return why the unit cannot be weighed, worded to follow its name; None if it can.
 
-        `ranks` are those with batches of their own; None: all ranks.
+        `ranks` are the ranks that have batches of their own; None: all ranks.
         """
         given = self.ranks
         world = dist.get_world_size() if ranks is None else len(ranks)
@@ -90,7 +90,7 @@ class Unit:
             return _PART_OF_RANKS.format(size=len(given), world=world)
         if ranks is not None and given != list(ranks):
             return _OTHER_MESH.format(given=given, ranks=list(ranks))
-        # The attributes' names in newer and in older releases.
+        # The names of the divide factor in newer and in older releases of torch.
         for name in ("gradient_divide_factor", "reduce_scatter_reduce_op"):
             factor = getattr(self.group, name, None)
             if factor is not None and factor != world:
@@ -112,7 +112,7 @@ def units(model: nn.Module) -> Iterator[Unit]:
 def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
     """Refuse a sharded model whose gradients would be wrong.
 
-    `ranks` are those with batches of their own; None: all ranks.
+    `ranks` are the ranks that have batches of their own; None: all ranks.
 
     Raises:
         ValueError: the message names the unit or the parameter, and the fix.
@@ -129,7 +129,7 @@ def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
 
 
 def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
-    """Refuse unsplit parameters that differ between the ranks of a group. Collective.
+    """Refuse parameters that are not split within a group and differ between its ranks. Collective.
 
     Each rank of the group computes with its own copy, and a checkpoint has one of them. All ranks
     raise together.

@@ -4,8 +4,8 @@ FSDP gathers a unit's parameters before the unit's forward pass and, if they wer
 backward pass. After the backward pass it reduces the unit's gradients. FSDP does all that in hooks,
 which torch calls in the order of registration. So this module registers a hook before and after
 each of FSDP's hooks, and the time between the two does not count as computing. On a CUDA device, a
-stamp is an event of the computing stream, so collectives that overlap in other streams take no time
-there.
+stamp is an event of the computing stream, so the time of a collective in another stream counts only
+if the computing stream waits for that collective.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REDUCING = "RegisterPostBackwardFunctionBackward"
 
 
 class FsdpWaits:
-    """Hooks that count FSDP's collectives of one model as waiting. For one thread.
+    """Hooks that count FSDP's collectives of one model as waiting. Not thread-safe.
 
     The last gradients are reduced at the end of the backward pass. As with DistributedDataParallel,
     that is where ranks wait for a slow rank.
@@ -111,7 +111,7 @@ class FsdpWaits:
             _queue(self._reduced)
 
     def _computed(self) -> None:
-        """Stamp the end of computing; FSDP's own callback then reduces the last gradients."""
+        """Record the end of computing; FSDP's own callback then reduces the last gradients."""
         self._end()
         if self._backward is not None:
             self._backward.gradients_ready()

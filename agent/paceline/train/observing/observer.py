@@ -22,7 +22,7 @@ from paceline.train.observing.timeline import size_of
 
 logger = logging.getLogger(__name__)
 
-# Number of a model's parameters that get a hook which detects the start of a backward pass.
+# About this many of a model's parameters get a hook that detects the start of a backward pass.
 _HOOKED = 16
 # Maximum number of spans in a step. Real steps have far fewer: under FSDP2 about 6 for each group
 # of parameters and micro-batch.
@@ -87,11 +87,11 @@ class Observer:
 
     @_guarded
     def sharded(self, group: Any) -> None:
-        """Observe a group of parameters that FSDP2 has sharded, its `FSDPParamGroup`."""
+        """Observe a group of parameters that FSDP2 has sharded (`FSDPParamGroup`)."""
         parameters = [each.sharded_param for each in group.fsdp_params]
         trained = [each for each in parameters if each.requires_grad]
         if trained:
-            # The device is the group's: parameters may be elsewhere, or have no data yet.
+            # Use the group's device, because parameters may be elsewhere, or have no data yet.
             self._begin(trained, group.device)
 
     def _begin(self, trained: list[nn.Parameter], device: torch.device) -> None:

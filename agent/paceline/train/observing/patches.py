@@ -5,7 +5,7 @@ modules that the script imports later: FSDP2, and the loggers wandb, TensorBoard
 which scripts log their losses.
 
 Names that begin with an underscore are private to PyTorch; a test fails if a version of torch lacks
-one of them. If a name is missing, the script still trains, but less of it or nothing is observed.
+one of them. If a name is missing, the script still trains, but some events or all are not observed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _watch_models(observer: Observer) -> None:
 
     @wraps(forward)
     def observed_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        # Under torch.compile, only the forward pass itself is compiled.
+        # torch.compile must not trace the observer: only the forward pass itself is compiled.
         if not torch.compiler.is_compiling():
             observer.entered(self, (inputs, kwargs))
         return forward(self, *inputs, **kwargs)

@@ -45,7 +45,7 @@ class Recorder:
         # True once the Hello is sent. Only rank 0 sends it, so it is True on all other ranks.
         self._said = rank > 0
         self.timeline = timeline = Timeline(self._device.clock)
-        # If another launcher started this rank, no agent reads the files of the stacks.
+        # `_node` is set if another launcher started this rank. Then no agent reads stack files.
         if not self._node:
             stacks.register(variables)
         phases = PhaseMonitor(environment.attempt, rank, lambda: timeline.activity)
@@ -108,7 +108,7 @@ class Recorder:
         )
 
     def _hello(self, step: ObservedStep) -> Hello:
-        """Describe the run; guess from its first step what only the script knows."""
+        """Describe the run; estimate facts that only the script knows from the run's first step."""
         placement = self._environment.placed(self._world)
         if not placement and self._node:
             placement = [self._node] * self._world

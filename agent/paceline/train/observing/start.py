@@ -40,7 +40,7 @@ def begin(_torch: ModuleType | None = None) -> None:
 
 
 class AfterImport(MetaPathFinder):
-    """A finder that calls each hook, by its module's name, once after the module was executed.
+    """Finder that calls each hook once, after the module with the hook's name was executed.
 
     An import succeeds even if its hook raises.
     """

@@ -125,8 +125,8 @@ class Timeline:
     A step begins when its batch arrives. Then the rank computes until it waits for other ranks.
     The script's work after the reduction, such as the optimiser's step, logging or an evaluation,
     counts neither as computing nor as waiting. A step lasts until the next one begins. If the
-    script reads other data in between, as for an evaluation, the step ends with its optimiser's
-    step and the loading of the next batch.
+    script reads other data in between, as for an evaluation, the step's duration is the time up to
+    its optimiser's step, plus the wait for the next step's batch.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -147,8 +147,8 @@ class Timeline:
         self._between = True
         # The data set of the newest batch.
         self._data = 0
-        # Data sets over which the script began a pass since the newest step: the newest one, and
-        # all.
+        # The data set of the newest pass that the script began since the newest step (-1: none),
+        # and the data sets of all such passes.
         self._fresh = -1
         self._begun: set[int] = set()
         # Data sets whose passes continue from step to step.
@@ -234,20 +234,20 @@ class Timeline:
         checkpointing has a backward pass for each checkpointed part.
         """
         self.waited()
-        # No hook saw the call of the model.
+        # If no hook saw the call of the model, count the newest batch from a loader.
         if not self._sized:
             self.entered(self._fetched)
         self._counted = False
 
     def logged(self, loss: Value) -> None:
-        """Record a logged loss: for the open step if it has computed already, else for the last."""
+        """Record a loss for the open step if that has computed anything, else for the last step."""
         newest = self._over[-1] if self._over and not self._open.spans else self._open
         newest.loss = loss
 
     def stepped(self) -> list[ObservedStep]:
         """Close the step after its optimiser has stepped; return the steps that can be reported."""
         step = self._open
-        # No hook saw the backward pass.
+        # If no hook saw the backward pass, computing ends now.
         if not step.spans:
             self.waits()
         if self._ready is not None:
@@ -285,7 +285,7 @@ class Timeline:
         self._epoch += self._fresh == self._data or self._epoch < 0
         self._fresh, step.epoch = -1, self._epoch
         step.data_s = self._waited_s()
-        # The script read other data since the last step, as for an evaluation.
+        # True if the script read other data since the last step, as for an evaluation.
         interrupted = bool(self._loads_s)
         self._loads_s.clear()
         if self._over:

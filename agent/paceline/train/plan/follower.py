@@ -34,7 +34,7 @@ _JOIN_S = 2.0
 
 
 class Follower:
-    """Reader of one rank's steps from the ranks' store, segment by segment. For one thread.
+    """Reader of one rank's steps from the ranks' store, segment by segment. Not thread-safe.
 
     Every rank has a follower and must `close` it. On rank 0 the follower also drives the leader,
     which adopts the next segment when the follower needs it. The follower calls `on_node`, in any

@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 class Homes:
     """The home of each sample: the node that trained it last, or to which it was moved.
 
-    For one thread. `shards` has the homes at the start of the attempt.
+    Not thread-safe. `shards` has the homes at the start of the attempt.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -46,7 +46,8 @@ class Homes:
         if segment.moves is not None:
             self._moves = segment.moves
             after = self._moved(segment.moves)
-        # Some samples may have been trained elsewhere since the moves were planned.
+        # At the epoch's end, derive the next epoch's homes again: some samples may have been
+        # trained elsewhere since the moves were planned.
         elif segment.epoch_end:
             after = self.of if self._moves is None else self._moved(self._moves)
         return [

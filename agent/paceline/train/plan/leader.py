@@ -53,16 +53,16 @@ MOST_COASTED_S = 10.0
 # at most `MOST_ALONE` steps: planning takes 0.5 ms of that time, and no switch has to wait for the
 # end of such a segment.
 ALONE_S, MOST_ALONE = 0.25, 64
-# Number of segments whose plans came too late before the leader makes a long wait.
+# The leader makes a long wait for a plan only after this many plans came too late.
 MOST_LATE = 8
-# Duration of the first long wait in seconds. After each wait that was too short, the next one is
-# twice as long.
+# Seconds of the first long wait, in which the leader waits for a plan because plans always come too
+# late. If no plan arrives, the next wait is twice as long, up to `LONGEST_WAIT_S`.
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 5.0
 # The time between two waits is at least this multiple of the next wait's length, so waiting takes
 # at most a twentieth of the time.
 BETWEEN_WAITS = 20.0
-# Number of newest segments from whose times a step's time is derived.
+# The time of a step is estimated from this many newest segments.
 _PACE = 8
 # Number of bytes of a packed sample index.
 _SAMPLE_BYTES = 4
@@ -70,23 +70,25 @@ _SAMPLE_BYTES = 4
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Seconds to wait for ranks that may have left the loop already.
+# Maximum seconds for which rank 0 keeps the store if its loop ended early: others may have left.
 _FAREWELL_S = 2.0
-# Seconds to wait for ranks that have read the end of the plan and no longer need the store.
+# Maximum seconds for which rank 0 keeps the store once all ranks have read the end of the plan, so
+# that they can announce that they leave.
 _LEAVING_S = 0.5
-# Seconds to wait for ranks that still compute and will read the end of the plan.
+# Maximum seconds for which rank 0 keeps the store for ranks that still compute and will read the
+# end of the plan.
 _FAREWELL_TO_END_S = 600.0
 
 
 class Leader:
     """Source of all ranks' segments: adopted proposals, or coasted segments if none came in time.
 
-    Rank 0 has the only leader. For one thread.
+    Rank 0 has the only leader. Not thread-safe, except `asked_to_end`.
 
     Args:
         context: the run's terms and limits, and where its data is.
-        meeting: rank 0's result of the rendezvous. If several ranks share each batch, each rank of
-            another lane reads a copy of the part of its group.
+        meeting: rank 0's result of the rendezvous. If several ranks share each batch, the ranks of
+            the other lanes read copies of their groups' parts.
         start: position at which training begins; its `used` has the samples that an earlier attempt
             used.
         proposals: the controller's proposals; None without a bus.
@@ -210,7 +212,7 @@ class Leader:
         )
 
     def stepped(self, step: int) -> None:
-        """Forget the samples up to `step`, in which the optimiser has stepped."""
+        """Forget the samples of steps up to `step`, in which the optimiser has stepped."""
         while self._ahead and self._ahead[0][0] <= step:
             self._ahead.popleft()
 
@@ -328,7 +330,7 @@ class Leader:
         return max(MOST_COASTED, self._steps_in(MOST_COASTED_S))
 
     def _steps_in(self, seconds: float) -> int:
-        """Return the number of steps that fit into a duration, from newest step times, or 0."""
+        """Estimate the number of steps that fit into a duration; 0 if no step time is known."""
         if not self._begun:
             return 0
         began, first = self._begun[0]

@@ -27,7 +27,7 @@ _LONG_S = 60.0
 
 
 class Gathering:
-    """The leader's view of a stream, on rank 0. For one thread.
+    """The leader's view of a stream, on rank 0. Not thread-safe.
 
     `seed` seeds the order in the buffers, if the stream is shuffled.
     """

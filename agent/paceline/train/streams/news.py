@@ -18,7 +18,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BufferSize(msgspec.Struct, frozen=True, array_like=True):
-    """The leader's answer: the size of the rank's buffer, and its share of all samples."""
+    """The leader's answer: the size of a rank's buffer, and its fraction of all ranks' buffers."""
 
     samples: int
     share: float
@@ -49,6 +49,7 @@ def order_key(epoch: int, shard: int) -> str:
     return f"stream/{epoch}/order/{shard}"
 
 
-# Key of a pickled sample, for ranks that have read no sample.
+# Keys of a pickled sample for ranks that have read no sample, and of a counter by which a single
+# rank is chosen to store the sample.
 FILLER = "stream/filler"
 FILLER_ASKED = "stream/filler/asked"

@@ -21,7 +21,7 @@ OPTIONS = (
     "timeout",
 )
 _POLL_S = 0.1
-# Seconds between two checks of a reading process whether its rank still runs.
+# A reading process checks at this interval, in seconds, whether its rank still runs.
 _ALIVE_S = 5.0
 
 
@@ -59,7 +59,7 @@ def _hide_worker() -> None:
 
 
 def _as_it_is(sample: Any) -> Any:
-    """Replace the default collate function, which would convert arrays to tensors."""
+    """Return a sample unchanged; the default collate function would convert arrays to tensors."""
     return sample
 
 
@@ -73,7 +73,7 @@ def in_processes(
 
     A source that yields the rank's own part must split it among its processes, as any
     ``IterableDataset`` must. `claim` (see `paceline.data.stream.Claiming`) is called in another
-    thread of this process. `options` are those in `OPTIONS`, of a DataLoader.
+    thread of this process. `options` are DataLoader options whose names are in `OPTIONS`.
     """
     count, context = options["num_workers"], options.get("multiprocessing_context")
     if context is None or isinstance(context, str):

@@ -45,7 +45,7 @@ _READERS = {*OPTIONS, "persistent_workers"}
 
 
 def refuse_small(stream: Stream, global_batch: int) -> None:
-    """Raise a ValueError if a stream's buffer leaves the plan no choice."""
+    """Raise a ValueError if a stream's buffer is too small to choose samples for balanced steps."""
     if stream.buffer < LEAST_BATCHES * global_batch:
         raise ValueError(
             f"Stream(buffer={stream.buffer}): must be at least {LEAST_BATCHES} times global_batch, "
@@ -80,7 +80,7 @@ class StreamReader(Feature):
         self.options: dict[str, Any] = {}
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Read from the buffer, in the loader's process.
+        """Replace the data set by the buffer, which the loader's own process reads.
 
         The options that concern processes are used by this rank's reading thread instead.
         """
@@ -183,7 +183,7 @@ class StreamReader(Feature):
         sender.end()
 
     def _compare(self, seen: ShardOrder, epoch: int, store: Store) -> None:
-        """Warn, once, if a shard's samples have other numbers in different readings."""
+        """Warn once if two readings of a shard do not yield the same samples in the same order."""
         key = news.order_key(epoch, seen.shard)
         first = store.compare_set(key, "", seen.word).decode()
         if not self._warned and (differs := difference(first, seen.word)):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
 _POLL_S = 0.005
-# Seconds that a rank which raised waits while no rank makes progress; the time of ten steps if that
-# is longer.
+# A rank that raised waits at most this many seconds while no rank makes progress, or for the time
+# of ten steps if that is longer.
 _STILL_S = 30.0
 
 
@@ -22,9 +22,9 @@ class LoopAgreement:
     """Agreement that all ranks leave the loop after the same step.
 
     Without the all-reduce, other ranks would train on for a while after one rank left, and then
-    wait for it. The rank that leaves cannot tell if the others leave, too: all ranks may leave by
-    an exception, and one rank alone by a ``break``. So a rank that leaves waits until all ranks
-    have left, or until another rank has started a later step.
+    wait for that rank. A rank that leaves cannot know if the others leave, too: an exception may
+    end the loop on all ranks, but a ``break`` on one rank only. So a rank that leaves waits until
+    all ranks have left, or until another rank has started a later step.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -47,7 +47,7 @@ class LoopAgreement:
         if not self._store.check([self._key("count")]):
             return
         left = self._left()
-        # The rank that left at the earliest step is named: others may have left because of it.
+        # Name the rank that left at the earliest step: others may have left because that rank did.
         first = min(left, key=lambda rank: left[rank])
         if left[first] < step:
             self._refuse(first, left[first], self._ranks.rank, step)

@@ -24,16 +24,16 @@ from paceline.wire.synchronisation import AveragingRules, OuterRules
 class AveragingSync:
     """Synchroniser that averages all ranks' parameters every few steps.
 
-    In the mean, a rank's weight is its work since the previous mean. With an outer optimiser, the
-    mean is the input of an outer step, and parameters become the result of that step. If all ranks
+    A rank's weight in a mean is its work since the previous mean. With an outer optimiser, the mean
+    is the input of an outer step, and parameters become the result of that step. If all ranks
     synchronise between two outer steps, parameters become the mean itself, and the next outer step
-    has the whole change since the previous outer step.
+    covers the whole change since the previous outer step.
 
-    With an overlap, a mean is reduced while ranks step on. The mean takes effect `rules.overlap`
-    steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard et al., Streaming
-    DiLoCo with overlapping communication, 2025). In the next mean, a rank's weight then includes α
-    times its work in this mean. Before all ranks synchronise, a mean in flight takes effect. So no
-    mean is in flight after that, and none is in a checkpoint.
+    With an overlap (`rules.overlap` > 0), a mean is reduced while ranks continue to step. It takes
+    effect `rules.overlap` steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard
+    et al., Streaming DiLoCo with overlapping communication, 2025). A rank's weight in the next mean
+    then includes α times its work in this mean. When all ranks synchronise, a mean that is still
+    being reduced (in flight) takes effect first. So a checkpoint never lacks such a mean.
     """
 
     goes_on, weighs = True, False
@@ -63,8 +63,8 @@ class AveragingSync:
         # The mean in flight, None if there is none, and the number of such means so far.
         self._flight: _Flight | None = None
         self._flights = 0
-        # A reduction in which a rank is missing cannot be ended, not even by a rank that leaves. So
-        # a reduction begins only when all ranks have announced that they are ready.
+        # A reduction in which a rank is missing cannot be cancelled, not even by a rank that
+        # leaves. So a reduction begins only when all ranks have announced that they are ready.
         self._calls = RoundCalls(channel.ranks, f"{channel.prefix}/means")
         self._task_thread = (
             TaskThread(channel.ranks.timeout.total_seconds()) if rules.overlap else None
@@ -113,7 +113,7 @@ class AveragingSync:
         dist.destroy_process_group(self._ranks.group)
 
     def _take_off(self, part: int, step: int) -> None:
-        """Begin the mean of a part after a step, in the background."""
+        """Start to average a part of the parameters after a step, in the background."""
         tensors, work = [p.data for p in self._parts[part]], self._work[part]
         if not tensors or self._task_thread is None:
             return
@@ -124,7 +124,7 @@ class AveragingSync:
         self._work[part] = 0.0
 
     def _carry(self, mean: Mean, number: int) -> None:
-        """Reduce a mean once all ranks are ready for it; in another thread."""
+        """Reduce a mean in the task thread, once all ranks are ready for it."""
         if self._calls.count_ready(number) == self._ranks.world:
             self._calls.call(number)
         self._calls.wait(number)
@@ -175,7 +175,7 @@ class AveragingSync:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A part's mean in flight.
+    """Mean of one part of the parameters that is being reduced in the background.
 
     `work` is this rank's weight in the mean. The mean takes effect after the step `due`.
     """

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# Number of divisions into groups whose process groups are kept for reuse.
+# For at most this many divisions of the ranks into groups, process groups are kept for reuse.
 _KEPT = 4
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Channel:
     on_round: OnRound | None = None
 
     def reported_once(self) -> Channel:
-        """Return a channel that calls `on_round` on the first rank only: all have each round."""
+        """Return a channel that reports each round only once: `on_round` is None on other ranks."""
         return self if self.ranks.rank == 0 else replace(self, on_round=None)
 
 
@@ -134,14 +134,14 @@ class Replica:
 
 
 class GradientSync(Protocol):
-    """Synchroniser of one segment on one rank, until all ranks have synchronised at the end.
+    """Synchroniser of one segment on one rank. Its use ends with `meet` or `abort`.
 
     Methods are called in the thread that trains. Methods may remove gradients from ``.grad``, put
     others there, and step the optimiser. `stepping` is not called for steps that methods make.
 
-    If `goes_on` is True, this object continues in a next segment that has the same synchroniser;
-    else all ranks synchronise first. If `weighs` is True, ``.grad`` must have weight · M times the
-    mean over the rank's batch, with M ranks; else the mean itself.
+    If `goes_on` is True and the next segment has the same synchroniser, this object continues in
+    that segment; otherwise all ranks synchronise first. If `weighs` is True, ``.grad`` must have
+    weight · M times the mean over the rank's batch, with M ranks; otherwise the mean itself.
     """
 
     goes_on: bool

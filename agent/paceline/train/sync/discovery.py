@@ -5,12 +5,12 @@ search has limits:
 
 - **Optimisers and gradient scalers**: a search finds every living object of the class in the whole
   process. A dropped object may live until Python collects it, so a second search follows a
-  collection. An optimiser or an enabled scaler that the script keeps but never uses counts as well:
-  then there are two, and the all-reduce stays. If a framework's wrapper is no subclass of torch's
-  class, a search finds only the torch object inside it. A search visits all objects that the
-  collector tracks, which takes some tenths of a second in a large process. Searches happen when a
-  relaxed synchroniser should take effect, again after the optimiser's first step if the
-  synchroniser waited for that step, and when the all-reduce is restored.
+  collection. An optimiser or an enabled scaler that the script keeps but never uses is found as
+  well: then there are two, and gradients are still all-reduced. If a framework's wrapper is no
+  subclass of torch's class, a search finds only the torch object inside it. A search visits all
+  objects that the collector tracks, which takes some tenths of a second in a large process.
+  Searches happen when a relaxed synchroniser should take effect, again after the optimiser's first
+  step if the synchroniser waited for that step, and when the all-reduce is restored.
 - **Whether an exception ends the loop over the loader**: Python closes a loop's iterator in the
   same way after a ``break`` and after an exception. Only CPython shows the difference: a traceback
   that points at the loop's frame exists only after an exception. If the loop itself is in a
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 def optimisers(parameters: set[int]) -> list[torch.optim.Optimizer]:
-    """Return the script's optimisers of parameters given by `id`, even if they never stepped."""
+    """Return all optimisers that have any of these parameters (`id`s), even if unused so far."""
     return _alive(torch.optim.Optimizer, lambda optimiser: has_any(optimiser, parameters))
 
 

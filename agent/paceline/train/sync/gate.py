@@ -59,8 +59,8 @@ _STEPPED_BEFORE = (
     "after an earlier micro-batch but not after the last: step it in each iteration of the loop, "
     "or where session.batch.last is true"
 )
-# Maximum number of successive steps without a step of the optimiser: a script may skip a step whose
-# gradients are not finite.
+# An error is raised after this many successive steps in which the optimiser stepped, but not after
+# the last micro-batch. A script may skip a few steps whose gradients are not finite.
 _MISSED = 3
 _LEFT_IN_A_STEP = (
     "left its loop in step {step}, before its last micro-batch: with Session(micro_batches=True) "
@@ -76,9 +76,9 @@ OnRound = Callable[[Step, Round], None]
 
 
 class SyncGate:
-    """Gate between this rank's training loop and each segment's synchroniser. For one thread.
+    """Gate between this rank's training loop and each segment's synchroniser. Not thread-safe.
 
-    The loop calls `begin` for each batch, `body_done` when the script is done with it, `end_step`
+    The loop calls `begin` for each batch, `body_done` once the script has used it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
     steps its optimiser; torch's hook calls the gate before each of these steps. The gate's methods
     raise a PacelineError if another rank left its loop at another step; the message names the rank.
@@ -102,7 +102,7 @@ class SyncGate:
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
-        # Also reports fallbacks to the all-reduce.
+        # Decides if the script suits a relaxed synchroniser; reports fallbacks to the all-reduce.
         self.suitability = Suitability(self._script, self.models)
         # The current step, or the last one of the epoch.
         self._step: Step | None = None
@@ -113,8 +113,8 @@ class SyncGate:
         self._scales = Scales(self._script)
         # True if the optimiser stepped without effect, because micro-batches follow.
         self._held_back = False
-        # Number of successive steps in which that happened, without an optimiser step in the last
-        # iteration.
+        # Number of successive steps in which the optimiser stepped after an earlier micro-batch,
+        # but not after the last one.
         self._missed = 0
         self._ranks_made: Ranks | None = None
         # None until a policy has a relaxed synchroniser.
@@ -127,7 +127,7 @@ class SyncGate:
         self._left = False
         # The reason why this rank cannot continue.
         self._failure: str | None = None
-        # True while the gate itself steps the optimiser.
+        # True during an exchange with other ranks, in which the gate itself may step the optimiser.
         self._in_gate = False
         current.parameters = self._parameters
         current.forward = self._unwrapped.refuse_mixed
@@ -275,7 +275,7 @@ class SyncGate:
         self._step, self._left = None, False
 
     def close(self) -> None:
-        """End this rank's part. In the middle of a segment, the other ranks are informed."""
+        """End this rank's participation; in the middle of a segment, inform the other ranks."""
         self._hook.remove()
         self._unwrapped.close()
         sharded.close(self.models)
@@ -445,7 +445,7 @@ class SyncGate:
 
 
 def _closure(args: Any, kwargs: Any) -> Any:
-    """Return the closure that an optimiser steps with. Accelerate steps with None in its place."""
+    """Return the closure passed to an optimiser's step, or None. Accelerate passes None itself."""
     # args[0] is the optimiser.
     return args[1] if len(args) > 1 else kwargs.get("closure")
 

@@ -84,9 +84,9 @@ class Flat:
         """Put a round's sum into ``.grad`` and its settings into the optimiser, until exit.
 
         ``.grad`` holds the contributors' mean, and learning rates are multiplied by the
-        contributors' weight (RNA's linear scaling, Sec. 3.3). For plain SGD the product is the sum.
-        Adam and weight decay do not depend on the size of gradients: with the full learning rate,
-        each round would count as a whole step.
+        contributors' weight (RNA's linear scaling, Sec. 3.3). With plain SGD, this step equals that
+        of the sum. The steps of Adam, and weight decay, do not depend on the size of the gradients:
+        with the full learning rate, each round would count as a whole step.
         """
         at = self._ends[-1] + len(self.parameters)
         contributors, weight, *sums = vector[at:].tolist()
@@ -195,7 +195,7 @@ def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return all values as one vector, on the CPU in 32 bits; one copy suffices for one device."""
+    """Return all values as one float32 vector on the CPU; tensors on one device take one copy."""
     parts = [t.detach().reshape(-1).to(torch.float32) for t in tensors]
     devices = {part.device for part in parts}
     if len(devices) > 1:
@@ -207,7 +207,7 @@ def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> 
 
 
 def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy a vector into tensors, the reverse of `joined`; one copy suffices for one device."""
+    """Copy a vector into tensors, the reverse of `joined`; tensors on one device take one copy."""
     there, start = vector.to(tensors[0].device), 0
     with torch.no_grad():
         for tensor in tensors:

@@ -18,7 +18,7 @@ from paceline.train.sync.base import no_gradient
 
 
 class ScriptOptimiser:
-    """The optimiser that trains the wrapped models, if it is known. For one thread.
+    """The optimiser that trains the wrapped models, if it is known. Not thread-safe.
 
     `choose` is called when a relaxed synchroniser takes effect: it selects the optimiser that
     `chosen` returns until the next call. `trains` is called before each step of any optimiser.
@@ -65,7 +65,7 @@ class ScriptOptimiser:
         self._declared, self._scaler = optimiser, scaler
 
     def choose(self, parameters: Sequence[nn.Parameter]) -> str | None:
-        """Select the optimiser that relaxed synchronisers step.
+        """Select the optimiser whose `step` the relaxed synchronisers call.
 
         Return the reason why there is no such optimiser; None if there is one.
         """
@@ -82,7 +82,7 @@ class ScriptOptimiser:
             return "the script also steps an optimiser that was not given to session.optimizer"
         if self.closures or _needs_closure(optimiser):
             return "the script steps its optimiser with a closure"
-        # Each round would also step the optimiser's other parameters again.
+        # Each round steps the optimiser, which would also step its other parameters each time.
         if has_more(optimiser, mine):
             return (
                 "the script's optimiser has parameters of no wrapped model: give their module to "
@@ -163,7 +163,7 @@ class Scales:
     """Store of the gradient scalers' states while micro-batches of a step follow.
 
     A scaler's scale depends on its number of updates, and ranks have different numbers of
-    iterations. For one thread.
+    iterations. Not thread-safe.
     """
 
     def __init__(self, script: ScriptOptimiser) -> None:
@@ -186,7 +186,7 @@ class Scales:
 
 @contextmanager
 def unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as with fused ones."""
+    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as with a fused one."""
     given: Any = optimiser
     scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
     if scale is None and found_inf is None:

@@ -14,7 +14,7 @@ _PREFIX = "outer/"
 
 
 class Outer:
-    """Outer optimiser: the parameters after its newest step, and its momentum. For one thread.
+    """Outer optimiser: the parameters after its newest step, and its momentum. Not thread-safe.
 
     This state outlives segments and epochs, is part of checkpoints, and is the same on all ranks.
     The state is dropped when another synchroniser takes effect. Vectors are on the CPU, in 32 bits,
@@ -46,7 +46,7 @@ class Outer:
             self._velocities = [torch.zeros(length) for length in lengths]
 
     def step(self, rules: OuterRules, part: int, mean: torch.Tensor) -> torch.Tensor:
-        """Step a part from the replicas' mean, which is consumed; return its parameters."""
+        """Step a part of the parameters from the replicas' mean; return the part's new values."""
         anchor, velocity = self._anchors[part], self._velocities[part]
         change = anchor - mean
         velocity.mul_(rules.momentum).add_(change)

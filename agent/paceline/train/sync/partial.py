@@ -16,8 +16,8 @@ from paceline.train.sync.rounds import Rounds, Sum
 class PartialSync:
     """Synchroniser with a partial all-reduce.
 
-    Each optimiser step applies the rounds that ended since the last step. The step of a round is
-    scaled by the share of work of the round's contributors; see `Flat.applying`. `share` is the
+    In each optimiser step, the rounds that ended since the previous step are applied. The step for
+    a round is scaled by the contributors' share of the work; see `Flat.applying`. `share` is the
     fraction of the run's ranks that participates. The channel's `on_round` is called in another
     thread.
     """
@@ -61,7 +61,7 @@ class PartialSync:
                 self._apply(self._rounds.take(), optimiser)
 
     def end_step(self, step: Step) -> None:
-        """See `Synchroniser.end_step`: rounds belong to no step."""
+        """See `Synchroniser.end_step`. Do nothing, because rounds do not belong to steps."""
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""

@@ -1,8 +1,8 @@
 """Exchange of vectors between two ranks while both train: one sends a question, the other answers.
 
-A rank answers at once, in a thread of its own, whatever its training thread does. Keys in the
-ranks' store name the rank that sends a question, so that any rank can end the waiting. Vectors go
-through the process group; questions and answers have different tags.
+A rank answers at once, in a thread of its own, whatever its training thread does. That thread
+learns from keys in the ranks' store which rank sends the next question, so any rank can end its
+wait. Vectors go through the process group; questions and answers have different tags.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Peers:
                 self._thread.join(timeout=1.0)
 
     def _close(self, word: str) -> None:
-        """End questions and answers of all ranks; the reason of the first call is kept."""
+        """End the questions and answers of all ranks; the first reason (`word`) is kept."""
         store = self._ranks.store
         if store.compare_set(self._key("closed"), "", word).decode() != word:
             return
@@ -131,7 +131,7 @@ class Peers:
             return not self._thread.is_alive()
         try:
             self._ranks.blocking_store.wait([self._key("closed")], self._ranks.timeout)
-        # The wait took too long, or the store has ended. In this case the next call to it raises.
+        # The wait took too long, or the store has ended. If it has, the next call to it raises.
         except RuntimeError:
             return False
         return True

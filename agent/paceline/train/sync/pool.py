@@ -21,7 +21,7 @@ from paceline.train.parts import Part, Step, decode_part, encode_part
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-# Maximum time of reading all shares before each batch, as a fraction of the batch's time.
+# All shares are read before a batch only if that takes at most this fraction of a batch's time.
 _READ_COST = 0.01
 
 
@@ -67,7 +67,7 @@ def put(store: Store, parts: list[Part]) -> None:
 
 
 class SharedBatches:
-    """One rank's view of the pools of its segments. For one thread.
+    """One rank's view of the pools of its segments. Not thread-safe.
 
     Call `begins` for each planned step in order, and at a span's end `takes_over` until it returns
     None. `limits` has the maximum number of samples that fit into each rank's memory, [W]; empty:
@@ -113,7 +113,7 @@ class SharedBatches:
         return share.begin(self._pace.batch_s) if share.left else None
 
     def is_taken_over(self, step: Step) -> bool:
-        """Return whether this rank certainly does not train its next planned batch."""
+        """Return True if it is certain that this rank will not train its next planned batch."""
         mine = self._mine
         if step.segment != self._segment or mine is None:
             return False
@@ -192,7 +192,7 @@ class SharedBatches:
         return False
 
     def _stops(self, mine: Share) -> bool:
-        """Stop, unless batches remain that no other rank would take over."""
+        """Stop taking over batches, unless some remain that no other rank would take over."""
         if mine.stance is Stance.LEAVES:
             return True
         self._change(Share.stop)
@@ -228,7 +228,7 @@ class SharedBatches:
         keys = [self._key(rank) for rank in range(self._world)]
         entries = [_Entry.of(text) for text in self._store.multi_get(keys)]
         read_s = time.perf_counter() - began
-        # The time is bounded, so that a single slow read does not count in full.
+        # Let the time at most double, so that a single slow read does not count in full.
         self._read_s = min(read_s, 2 * self._read_s) if self._read_s else read_s
         self._mine = entries[self._rank]
         return entries

@@ -222,7 +222,7 @@ class Rounds:
             raise PacelineError(f"rank {rank}, round {number}: {self._error}") from self._error
 
     def _announce(self, *, calls: bool = False) -> None:
-        """Act on the result of `Member.announce`, or call the round anyway; the lock is held."""
+        """Act on the result of `Member.announce`; `calls`: call the round anyway. Lock is held."""
         progress = self._progress
         if progress.reducing or not progress.working:
             return
@@ -298,7 +298,7 @@ class Rounds:
 
 
 class RoundCalls:
-    """The calls of a segment's rounds. For two threads, of which one calls `wait` and `forget`."""
+    """Calls of a segment's rounds, for two threads; only one of them calls `wait` and `forget`."""
 
     def __init__(self, ranks: Ranks, prefix: str) -> None:
         self._ranks, self._prefix = ranks, prefix
@@ -355,7 +355,7 @@ class RoundFacts:
 
 
 class RoundVector:
-    """Layout of the vector: gradients, counts, ages, then two numbers of each rank.
+    """Layout of a round's vector: gradients, counts, ages, all ranks' clocks, and `through` flags.
 
     `length` is the length of a gradient's vector, `bins` the number of ages that a round
     distinguishes.

@@ -45,7 +45,7 @@ class Suits(Enum):
 
 
 class Suitability:
-    """Check of all ranks' scripts, with the last answer. For one thread.
+    """Check of all ranks' scripts, which keeps its newest answer. Not thread-safe.
 
     If a script does not suit, training continues under the all-reduce: neither a switch nor the
     policy that a run begins with may end training. How a script steps its optimiser is known only
@@ -61,7 +61,7 @@ class Suitability:
         self.answer = Suits.NO
         # The reason to report; empty if there is none, or the wait is still short.
         self._fallback = ""
-        # None: this rank does not report fallbacks.
+        # Function that reports a fallback; None: this rank does not report fallbacks.
         self.on_fallback: OnFallback | None = None
         # The newest segment whose fallback was reported.
         self._reported: int | None = None
@@ -75,7 +75,7 @@ class Suitability:
             self.answer = self._all_suit(name, ranks)
 
     def tell(self, step: Step) -> None:
-        """Report, once for each segment, that it is all-reduced in spite of its synchroniser."""
+        """Report, once per segment, that its gradients are all-reduced despite its synchroniser."""
         if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return
         self._reported = step.segment
@@ -112,7 +112,7 @@ class Suitability:
         return all(stepped)
 
     def _late(self, stepped: list[bool]) -> str:
-        """List ranks whose optimiser has not stepped after many steps; else empty."""
+        """Name the ranks whose optimiser has not stepped after many steps; empty if none."""
         if self._waited < _PATIENCE or all(stepped):
             return ""
         missing = [str(rank) for rank, has_stepped in enumerate(stepped) if not has_stepped]
