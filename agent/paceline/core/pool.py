@@ -10,7 +10,7 @@ their store and change it by compare-and-set; the simulator keeps shares in a li
 simulator follow the same protocol::
 
     while share.left and is_worth_it(shares, rank, batch_s): ...  # `share.begin()`, then train it
-    if share.left: ...                                     # `share.leave()`: the others are sooner
+    if share.left: ...                                    # `share.leave()`: others finish it sooner
     while (other := slowest(shares, rank)) is not None and is_worth_it(shares, rank, batch_s):
         ...                                                # `shares[other].give()`, then train it
     ...                                                    # `share.stop()`
@@ -40,13 +40,13 @@ from paceline.wire.synchronisation import (
     Synchronisation,
 )
 
-# A rank continues if its batches take at most this multiple of the fastest other rank's batches.
+# A rank continues while its time per batch is at most this multiple of the fastest other rank's.
 FASTEST = 1.5
-# Weight of the newest batch in `Pace`.
+# Weight of the newest batch in the moving mean of `Pace`.
 NEWEST = 0.5
 # A rank that has trained no batch for this multiple of its batch time trains one again.
 RESTS = 20.0
-# Average fraction of a batch in training that is still to be done.
+# Fraction of its current batch that a rank has still to train, on average.
 _HALF = 0.5
 
 
@@ -65,7 +65,7 @@ class Share(NamedTuple):
 
     # Number of batches at the front of the queue that the owner has begun.
     begun: int
-    # Number of the first batch that other ranks have taken over, with all later ones.
+    # Other ranks have taken over all batches from this number to the end of the queue.
     end: int
     # Seconds that this rank takes for a batch; 0: unknown.
     batch_s: float = 0.0
@@ -78,7 +78,7 @@ class Share(NamedTuple):
 
     @property
     def finishes_s(self) -> float:
-        """Seconds that the owner needs for the rest of its queue."""
+        """Seconds that the owner needs for the rest of its queue; infinite if it does not train."""
         if self.stance is not Stance.WORKS or not self.batch_s:
             return float("inf")
         return (self.left + _HALF) * self.batch_s
@@ -121,7 +121,7 @@ def is_pooled(what: Synchronisation) -> bool:
 
 
 def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:
-    """Return True if a span of pooled batches ends with a step.
+    """Return True if a span of pooled batches ends after the given step.
 
     A span ends with a step after which all ranks exchange data: when replicas are averaged, and at
     a segment's end (`last`).
@@ -144,7 +144,7 @@ def slowest(
 
 
 def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
-    """Return True if a rank should begin one more batch: the others would not be done sooner.
+    """Return True if a rank should begin one more batch, rather than leave it to faster ranks.
 
     If ranks keep their speeds, no rank waits at a span's end for longer than one of its own batches
     takes. `batch_s` is the rank's time per batch; 0: unknown.
@@ -170,7 +170,7 @@ def finish_s(left: float, ranks: int, per_s: float) -> float:
 
 
 def is_due(rests_s: float, batch_s: float) -> bool:
-    """Return True if a rank that rested for `rests_s` trains a batch to measure its speed.
+    """Return True if a rank that trained nothing for `rests_s` s must train, to measure its speed.
 
     The other ranks wait for this one batch, which took `batch_s` seconds before, so they lose at
     most 1 / `RESTS` of their time.
@@ -179,7 +179,7 @@ def is_due(rests_s: float, batch_s: float) -> bool:
 
 
 def has_working_peer(shares: Sequence[Share], rank: int) -> bool:
-    """Return True if another rank is active, which will see the batches that this rank leaves."""
+    """Return True if another rank still trains: it will find the batches that this rank leaves."""
     return any(share.stance is Stance.WORKS for k, share in enumerate(shares) if k != rank)
 
 

@@ -105,7 +105,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Call:
-    """The rule that calls a round: a quorum of ready ranks, or the first of a few drawn ranks.
+    """The rule for who calls a round: a quorum of ready ranks, or the first ready of drawn ranks.
 
     Args:
         quorum: number of ranks that must be ready (n-soft's M/n; all but b backup workers). When

@@ -26,7 +26,7 @@ from paceline.wire import Launch, State
 _log = logging.getLogger(__name__)
 
 _ASK_S = 2.0
-# Seconds after which the node gives up, without an answer and without processes of the run.
+# The node gives up after this many seconds without an answer and without processes of the run.
 PATIENCE_S = 600.0
 
 
@@ -46,9 +46,9 @@ def place(
 ) -> Place:
     """Return the place of this process, from the given values and Slurm's variables in `env`.
 
-    Each step of a job is a run; each requeue of a job by Slurm starts another run. Without srun, in
-    the job's script or on its command line, each call is a run on one node if `alone` is True: the
-    operator gave no other nodes. Raise an InputError if there is no key.
+    Each step of a job is a run; each requeue of a job by Slurm starts another run. If this process
+    was started without srun and `alone` is True (the operator gave no other nodes), it is a run of
+    its own on one node. Raise an InputError if there is no key.
     """
     job, nodes = env.get("SLURM_JOB_ID"), 1
     if job is not None:
@@ -109,7 +109,7 @@ class Duty:
         self._ask_at = 0.0
         self._answered_at = time.monotonic()
         self._problem = ""
-        # Becomes 0 once the run has finished, or the node was asked to leave it.
+        # Exit code of the agent: 0 once the run has finished, or the node was asked to leave it.
         self.exit_code = 1
 
     def over(self) -> bool:

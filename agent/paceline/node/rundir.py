@@ -111,8 +111,8 @@ def directory_of(data: Path, run: str) -> Path:
 def note_launch(directory: Path, sealed: bytes) -> bool:
     """Record a launch of a run in its directory; return False if it is recorded already.
 
-    No two launches have the same encrypted secrets. A program that can write to the bus may send an
-    old launch again.
+    No two launches have the same encrypted secrets. So if a program that can write to the bus sends
+    an old launch again, this function recognises it.
     """
     name = hashlib.sha256(sealed).hexdigest()
     path = directory / "launches"

@@ -25,7 +25,7 @@ class BusSession:
     TELEMETRY, and the entries that it reads carry no MAC.
     """
 
-    # Identifies the control plane by its id, or by the address of its bus.
+    # The control plane's id, or the address of its bus.
     control: str
     # URL of the bus.
     bus: str = field(repr=False)

@@ -7,7 +7,8 @@ import time
 import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-# Clocks that differ by fewer seconds count as equal: a reply of the store may take as long.
+# Clocks that differ by less than this many seconds count as equal, because a difference this large
+# may only be the time that the store took to reply.
 _APART_S = 1.0
 
 

@@ -37,9 +37,9 @@ class Provider:
         read: converts an answer, with the machine's name at the provider, to the notice in words;
             None if there is no notice.
         headers: headers of all requests.
-        token_url: URL that issues a token for the request; empty: none is needed.
-        name_url: URL of the machine's name, if notices may be for other machines; empty: all
-            notices are for this machine.
+        token_url: URL that issues a token for the request; empty: no token is needed.
+        name_url: URL that returns this machine's name, if notices may be for other machines; empty:
+            all notices are for this machine.
     """
 
     url: str
@@ -89,7 +89,7 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
     return body
 
 
-# Each provider's metadata service, as seen from a machine.
+# Address of the metadata services of Amazon and Azure, which only the machine itself can reach.
 _INSIDE = "http://169.254.169.254"
 PROVIDERS: dict[str, Provider] = {
     "ec2": Provider(

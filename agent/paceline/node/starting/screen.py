@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
 
 _DRAW_S = 0.25
-# Seconds between two plain lines in which only the step has changed.
+# Seconds between two plain lines if only the step has changed.
 _SAY_S = 60.0
 # Maximum number of characters kept of a line that has no newline yet.
 _LONGEST = 65_536
-# columns
+# Width of the progress bar in columns.
 _BAR = 16
 _STYLES = {"held-up": "bold red", "watch": "yellow"}
 
@@ -130,7 +130,7 @@ class Terminal:
         return lambda data: self.write(decoder.decode(data))
 
     def write(self, text: str) -> None:
-        """Write text above the progress. A last line without a newline is kept until its end."""
+        """Write text above the progress. A line without a newline is kept until it is complete."""
         whole, newline, rest = (self._open + text).rpartition("\n")
         if newline:
             self._print(whole + newline)

@@ -94,7 +94,7 @@ class RunView:
 
 
 def _exit_code(run: Mapping[str, Any]) -> int:
-    """Return the script's exit code: 0 also after a gentle stop, as in the foreground."""
+    """Return the script's exit code; 0 also if the run was stopped and its ranks ended with 0."""
     if run["state"] == State.FINISHED or (run["state"], run["exit_code"]) == (State.STOPPED, 0):
         return 0
     return int(run["exit_code"] or 1)
