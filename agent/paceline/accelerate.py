@@ -58,7 +58,8 @@ class Loader(DrivenLoader):
         super().__init__(session, place, options)
         self.gradient_state = GradientState()
         self.end_of_dataloader = False
-        # No sample is used twice to fill the last batch.
+        # Accelerate's number of samples in a last batch that it fills up with repeated samples. 0,
+        # because Paceline repeats no samples.
         self.remainder = 0
 
     def __iter__(self) -> Iterator[Any]:

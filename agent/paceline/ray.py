@@ -35,10 +35,11 @@ except ModuleNotFoundError as error:
 
 @dataclass
 class PacelineConfig(TorchConfig):  # type: ignore[misc]
-    """`TorchConfig` of Ray Train whose workers are ranks of the driver's run. One for each trainer.
+    """`TorchConfig` of Ray Train whose workers are ranks of the driver's run.
 
-    Each start of the workers by Ray is an attempt of the run. Sessions are closed when the training
-    loop returns or raises. Without a run, the workers train without a control plane.
+    Make one for each trainer. Each start of the workers by Ray is an attempt of the run. Sessions
+    are closed when the training loop returns or raises. Without a run, the workers train without a
+    control plane.
 
     The arguments are those of `TorchConfig`. A PacelineError is raised if the script runs as
     several ranks of a launcher, because each rank would start all workers.
@@ -82,7 +83,7 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        # Starts of the workers, counted in the process of Ray Train's controller.
+        # Number of starts of the workers, counted in the process of Ray Train's controller.
         self.starts = 0
 
     def on_start(self, worker_group: Any, backend_config: PacelineConfig) -> None:

@@ -175,7 +175,7 @@ class LogReader:
         return self._look(known)
 
     def _tried(self, look: Callable[[], bool]) -> bool:
-        """Return True if no more output follows; while the run is active, retry after errors."""
+        """Return the result of `look`, or False after an error; raise it if retries are useless."""
         from paceline.node.client import ServerUnreachable
 
         try:

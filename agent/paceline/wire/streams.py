@@ -12,7 +12,7 @@ stream                    writer → reader            messages
                                                      and what their ranks spooled
 ``TELEMETRY``             ranks and agents without   all of these
                           a session → ingest
-``live(run)``             ingest → controller        `Committed`: what a plan rests on, with
+``live(run)``             ingest → controller        `Committed`: what planning needs, with
                                                      `RunChanged` for a Hello
                           web, worker → controller   `RunChanged`
 ``CHANGES``               ingest, web, worker → web, no messages: runs about which something was
