@@ -48,7 +48,7 @@ def connect(url: str | None = None, token: str | None = None, *, frames: str = "
 
 
 class Server:
-    """A control plane; `connect` makes one."""
+    """A client of one control plane; `connect` creates it."""
 
     def __init__(self, client: Client, frames_of: str = "pandas") -> None:
         self.client = client

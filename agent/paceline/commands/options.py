@@ -194,7 +194,7 @@ class TokenOptions:
     token_file: TokenFile = None
 
     def read(self) -> str | None:
-        """Return the token; a file takes precedence over a token."""
+        """Return the token; `token_file` takes precedence over `token`."""
         from paceline.node import private
 
         if self.token_file is None:
@@ -232,7 +232,7 @@ class NodeConnection:
 
     @property
     def required(self) -> bool:
-        """True if the server was named, so that it must answer."""
+        """True if the user named a server: then that server must answer."""
         return self.server is not None
 
     def client(self) -> Client:

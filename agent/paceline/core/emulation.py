@@ -234,7 +234,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return factor
 
     def _draw(self, step: int) -> Callable[[], np.random.Generator]:
-        """Return a function that makes, once, a step's generator, seeded equally on every rank."""
+        """Return a function that returns a step's random generator, the same on every rank."""
         return cache(lambda: np.random.default_rng([self.seed, step]))
 
     def as_dict(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class RoundAction(Enum):
 
 
 class WaitReason(Enum):
-    """The reason why a rank waits. The value is for the log."""
+    """The reason why a rank waits. The value is the text for the log."""
 
     PENDING = f"more than {MOST_PENDING} of its gradients wait for a round to end"
     ROUNDS = "it has completed more steps than there were rounds"

@@ -84,7 +84,7 @@ class Share(NamedTuple):
         return (self.left + _HALF) * self.batch_s
 
     def begin(self, batch_s: float) -> Share:
-        """Return the share after the owner begins its next batch, with its recent batch time."""
+        """Return the share after the owner begins a batch; `batch_s` is its recent batch time."""
         return self._replace(begun=self.begun + 1, batch_s=batch_s, stance=Stance.WORKS)
 
     def give(self) -> Share:
@@ -96,7 +96,7 @@ class Share(NamedTuple):
         return self._replace(stance=Stance.LEAVES)
 
     def resume(self) -> Share:
-        """Return the share after the owner continues to train."""
+        """Return the share after the owner resumes training its queue."""
         return self._replace(stance=Stance.WORKS)
 
     def stop(self) -> Share:
@@ -194,10 +194,10 @@ class Pace:
     """The recent time per batch of a rank: a moving mean, in seconds."""
 
     def __init__(self) -> None:
-        # 0: unknown.
+        # Mean seconds per batch; 0: unknown.
         self.batch_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add the seconds from a batch's start to the next one's, without waiting for others."""
+        """Add the seconds from one batch's start to the next one's, less waits for other ranks."""
         before = self.batch_s or seconds
         self.batch_s = before + NEWEST * (seconds - before)

@@ -51,7 +51,7 @@ class RankProgress(msgspec.Struct, array_like=True):
     in_loop: bool = False
     # Newest step whose loop body has ended or was left.
     through: int = -1
-    # True if gradients are not reduced in each step.
+    # True under a relaxed policy, which does not reduce gradients in every step.
     relaxed: bool = False
     # Number, step and model of each of the newest reductions. The rank has begun them, but may
     # still be waiting for other ranks in the last.

@@ -44,7 +44,7 @@ class Directory:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.limit_bytes = limit_bytes
-        # Descriptor of the claim's file.
+        # Descriptor of the locked file ``claimed``; None: this process has no claim.
         self._claimed: int | None = None
 
     def claim(self, sizes: npt.NDArray[np.int64]) -> list[int]:
@@ -80,7 +80,7 @@ class Directory:
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes in use."""
+        """Return the number of bytes in use."""
         with self._locked() as descriptor:
             return _read(descriptor)
 
@@ -152,7 +152,7 @@ class Directory:
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
-        """Add `size`, which may be negative, to the bytes in use; return False if it is too much."""
+        """Add `size`, negative or not, to the bytes in use; return False if there is no room."""
         with self._locked() as descriptor:
             used = _read(descriptor) + size
             if size > 0 and used > self.limit_bytes:

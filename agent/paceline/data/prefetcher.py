@@ -90,7 +90,7 @@ class Prefetcher:
         self._comes: set[int] = set()
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
-        # Time from which the bandwidth allows the next sample.
+        # Monotonic time from which the bandwidth limit allows fetching the next sample.
         self._free_at = 0.0
         # True while a sample is being fetched.
         self._busy = False
@@ -138,7 +138,7 @@ class Prefetcher:
             return self._moved.get(epoch, Moved())
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until every sample is fetched for which there is room; return False on timeout."""
+        """Wait until all samples that fit are fetched; return False on a timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy and self._idle(), timeout_s)
 

@@ -23,19 +23,19 @@ logger = logging.getLogger(__name__)
 # Number of consecutive samples that a rank claims at once, if the source cannot be split.
 BLOCK = 64
 
-# Called with the number of shards; returns the claim that this rank reads next.
+# A function of the number of shards that returns this rank's next claim; None: nothing is left.
 Claiming = Callable[[int], "Claim | None"]
 
 
 class Reading(Protocol):
     """Reader of a rank's samples of a source."""
 
-    # Seed of the order of shards; None: the order in which they are listed.
+    # Seed of the shards' random order; None: shards are read in the listed order.
     seed: int | None
 
     @property
     def pieces(self) -> int | None:
-        """Return the number of shards to claim; None: nothing is claimed."""
+        """Return the number of shards that ranks claim; None: ranks claim nothing."""
         ...
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
@@ -107,7 +107,7 @@ class Stream:
     def shards(
         cls,
         shards: Sequence[Any],
-        # `open` is the name of the documented argument.
+        # The public argument is called `open`, although this shadows the built-in function.
         open: Callable[[Any], Iterable[Any]],  # noqa: A002
         *,
         size: Callable[[Any], float],
@@ -218,7 +218,7 @@ class Whole:
     """Reader of a source that yields all samples on each rank; ranks claim blocks of samples."""
 
     seed: int | None = None
-    # The number of blocks is not known.
+    # The number of blocks is unknown; no source has this many.
     pieces: int = 2**40
 
     def __init__(self, source: Iterable[Any]) -> None:

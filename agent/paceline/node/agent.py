@@ -177,7 +177,7 @@ class Agent:
 
     def _poll_runs(self) -> None:
         for run, supervisor in list(self._runs.items()):
-            # Polling a supervisor drains a spool, which may take a while.
+            # Polling a supervisor drains a spool, which may delay the heartbeat.
             self._beat()
             supervisor.poll()
             if self._duty is not None and self._duty.shows_output:

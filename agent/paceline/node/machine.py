@@ -19,7 +19,7 @@ from paceline.wire import NodeState
 
 
 def default_name() -> str:
-    """Return the node's name unless ``--node`` gives one."""
+    """Return the host's name: the node's name unless ``--node`` gives another."""
     return socket.gethostname()
 
 

@@ -74,7 +74,7 @@ class EndedRanks(msgspec.Struct, frozen=True):
 
 
 def default_data() -> Path:
-    """Return the data directory unless ``--data`` or ``PACELINE_DATA`` gives another."""
+    """Return the default data directory, used unless ``--data`` or ``PACELINE_DATA`` is given."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "paceline"
 

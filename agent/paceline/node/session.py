@@ -72,7 +72,7 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
     try:
         with connect(info["bus"]) as tried:
             tried.ping()
-    # The URL in `info` has no password, and a bus answers.
+    # A bus answers. It rejects the connection only because the URL in `info` has no password.
     except redis.AuthenticationError:
         return
     except redis.RedisError as error:

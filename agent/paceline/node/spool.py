@@ -127,7 +127,7 @@ class Spool:
             logger.warning("spooled telemetry cannot be sent before the run ends: %s", error)
 
     def note_dropped(self, records: int) -> None:
-        """Record how many records this writer has lost so far, for `dropped`."""
+        """Store the number of records that this writer has lost so far, for `dropped` to add up."""
         self._directory.mkdir(0o700, parents=True, exist_ok=True)
         part = self._directory / f"{self._name}.dropped.new"
         part.write_text(str(records))

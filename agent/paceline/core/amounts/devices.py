@@ -64,7 +64,7 @@ UNKNOWN = Capacities((), "")
 
 
 def capacities(devices: Sequence[RankDevice]) -> Capacities:
-    """Return the capacities of all ranks by a single measure; empty `devices` means unknown."""
+    """Return the ranks' capacities, from one measure; `UNKNOWN` if no measure fits all ranks."""
     if not devices:
         return UNKNOWN
     trials = [device.flops for device in devices if device.flops is not None]

@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 
 # Minimum number of global batches that the ranks' buffers hold together.
 LEAST_BATCHES = 4
-# Maximum number of steps that may pass over a sample in the buffer.
+# A sample that this many steps have passed over is no longer exchanged for a later sample.
 WAITS = 8
 # A segment uses at most 1 / `_SPENT` of the buffered samples, so that there is a choice of samples.
 _SPENT = 4
@@ -35,7 +35,7 @@ _LATE = 1.02
 _HALVINGS = 60
 # Maximum number of samples that a rank swaps for later ones of its buffer in a step.
 _SWAPS = 4
-# A rank whose load differs from the target load by less than this fraction swaps no more.
+# A rank stops swapping once its load differs from the target load by less than this fraction.
 _CLOSE = 1e-3
 
 

@@ -49,7 +49,7 @@ class RollRound(msgspec.Struct, frozen=True):
 
 class _Called(msgspec.Struct, frozen=True):
     round: RollRound
-    # Time on the clock of the launcher that calls the roll.
+    # Time of the roll call, on the clock of the launcher that makes it.
     at: float
 
 

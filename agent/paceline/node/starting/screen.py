@@ -44,7 +44,7 @@ class Screen(Protocol):
 
 @contextmanager
 def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
-    """Provide the screen for a run's progress; with None, only for the script's output."""
+    """Provide the screen for a run's progress; `watch` None: only for the script's output."""
     if watch is None:
         yield Plain(None)
         return
@@ -78,7 +78,7 @@ class Plain:
         return copying(stream)
 
     def tick(self) -> None:
-        """Print a line if something has changed, or if a minute is over."""
+        """Print a line if more than the step has changed, or once a minute if only the step has."""
         if self._watch is None or (now := self._watch.now).step is None:
             return
         news = (now.epoch, now.policy, now.level, now.verdict)
