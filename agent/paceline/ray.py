@@ -9,8 +9,9 @@ A script changes one argument, and its training loop makes a `paceline.Session` 
     )
     trainer.fit()
 
-``paceline run --driver --nproc 2 script.py`` starts it as a run of the control plane. Started in
-another way, the workers train without one. Needs ``paceline[ray]``.
+``paceline run --driver --nproc 2 script.py`` starts the script as a run of the control plane. If
+the script is started in another way, the workers train without a control plane. Needs
+``paceline[ray]``.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class Run:
         return items
 
     def verdict(self, first: int | None = None, last: int | None = None) -> dict[str, Any]:
-        """Return which ranks slow the run down, why, since when, and the cost."""
+        """Return the verdict: which ranks slow the run down, why, since when, and the cost."""
         return dict(self._get("/verdict", {"from": first, "to": last}))
 
     def plot(self, metrics: Sequence[str] = ("step_s", "waste", "loss")) -> Any:

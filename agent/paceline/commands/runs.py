@@ -136,8 +136,8 @@ def runs(
 def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
     """List runs in place of the previous list, which stays if the server does not answer.
 
-    Return why the server does not answer, or an empty text. `problem` is the text that the previous
-    call returned; the same problem is not printed twice.
+    Return the reason if the server does not answer, else an empty text. `problem` is the text that
+    the previous call returned; the same problem is not printed twice.
     """
     from rich.console import Console
 

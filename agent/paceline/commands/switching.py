@@ -71,7 +71,7 @@ def switch(
 
 
 def _changes_of(known: list[dict[str, Any]], policy: str, parameters: Mapping[str, Any]) -> str:
-    """Return what a policy changes in the training, in words; empty if the policy is unknown."""
+    """Return a sentence on how a policy changes the training; empty if the policy is unknown."""
     preset = next((each for each in known if each["name"] == policy), None)
     if preset is None:
         return ""

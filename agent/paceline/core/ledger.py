@@ -122,13 +122,13 @@ class Ledger:
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Return why a segment cannot be the next one of this epoch; None if it can."""
+        """Return the reason why a segment cannot be this epoch's next one; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, not {self.epoch}"
         return segment.problem(world, len(self._unused)) or self._misfit(segment)
 
     def _misfit(self, segment: Segment) -> str | None:
-        """Return why a valid segment does not fit the epoch's remaining samples; None: it fits."""
+        """Return the reason why a valid segment does not fit the samples left; None: it fits."""
         limits, budget = self._rules.limits, self._rules.budget
         totals = [sum(row) for row in segment.counts]
         if totals != self.batch_sizes(len(totals)):

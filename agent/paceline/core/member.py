@@ -113,7 +113,7 @@ class Member(Generic[G]):
     def offer(
         self, gradient: G | None, samples: int = 0, *, ends_step: bool = True, on_host: bool = True
     ) -> WaitReason | None:
-        """Add a gradient that the rank has computed for a round; return why the rank must wait.
+        """Add a gradient of the rank for a round; return the reason if the rank must wait.
 
         Args:
             gradient: the new gradient, or None if a step has ended without a gradient.
@@ -172,7 +172,10 @@ class Member(Generic[G]):
         return self.clock - min(self._others().values(), default=self.clock)
 
     def wait_reason(self) -> WaitReason | None:
-        """Return why the rank must wait before its next step (see `Drift`); None if it need not."""
+        """Return the reason why the rank must wait before its next step; None if it need not.
+
+        `Drift` has the rules.
+        """
         progress, clock = self._progress, self.clock
         if len(self._pending) > MOST_PENDING or progress.rounds_done < self._held_until:
             return _PENDING

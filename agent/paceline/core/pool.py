@@ -46,7 +46,7 @@ FASTEST = 1.5
 NEWEST = 0.5
 # A rank that has trained no batch for this multiple of its batch time trains one again.
 RESTS = 20.0
-# Fraction of its current batch that a rank has still to train, on average.
+# Fraction of its current batch that a rank must still train, on average.
 _HALF = 0.5
 
 

@@ -1,9 +1,9 @@
 """Progress of each rank, and the comparison that finds ranks that are out of step.
 
-Ranks reduce gradients together: the n-th reduction of one rank is matched with the n-th
-reduction of each other rank. If one rank leaves out a backward pass, its next reduction would be
-matched with the others' previous one, and the sums would mix two steps. Each rank therefore keeps a
-`RankProgress`, and publishes it once a second; rank 0 compares them
+Ranks reduce gradients together: the n-th reduction of one rank is matched with the n-th reduction
+of each other rank. If one rank leaves out a backward pass, its reduction in the next step would be
+matched with the other ranks' reduction in this step, and the sums would mix two steps. Each rank
+therefore keeps a `RankProgress`, and publishes it once a second; rank 0 compares them
 (`paceline.train.features.lost_ranks`):
 
 - `conflict` returns why ranks can never match again. It never concludes this from elapsed time.
@@ -54,7 +54,7 @@ class RankProgress(msgspec.Struct, array_like=True):
     # True under a relaxed policy, which does not reduce gradients in every step.
     relaxed: bool = False
     # Number, step and model of each of the newest reductions. The rank has begun them, but may
-    # still be waiting for other ranks in the last.
+    # still be waiting for other ranks in the newest.
     newest: list[tuple[int, int, int]] = []
     # First and last step of each sequence of steps without a backward pass.
     skipped: list[tuple[int, int]] = []
@@ -107,7 +107,7 @@ class RankProgress(msgspec.Struct, array_like=True):
 
 
 def conflict(of: Mapping[int, RankProgress]) -> str | None:
-    """Return why reductions can never match again, with rank and step; None if they can."""
+    """Describe, with rank and step, why reductions can never match again; None: they can match."""
     return _left(of) or _closed(of) or _unmatched(of)
 
 

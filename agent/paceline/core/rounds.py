@@ -95,7 +95,8 @@ class Drift:
     def weights(self, born: Sequence[int]) -> list[float]:
         """Return the weights of a rank's gradients in its contribution to a round.
 
-        `born` has the number of rounds in the parameters with which each gradient was computed.
+        For each gradient, `born` has the number of rounds that were applied to the parameters with
+        which the gradient was computed.
         """
         if not self.mean:
             return [1.0] * len(born)
@@ -156,7 +157,8 @@ class RoundProgress:
         reducing: a round has been called and is not over.
         clocks: steps that each rank had completed, according to the last round, [W].
         working: ranks that had steps left, according to the last round.
-        drawn: the ranks of which the first ready one calls the next round; None: any rank may.
+        drawn: the ranks drawn for the next round, which the first of them to be ready calls; None:
+            any rank may call it.
         least: the fewest completed steps of any rank in `working`, that rank (-1: there are
             several), and the fewest completed steps of the other ranks in `working`.
     """

@@ -121,7 +121,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     # For the operator: why this synchroniser was chosen, or why local batches are equal. Empty: the
     # policy has only one synchroniser.
     why: str = ""
-    # Number of those `moved` samples whose new holder is on another node.
+    # Number of the `moved` samples whose new holder is on another node.
     across: int = 0
     # True if ranks take batches over from each other; the leader decides.
     pooled: bool = False
@@ -158,7 +158,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
         return [[next(parts) for _ in row] for row in self.counts]
 
     def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
-        """Return why a leader must not adopt the segment after any steps; None if it is valid.
+        """Return the reason why no leader may adopt the segment; None if it is valid by itself.
 
         `world` is the number of ranks of the attempt, `samples` the size of the data set; None:
         unknown.

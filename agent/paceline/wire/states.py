@@ -5,10 +5,10 @@ of three final states::
 
     pending -> queued -> starting -> running -> finished, failed or stopped
 
-Reports only move a run forward, and may skip states. Apart from that, an end may turn out to be
-wrong, or to have been requested; a user may resume an ended run; and the control plane relaunches a
-multi-node run that has lost the host of its rendezvous. `TransitionCause` names these cases with
-those who cause them, and `TRANSITIONS` has the states before and after each.
+Reports only move a run forward, and may skip states. Other changes are exceptions: an end may turn
+out to be wrong, or to have been requested; a user may resume an ended run; and the control plane
+relaunches a multi-node run that has lost the host of its rendezvous. `TransitionCause` names these
+cases with the processes that cause them, and `TRANSITIONS` has the states before and after each.
 
 The launch of a multi-node run also has a `Rendezvous` phase: its progress in choosing the host of
 the rendezvous, and in relaunching the run after that host is lost.

@@ -147,7 +147,7 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
         return False
 
     def problem(self, world: int | None = None) -> str | None:
-        """Return why `world` ranks cannot train with the synchroniser; None if they can.
+        """Return the reason why `world` ranks cannot train with the synchroniser; None if they can.
 
         With `world` None, return None if at least one number of ranks can train. A value made in
         Python may hold anything, since only decoding checks types and ranges.

@@ -1,8 +1,8 @@
 """Steps limited by a sum of sizes (tokens, frames, seconds) instead of a number of samples.
 
-A step gets samples, in the epoch's order, until one more would exceed the budget. A step's samples
-depend on no earlier step. So the rest of an epoch has the same steps after any resume, whatever the
-number of ranks.
+A step gets samples, in the epoch's order, until one more would exceed the budget. So a step's
+samples depend only on the samples that are left, in this order, and the rest of an epoch has the
+same steps after any resume, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Budget:
         return np.split(samples[np.argsort(made, kind="stable")], np.cumsum(counts)[:-1])
 
     def over(self, counts: Ints, samples: Ints) -> str | None:
-        """Return why a local batch exceeds its rank's limit; None if none does.
+        """Describe the first local batch that exceeds its rank's limit; None if there is none.
 
         `counts` is [S, W]; `samples` are ordered by step, then by rank.
         """

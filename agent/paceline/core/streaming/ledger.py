@@ -190,7 +190,7 @@ class StreamLedger:
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Return why a proposal cannot be the next segment of this epoch; None if it can."""
+        """Return the reason why a proposal cannot be this epoch's next segment; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, not {self.epoch}"
         if segment.synchroniser != ALLREDUCE:

@@ -42,8 +42,8 @@ from paceline.wire import FAILED_ELSEWHERE
 # nothing left to do. On a stop, ranks save a declared checkpoint; Slurm and Kubernetes give the
 # launcher 30 s.
 GRACE_S, STOP_GRACE_S = 5, 25
-# Seconds to wait for further failures: a rank that raised an exception may take longer to exit than
-# its peers take to fail because of it.
+# Seconds to wait for further failures before the first one is determined: a rank that raises an
+# exception may exit later than peers that fail because that rank is gone.
 _LINGER_S = 0.5
 _MONITOR_S = 0.2
 # Number of attempts whose logs are kept: a run may be restarted any number of times.
@@ -172,10 +172,10 @@ class RankAgent(LocalElasticAgent):
         raise RendezvousTimeoutError
 
     def _exit_barrier(self) -> None:
-        """Wait until the ranks of all launchers that are still there have ended.
+        """Wait until the ranks of all launchers that have not left the run have ended.
 
-        The rendezvous ends with the launcher that serves it, and then the ranks of the other
-        launchers end.
+        If the launcher that serves the rendezvous ended earlier, the rendezvous would be gone, and
+        the ranks of the other launchers would be ended.
         """
         handler = self._worker_group.spec.rdzv_handler
         if not isinstance(handler, Together):
@@ -221,7 +221,7 @@ class RankAgent(LocalElasticAgent):
             super()._restart_workers(worker_group)
 
     def _end_in_order(self, worker_group: WorkerGroup, patience_s: float) -> bool:
-        """Wait until the ranks have ended after the same step, unless a node or a rank is gone.
+        """Wait until the ranks have ended after the same step, or a node is lost or a rank fails.
 
         Return False if training is over, because all ranks of this node have finished.
         """
@@ -314,7 +314,7 @@ class RankAgent(LocalElasticAgent):
         return FirstFailure(self._roll.node, at[rank], exit_code, message, brief)
 
     def _why_ended(self, rank: int) -> str:
-        """Return why `health.ending` has ended a rank; empty if it has not."""
+        """Return a clause with the reason why `health.ending` ended a rank; empty if it did not."""
         try:
             ended = rundir.read(self._directory / "ended.json", EndedRanks)
         except (OSError, msgspec.DecodeError):

@@ -241,7 +241,7 @@ class _Holder(_BackendRendezvousStateHolder):
 
 
 class _Executor(_DistributedRendezvousOpExecutor):
-    """An executor that completes a round as soon as all launchers are there.
+    """An executor that completes a round as soon as all expected launchers have joined.
 
     PyTorch's executor always waits for further nodes until the last call ends, and reads the state
     only once a second.
@@ -302,8 +302,8 @@ class _Executor(_DistributedRendezvousOpExecutor):
 def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address: str) -> Together:
     """Return the rendezvous of a run's launchers on several nodes.
 
-    `nodes` is the least and largest number of nodes. `address` is the address of this node, for the
-    other nodes. A RendezvousConnectionError is raised if the store does not answer.
+    `nodes` is the minimum and maximum number of nodes. `address` is the address of this node, for
+    the other nodes. A RendezvousConnectionError is raised if the store does not answer.
     """
     # Without this setting all rounds share the first round's store, and nodes that join later do
     # not get its address.
@@ -345,7 +345,7 @@ class Signed(C10dRendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Write the state if the token is current.
+        """Write the state if it has not changed since the caller received `token`.
 
         Return the stored state, its token, and True if the given state was written.
         """
@@ -366,7 +366,7 @@ class Signed(C10dRendezvousBackend):
 class RunRendezvous:
     """The rendezvous of a run on several nodes, as one of its launchers uses it."""
 
-    # Least and largest number of nodes.
+    # Minimum and maximum number of nodes.
     nodes: tuple[int, int]
     # Address of this node, for the other nodes.
     address: str

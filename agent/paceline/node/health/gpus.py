@@ -26,7 +26,7 @@ _REASONS = {
     0x80: "the power supply",
     0x100: "the display clock setting",
 }
-# Seconds to wait for a driver that does not answer.
+# Seconds without an answer after which the driver counts as hanging.
 PATIENCE_S = 10.0
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from paceline.core.errors import InputError
 # Seconds between two requests, as Amazon advises.
 EVERY_S = 5.0
 _TIMEOUT_S = 2.0
-# Longest lifetime in seconds of a token of EC2's metadata service.
+# Requested lifetime in seconds of a token of EC2's metadata service: the longest that is allowed.
 _TOKEN_S = 21_600
 # Maximum number of characters of an answer that appear in messages.
 _MOST_WORDS = 200
@@ -62,7 +62,7 @@ def _read_google(answer: httpx.Response, _name: str) -> str | None:
 
 
 def _read_azure(answer: httpx.Response, name: str) -> str | None:
-    """Read a notice of Azure, which announces events to all machines of a scale set."""
+    """Read a notice of Azure; ignore events for other machines of the same scale set."""
     events = _object(answer).get("Events", [])
     for event in events if isinstance(events, list) else []:
         if not isinstance(event, dict) or name not in (event.get("Resources") or ()):

@@ -123,7 +123,7 @@ def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
 def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
     """Return the stacks that ranks have written since `dump` requested them.
 
-    `since` has the ranks, each with the length that its file had at that time.
+    `since` has a pair for each rank: the rank, and the length that its file had at that time.
     """
     since = since[:MOST_STACKS]
     most = min(_MOST_READ, MOST_BYTES // max(1, len(since)))
@@ -191,7 +191,7 @@ def _room(directory: Path, attempt: int, rank: int) -> int:
 
 
 class _Process:
-    """The process of a rank, whose PID is not reused while this is open. A context manager.
+    """The process of a rank. Its PID is not reused while this object is open. A context manager.
 
     The constructor raises a _NoStacksError if the process is not this rank.
     """

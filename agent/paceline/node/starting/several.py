@@ -22,7 +22,7 @@ _POLL_S = 0.5
 
 
 def counted(text: str) -> tuple[int, int]:
-    """Parse the least and largest number of nodes from ``2:4``, or ``3`` for both."""
+    """Parse the minimum and maximum number of nodes from ``2:4``, or ``3`` for both."""
     match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
     least, most = (int(part) for part in (match[1], match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
