@@ -8,7 +8,7 @@ A script changes one import::
     model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
 
 `prepare` uses the DataLoader with ``shuffle=True`` for training. It prepares other DataLoaders as
-Accelerate does. Needs ``paceline[accelerate]``.
+Accelerate does. This module needs ``paceline[accelerate]``.
 """
 
 from __future__ import annotations

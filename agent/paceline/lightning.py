@@ -8,7 +8,7 @@ A script changes one argument::
     trainer.fit(module, loader)
 
 The strategy is for ``import lightning``; the separate package ``pytorch_lightning`` has classes of
-its own. Needs ``paceline[lightning]``.
+its own. This module needs ``paceline[lightning]``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ A script changes one argument, and its training loop makes a `paceline.Session` 
     trainer.fit()
 
 ``paceline run --driver --nproc 2 script.py`` starts the script as a run of the control plane. If
-the script is started in another way, the workers train without a control plane. Needs
+the script is started in another way, the workers train without a control plane. This module needs
 ``paceline[ray]``.
 """
 

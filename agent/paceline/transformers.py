@@ -11,7 +11,7 @@ or, for a subclass such as TRL's::
 
     class PacelineSFTTrainer(PacelineMixin, SFTTrainer): ...
 
-Needs ``paceline[transformers]``.
+This module needs ``paceline[transformers]``.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Partners:
 
 
 def staleness(steps: int, others: int) -> list[int]:
-    """Return the numbers of replicas by age for the mean of two: 0, and the steps between the two.
+    """Return the age histogram of a mean of two replicas: ages 0 and the difference of their steps.
 
     `steps` is the number of steps of the rank that sent the request, `others` that of the rank that
     answers it.

@@ -60,10 +60,10 @@ class Drift:
     Args:
         staleness: rounds after which a gradient is dropped; None: never.
         lead: steps that a rank may be ahead of the slowest rank; None: any number.
-        mean: a rank that has several gradients pending for a round contributes their mean, in which
-            newer gradients have more weight (RNA, Sec. 3.3); else it contributes their sum.
-        waits: after its k-th step a rank waits until k rounds are over.
-        paced: only ranks that have completed k steps call the k-th round.
+        mean: True: a rank that has several gradients pending for a round contributes their mean, in
+            which newer gradients have more weight (RNA, Sec. 3.3). False: it contributes their sum.
+        waits: True: after its k-th step a rank waits until k rounds are over.
+        paced: True: only ranks that have completed k steps call the k-th round.
     """
 
     staleness: int | None = 4

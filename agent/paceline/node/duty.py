@@ -91,7 +91,7 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
 
 
 class Duty:
-    """Membership of a node in one run, which asks the control plane if the run needs this node.
+    """Membership of a node in one run. It asks the control plane if the run still needs the node.
 
     The agent calls `over` while it has no processes of the run. `host` is the engine's name of this
     machine; empty: unknown. With `shows_output`, the agent copies the output of rank 0 to its own
@@ -115,7 +115,8 @@ class Duty:
     def over(self) -> bool:
         """Return True if the node may end.
 
-        The agent calls this often while it has nothing to do; it asks the server every few seconds.
+        The agent calls this often while it has no processes of the run. The server is asked only
+        every few seconds.
         """
         if time.monotonic() < self._ask_at:
             return False

@@ -36,7 +36,7 @@ def check_data(folder: Path) -> None:
     """Reject a data directory in which another user may have planted something.
 
     The directory, its entries, and the entries of its `bus` and `runs` must belong to this user or
-    to root. Below that, only the owners of those directories can have created anything.
+    to root. Below these directories, only their owners can have created anything.
 
     Raises:
         PacelineError: another user owns one of them.

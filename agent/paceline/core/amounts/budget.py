@@ -41,8 +41,8 @@ class Budget:
     def counts(self, samples: Ints, steps: int | None = None) -> Ints:
         """Return the number of samples of each step, [S].
 
-        Steps are filled with `samples` [R] in the given order, until `steps` steps are full; None:
-        until all samples are used.
+        Steps are filled with `samples` [R] in the given order, until `steps` steps are full or,
+        with `steps` None, until all samples are used.
         """
         if steps is None:
             return counts_within(self.sizes[samples], self.tokens)
@@ -89,8 +89,8 @@ class Budget:
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
     """Return the number of samples of each step, [S], within the budget.
 
-    Steps are filled with samples of `sizes` [R] in the given order, until `steps` steps are full;
-    None: until all samples are used. The budget has the unit of the sizes.
+    Steps are filled with samples of `sizes` [R] in the given order, until `steps` steps are full
+    or, with `steps` None, until all samples are used. The budget has the unit of the sizes.
 
     Raises:
         ValueError: a sample is larger than the budget.
