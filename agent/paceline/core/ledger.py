@@ -55,7 +55,7 @@ class Ledger:
     Args:
         epoch: number of the epoch.
         order: all samples in the order in which coasting uses them, [N].
-        rules: the rules that each step's batch keeps.
+        rules: the rules that each step's batch follows.
         used: samples that a resumed epoch has used already.
         ends: with a budget, the cumulative number of samples of the S remaining steps, [S]: once
             the first s of these steps are done, `ends[s - 1]` of the samples that are unused at
@@ -176,7 +176,7 @@ class Ledger:
 
         Args:
             steps: the maximum number of steps to plan.
-            world: W.
+            world: the number of ranks, W.
             sizes: the size λ of each sample, [N].
             shares: each rank's share of the load, [W], or empty.
             homes: a pair: the node of each rank, [W], and the node that holds each sample, or -1 if

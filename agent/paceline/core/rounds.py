@@ -109,8 +109,8 @@ class Call:
     """The rule for who calls a round: a quorum of ready ranks, or the first ready of drawn ranks.
 
     Args:
-        quorum: number of ranks that must be ready (n-soft's M/n; all but b backup workers). When
-            fewer ranks have steps left, all of those must be ready.
+        quorum: number of ranks that must be ready: M/n of M ranks with n-soft, all but b with b
+            backup workers. When fewer ranks have steps left, all of those must be ready.
         probes: number of ranks drawn for each round, instead of a quorum. The first of them to be
             ready calls the round (RNA, Sec. 3.2). 1 gives eager-SGD's majority all-reduce, the
             world size its solo all-reduce.

@@ -203,9 +203,9 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
-    """Rank 0's notice that ranks all-reduce gradients in a segment in spite of its synchroniser.
+    """Rank 0's notice that ranks all-reduce gradients in a segment, despite its synchroniser.
 
-    The script does not suit the synchroniser, or has not shown yet that it does.
+    The reason is that the script does not suit the synchroniser, or has not yet shown that it does.
     """
 
     attempt: int

@@ -79,7 +79,7 @@ def on_grid(
 
     Args:
         counts: samples of each rank, [W], within the limits.
-        grid: ≥ 1.
+        grid: the step of the grid, ≥ 1.
         limits: the maximum number of samples of each rank, [W]. The sum of the limits is at least
             the sum of the counts. None: there are no limits.
         nodes: the node of each rank, 0, 1, …, [W], if samples stay on their nodes: then the nodes'

@@ -60,8 +60,8 @@ class StreamLedger:
 
     Args:
         epoch: number of the epoch.
-        world: W.
-        rules: the rules that each step's batch keeps; a stream has neither a grid nor a budget.
+        world: the number of ranks, W.
+        rules: the rules that each step's batch follows; a stream has neither a grid nor a budget.
         buffer: number of samples in all ranks' buffers together, at least `LEAST_BATCHES` global
             batches.
         seed: seed of the shuffling in the buffers; None: buffers keep the order of the source.

@@ -57,7 +57,7 @@ class Roll:
     """The roll call of the launchers after each round of the rendezvous.
 
     A failed attempt during which a node joined or was lost does not count as a failure: its ranks
-    could not avoid it. So the run survives changes of its nodes even if it may not be restarted.
+    could not avoid it. So the run survives changes of its nodes even if no restarts are allowed.
     `store` is shared by all rounds; `first` is the number of the first attempt.
     """
 
