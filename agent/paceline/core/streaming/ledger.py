@@ -352,7 +352,7 @@ def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float,
 
 
 def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
-    """Return places in a rank's buffer of the samples that it trains in a step, [count].
+    """Return the places, in a rank's buffer, of the samples that it trains in a step, [count].
 
     The rank trains the first `count` samples of its buffer. Some of these are exchanged for later
     ones if that brings their total size nearer to `load`; None: any load. `sizes` has the sizes λ

@@ -1,7 +1,7 @@
 """Examination of a training script for `paceline doctor`, by running its first steps.
 
 The ranks run `paceline.train.doctor.inside`, which runs the script, observes it, ends it, and
-writes an `Examined` into a folder. There is no control plane, and the files that the run itself
+writes an `Examined` into a folder. There is no control plane, and the files that Paceline itself
 writes are deleted.
 """
 

@@ -62,7 +62,7 @@ def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
 
 
 class Plain:
-    """Plain lines without control codes: one line per change, and at least one a minute.
+    """Plain lines without control codes: one per change, and one a minute if only the step changes.
 
     `watch` None: no progress is shown.
     """
