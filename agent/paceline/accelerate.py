@@ -8,7 +8,7 @@ A script changes one import::
     model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
 
 `prepare` uses the DataLoader with ``shuffle=True`` for training. It prepares other DataLoaders as
-Accelerate does. Needs ``paceline[accelerate]``.
+Accelerate does. This module needs ``paceline[accelerate]``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Loader(DrivenLoader):
         super().__init__(session, place, options)
         self.gradient_state = GradientState()
         self.end_of_dataloader = False
-        # No sample is used twice to fill the last batch.
+        # Accelerate's number of samples in a last batch that it fills up with repeated samples. 0,
+        # because Paceline repeats no samples.
         self.remainder = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -72,7 +73,7 @@ class Loader(DrivenLoader):
             self.gradient_state._remove_dataloader(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the first epoch; afterwards, and after a checkpoint, the session counts epochs."""
+        """Set the first epoch's number; ignored after training has begun or a checkpoint loaded."""
         if self.session._loop.is_fresh:
             self.session._loop.set_epoch(epoch)
 
@@ -164,7 +165,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return self._gather_ragged(tensor, drop=False)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather as Accelerate does; in the training loop, each sample of the global batch once."""
+        """Gather as Accelerate does; in the training loop, return each sample of the batch once."""
         if not self._in_training or self._driven is None:
             return super().gather_for_metrics(input_data, use_gather_object)
         empty = self._driven.session.batch.empty
@@ -187,7 +188,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return super().skip_first_batches(dataloader, num_batches)
 
     def join_uneven_inputs(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise a PacelineError: no rank runs out of batches before the others."""
+        """Raise a PacelineError: it is not needed, as all ranks run out of batches together."""
         raise PacelineError(
             "join_uneven_inputs: Paceline's loader ends on all ranks together: leave it out"
         )

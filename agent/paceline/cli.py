@@ -342,7 +342,7 @@ def main() -> None:
     own |= {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
     own.add(_VERSION)
     name = sys.argv[1] if len(sys.argv) > 1 else ""
-    # The configuration file may set defaults of all commands.
+    # A configuration file may set defaults of any command, so it needs the commands of all plugins.
     configured = configuration.path() is not None
     if name not in own or configured:
         entries = entry_points(group="paceline.commands")

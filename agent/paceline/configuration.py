@@ -47,7 +47,7 @@ def defaults(command: object) -> dict[str, Any]:
 
 
 def _checked(table: Mapping[str, Any], command: object, where: str) -> dict[str, Any]:
-    """Refuse keys that are neither a command's table nor an option of a command."""
+    """Return a table's values by parameter; reject keys that name no command and no option."""
     checked: dict[str, Any] = {}
     commands = command.commands if isinstance(command, TyperGroup) else {}
     options = {

@@ -8,7 +8,7 @@ A script changes one argument::
     trainer.fit(module, loader)
 
 The strategy is for ``import lightning``; the separate package ``pytorch_lightning`` has classes of
-its own. Needs ``paceline[lightning]``.
+its own. This module needs ``paceline[lightning]``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         super().setup(trainer)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Return the training loader that replaces the script's DataLoader."""
+        """Return the training loader for the script's DataLoader; return other loaders as given."""
         trainer = self._trainer
         if trainer is None or not trainer.training or trainer.state.fn != TrainerFn.FITTING:
             return dataloader
@@ -222,7 +222,10 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
 
 
 class _LightningEnds(pl.Callback):  # type: ignore[misc]
-    """Callback that ends the session's epoch after its last step, since Lightning counts steps."""
+    """Callback that ends the session's epoch after its last step.
+
+    Lightning ends its own loop by counting steps.
+    """
 
     def __init__(self, strategy: PacelineStrategy) -> None:
         self._strategy = strategy

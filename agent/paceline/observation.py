@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# Variable that is set in the processes of an observed run.
+# Environment variable that is set in the processes of an observed run.
 VARIABLE = "PACELINE_OBSERVE"
-# Variable with the name of the run's only node.
+# Environment variable with the name of the run's only node.
 NODE = "PACELINE_NODE"
 SITE = Path(__file__).parent / "site"
 

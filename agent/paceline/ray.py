@@ -9,8 +9,9 @@ A script changes one argument, and its training loop makes a `paceline.Session` 
     )
     trainer.fit()
 
-``paceline run --driver --nproc 2 script.py`` starts it as a run of the control plane. Started in
-another way, the workers train without one. Needs ``paceline[ray]``.
+``paceline run --driver --nproc 2 script.py`` starts the script as a run of the control plane. If
+the script is started in another way, the workers train without a control plane. This module needs
+``paceline[ray]``.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ except ModuleNotFoundError as error:
 
 @dataclass
 class PacelineConfig(TorchConfig):  # type: ignore[misc]
-    """`TorchConfig` of Ray Train whose workers are ranks of the driver's run. One for each trainer.
+    """`TorchConfig` of Ray Train whose workers are ranks of the driver's run.
 
-    Each start of the workers by Ray is an attempt of the run. Sessions are closed when the training
-    loop returns or raises. Without a run, the workers train without a control plane.
+    Make one for each trainer. Each start of the workers by Ray is an attempt of the run. Sessions
+    are closed when the training loop returns or raises. Without a run, the workers train without a
+    control plane.
 
     The arguments are those of `TorchConfig`. A PacelineError is raised if the script runs as
     several ranks of a launcher, because each rank would start all workers.
@@ -82,7 +84,7 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        # Starts of the workers, counted in the process of Ray Train's controller.
+        # Number of starts of the workers, counted in the process of Ray Train's controller.
         self.starts = 0
 
     def on_start(self, worker_group: Any, backend_config: PacelineConfig) -> None:

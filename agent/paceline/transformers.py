@@ -11,7 +11,7 @@ or, for a subclass such as TRL's::
 
     class PacelineSFTTrainer(PacelineMixin, SFTTrainer): ...
 
-Needs ``paceline[transformers]``.
+This module needs ``paceline[transformers]``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Loss:
-    """Normalisation of the script's loss, as measured: only the script's code determines it.
+    """Normalisation of the script's loss. It is measured: only the script's code determines it.
 
     With `by_items` the loss is a sum over labels, divided by ``num_items_in_batch``; otherwise the
     loss is a mean over the batch, whatever ``num_items_in_batch`` is. Trainer multiplies the loss
@@ -320,7 +320,7 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Set if Trainer compensates for DistributedDataParallel's mean over ranks."""
+        """Set, for a block, if Trainer compensates for DistributedDataParallel's mean of ranks."""
         args = self._trainer.args
         before = args.average_tokens_across_devices
         args.average_tokens_across_devices = averages and before
@@ -434,7 +434,8 @@ _skip_first_batches = transformers.trainer.skip_first_batches
 def _skip(loader: Any, *args: Any, **kwargs: Any) -> Any:
     """Skip nothing for Paceline's loader, which resumes automatically; else call Accelerate.
 
-    Trainer calls `skip_first_batches` by its name in the middle of its loop.
+    Trainer calls `skip_first_batches` by its name in the middle of its loop, so this function
+    replaces that name.
     """
     if isinstance(loader, Loader):
         return loader

@@ -45,12 +45,12 @@ def of_csv(file: IO[bytes], frames: Frames) -> DataFrame:
 
 
 def of_columns(columns: Mapping[str, Sequence[Any]], frames: Frames) -> DataFrame:
-    """Make a table from its columns."""
+    """Make a data frame from its columns."""
     return _library(frames).DataFrame(dict(columns))
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], frames: Frames) -> DataFrame:
-    """Make a table from objects with equal names; lists and mappings become JSON."""
+    """Make a data frame from rows with equal keys; lists and mappings become JSON."""
     names = list(rows[0]) if rows else []
     return of_columns({name: [_plain(row.get(name)) for row in rows] for name in names}, frames)
 

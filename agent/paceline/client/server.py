@@ -48,7 +48,7 @@ def connect(url: str | None = None, token: str | None = None, *, frames: str = "
 
 
 class Server:
-    """A control plane; `connect` makes one."""
+    """A client of one control plane; `connect` creates it."""
 
     def __init__(self, client: Client, frames_of: str = "pandas") -> None:
         self.client = client
@@ -134,7 +134,7 @@ class Runs(list["Run"]):
         self._frames = server.frames
 
     def table(self) -> DataFrame:
-        """Return a row for each run; its figures and its cost have columns of their own."""
+        """Return a data frame with a row for each run, and columns for its figures and its cost."""
         rows = [
             {**run.about, **(run.about["figures"] or {}), **_cost_of(run.about)} for run in self
         ]
@@ -194,7 +194,7 @@ class Run:
         since: float | None = None,
         until: float | None = None,
     ) -> DataFrame:
-        """Return the ranks' steps, a row for each, with all stored fields.
+        """Return the steps of each rank, a row for each step and rank, with all stored fields.
 
         The range is that of `steps`. `ranks` None: all ranks.
         """
@@ -210,7 +210,7 @@ class Run:
         return self._table("segments", {})
 
     def switches(self) -> DataFrame:
-        """Return the policies that were requested."""
+        """Return the policies that were requested, a row for each switch."""
         return self._table("switches", {})
 
     def epochs(self) -> DataFrame:
@@ -244,7 +244,7 @@ class Run:
         return items
 
     def verdict(self, first: int | None = None, last: int | None = None) -> dict[str, Any]:
-        """Return which ranks slow the run down, why, since when, and the cost."""
+        """Return the verdict: which ranks slow the run down, why, since when, and the cost."""
         return dict(self._get("/verdict", {"from": first, "to": last}))
 
     def plot(self, metrics: Sequence[str] = ("step_s", "waste", "loss")) -> Any:

@@ -52,7 +52,7 @@ def wait_for_session(
 
 
 def patiently(ask: Callable[[], T], patience_s: float) -> T:
-    """Return the answer of a server that may start later, retrying for `patience_s` seconds.
+    """Return the result of `ask`; while no server answers, retry for `patience_s` seconds.
 
     A PacelineError means that the server rejects the request, or does not answer in time.
     """

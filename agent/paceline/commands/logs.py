@@ -161,7 +161,7 @@ class LogReader:
         return bool(self._problems)
 
     def follow(self) -> bool:
-        """Print existing and new output until the run has ended; return what `once` returns."""
+        """Print output until the run has ended; return True if logs of a node are missing."""
         while not self._tried(self._followed):
             time.sleep(_POLL_S)
         self._printer.finish()
@@ -175,7 +175,7 @@ class LogReader:
         return self._look(known)
 
     def _tried(self, look: Callable[[], bool]) -> bool:
-        """Return True if no more output follows; while the run is active, retry after errors."""
+        """Return the result of `look`, or False after an error; raise it if retries are useless."""
         from paceline.node.client import ServerUnreachable
 
         try:
@@ -303,7 +303,7 @@ def _print_list(known: dict[str, Any], as_json: bool) -> None:
 
 
 class Log(NamedTuple):
-    """The identity of a log."""
+    """The fields that identify a log."""
 
     node: str
     rank: int | None
@@ -317,7 +317,7 @@ class Log(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Prefix of the log's lines among those of other logs."""
+        """Prefix of each line of this log where the lines of several logs are printed."""
         return f"[{self.node}] " if self.rank is None else f"[rank {self.rank}] "
 
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlace:
-    """The run and the place in an engine for which this process was started."""
+    """Options that an engine passes: the run, and the place of this process in the engine."""
 
     run: Annotated[
         str | None,
@@ -60,7 +60,7 @@ class EnginePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class JobTraining:
-    """The training of a script by the nodes of a job that the user started."""
+    """Options for training a script on the nodes of a job that the user started."""
 
     script: Annotated[
         str | None,

@@ -12,7 +12,7 @@ command takes the group as one parameter, and the decorator `grouped` mediates::
 `grouped` gives the function a signature in which the fields stand in place of the group: Typer sees
 ``server``, ``token``, ``token_file`` and ``as_json``, in this order, each with its annotation and
 default. When Typer calls the command, `grouped` builds the groups from the values. A field may be a
-group itself. Names of options must be unique within a command, because no name has a prefix.
+group itself. Names of options must be unique within a command, because a group adds no prefix.
 
 Groups of a single command are defined beside that command. All groups are keyword-only dataclasses,
 so that a field without a default, such as a required argument, may follow fields with defaults.
@@ -194,7 +194,7 @@ class TokenOptions:
     token_file: TokenFile = None
 
     def read(self) -> str | None:
-        """Return the token; a file takes precedence over a token."""
+        """Return the token; `token_file` takes precedence over `token`."""
         from paceline.node import private
 
         if self.token_file is None:
@@ -232,7 +232,7 @@ class NodeConnection:
 
     @property
     def required(self) -> bool:
-        """True if the server was named, so that it must answer."""
+        """True if the user named a server: then that server must answer."""
         return self.server is not None
 
     def client(self) -> Client:

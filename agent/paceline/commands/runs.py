@@ -14,7 +14,7 @@ import typer
 from paceline.commands.options import Connection, Json, RunId, Why, Yes, confirm, grouped
 from paceline.commands.printing import local_time, money, plain, print_json, print_table, spans
 
-# Without these imports, `--help` stays fast.
+# Imported only for type checking, so that `--help` stays fast.
 if TYPE_CHECKING:
     from paceline.client import Server
     from paceline.node.client import Client
@@ -136,8 +136,8 @@ def runs(
 def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
     """List runs in place of the previous list, which stays if the server does not answer.
 
-    Return why the server does not answer, or an empty text. `problem` is the text that the previous
-    call returned; the same problem is not printed twice.
+    Return the reason if the server does not answer, else an empty text. `problem` is the text that
+    the previous call returned; the same problem is not printed twice.
     """
     from rich.console import Console
 

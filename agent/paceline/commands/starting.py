@@ -240,7 +240,7 @@ def run(
 
 
 def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
-    """Return the name to use instead of a policy's name; reject options that need a Session."""
+    """Return `OBSERVED`, which replaces a policy's name; reject options that need a Session."""
     from paceline.wire import OBSERVED
 
     if choice.policy is not None or choice.param or emulates:

@@ -20,7 +20,7 @@ from paceline.commands.options import (
 from paceline.commands.printing import local_time, plain, print_json
 from paceline.core.errors import PacelineError
 
-# Without this import, `--help` stays fast.
+# Imported only for type checking, so that `--help` stays fast.
 if TYPE_CHECKING:
     from paceline.node.client import Client
 
@@ -71,7 +71,7 @@ def switch(
 
 
 def _changes_of(known: list[dict[str, Any]], policy: str, parameters: Mapping[str, Any]) -> str:
-    """Return what a policy changes in the training, in words; empty if the policy is unknown."""
+    """Return a sentence on how a policy changes the training; empty if the policy is unknown."""
     preset = next((each for each in known if each["name"] == policy), None)
     if preset is None:
         return ""
@@ -83,7 +83,7 @@ def _changes_of(known: list[dict[str, Any]], policy: str, parameters: Mapping[st
 
 
 def _warnings(client: Client, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a switch; none if the server rejects the switch."""
+    """Return warnings about a switch; empty if the server rejects the switch."""
     params = {"policy": policy, "parameters": json.dumps(parameters)}
     try:
         answer = client.call("GET", f"/runs/{run}/policy/warnings", params=params)

@@ -1,4 +1,4 @@
-"""The cost of a batch relative to other batches: its effective load."""
+"""The effective load of a batch: its cost relative to other batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Features(NamedTuple):
-    """The properties of local batches that decide their cost; arrays of one shape, e.g. [S, W]."""
+    """The properties that determine the cost of local batches; arrays of one shape, e.g. [S, W]."""
 
     samples: Ints  # n
     load: Floats  # Λ = Σλ
@@ -24,11 +24,11 @@ class Features(NamedTuple):
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rule for a batch's effective load, computed from sizes; step times are linear in it.
+    """The rule that computes a batch's effective load from the sizes of its samples.
 
-    The load of a sample of size λ is f(λ) = λ + κ·λ². κ is above 0 if a sample's cost grows faster
-    than its length, as with attention. The load of a batch of n samples is Σ f(λ), or n · f(max λ)
-    if samples are padded to the longest.
+    Step times are linear in the effective load. The load of a sample of size λ is f(λ) = λ + κ·λ².
+    κ is above 0 if a sample's cost grows faster than its length, as with attention. The load of a
+    batch of n samples is Σ f(λ), or n · f(max λ) if samples are padded to the longest.
     """
 
     # κ per size unit, ≥ 0

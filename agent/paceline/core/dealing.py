@@ -1,4 +1,4 @@
-"""Dealing samples to ranks in turn, like DistributedSampler, and cutting micro-batches."""
+"""Dealing samples to ranks in turn, like DistributedSampler, and cutting local batches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from paceline.core.amounts.budget import counts_within
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Number of bisection steps for the bound of a micro-batch: enough for sums equal to within 1 %.
+# Number of bisection steps in the search for the smallest limit of a micro-batch's total size. They
+# suffice to make the total sizes equal to within 1 %.
 _HALVINGS = 6
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
-    """Return each rank's number of samples if they are dealt in turn, skipping full ranks, [W].
+    """Return each rank's number of samples, [W], if ranks get samples in turn until they are full.
 
     `limits` [W] has the maximum number of samples of each rank; their sum is at least `samples`.
     """
@@ -28,10 +29,10 @@ def equal_counts(samples: int, limits: Ints) -> Ints:
 
 
 def dealt(counts: Ints) -> Ints:
-    """Return positions in a batch, rank by rank, of samples dealt to ranks in turn, [counts.sum()].
+    """Deal a batch's samples to ranks in turn; return their positions in the batch, rank by rank.
 
-    A rank that has reached its count is skipped. With equal counts rank r gets positions r, r + W,
-    ….
+    `counts` [W] has each rank's number of samples. A rank that has reached its count is skipped.
+    With equal counts rank r gets positions r, r + W, ….
     """
     turn = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     places = np.empty_like(turn)
@@ -48,7 +49,7 @@ def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
     Args:
         sizes: the sizes λ of the batch's samples, [n], n ≥ 1.
         most: maximum number of samples of a micro-batch, ≥ 1.
-        grid: counts are multiples of `grid`, except for a remainder. A `grid` above `most` is
+        grid: each count is a multiple of `grid`, except for a remainder. A `grid` above `most` is
             ignored.
     """
     order = np.argsort(sizes, kind="stable")

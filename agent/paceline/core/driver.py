@@ -8,5 +8,5 @@ for the driver.
 """
 
 VARIABLE = "PACELINE_DRIVER"
-# Variable with the number of times that the driver may restart the ranks.
+# Environment variable with the number of times that the driver may restart the ranks.
 RESTARTS = "PACELINE_MAX_RESTARTS"

@@ -44,7 +44,7 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.steps is None or since < self.steps
 
     def hits(self, rank: int | None, world: int, drawn: Any) -> Any:
-        """Return True if the slowdown applies to a rank, or an array [W] if `rank` is None.
+        """Return True if the slowdown applies to a rank; with `rank` None, an array for all, [W].
 
         `drawn` is the rank's random number from 0 to 1, or all ranks' numbers, [W].
         """
@@ -56,7 +56,7 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EmulatedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The device that a rank reports instead of its own; None in a field: the real value."""
+    """The device that a rank reports instead of its own. A field of None has the real value."""
 
     # PyTorch's device type: "cpu", "cuda", …
     kind: str
@@ -171,21 +171,23 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
-        """Return the duration of each rank's forward and backward of a step, [W] s.
+        """Return the seconds that the forward and backward pass of each rank take in a step, [W].
 
-        `batch` and `threads` (CPU threads) are for each rank, [W]; `threads` may be one number.
+        `batch` and `threads` (CPU threads) have a value for each rank, [W]; `threads` may also be
+        one number for all ranks.
         """
         return np.asarray(self._compute_s(None, step, batch, threads))
 
     def rank_s(self, rank: int, step: int, batch: Features, threads: int = 1) -> float:
-        """Return one rank's element of `compute_s`, faster: each rank calls this before each step.
+        """Return one rank's element of `compute_s`, without computing the other ranks' elements.
 
-        The features in `batch` are numbers, not arrays. 0 `threads` count as 1.
+        Each rank calls this before each step, so it must be fast. The features in `batch` are
+        numbers, not arrays. If `threads` is 0, it counts as 1.
         """
         return float(self._compute_s(rank, step, batch, threads))
 
     def rates(self, step: int, threads: Any = 1) -> Rates:
-        """Return the rates of `compute_s`, for a caller that evaluates many batches of a step."""
+        """Return the rates with which a caller can compute the times of many batches of a step."""
         nothing, world = np.zeros(len(self.a_s)), len(self.a_s)
         by_threads = self.serial + (1 - self.serial) / np.maximum(threads, 1)
         draw = self._draw(step)
@@ -232,7 +234,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return factor
 
     def _draw(self, step: int) -> Callable[[], np.random.Generator]:
-        """Return a generator that is the same on every rank, made at the first call."""
+        """Return a function that returns a step's random generator, the same on every rank."""
         return cache(lambda: np.random.default_rng([self.seed, step]))
 
     def as_dict(self) -> dict[str, Any]:

@@ -22,17 +22,17 @@ _CHUNK = 4096
 
 @dataclass(frozen=True)
 class BatchRules:
-    """The rules that the batch of every step keeps, in the controller's plans and while coasting.
+    """The rules that every step's batch follows, both in the controller's plans and while coasting.
 
     Args:
         global_batch: samples per step.
         drop_last: leave out an incomplete last step.
         limits: the maximum number of samples of each rank in a step, [W]. The sum of the limits is
             at least the global batch. None: there are no limits.
-        grid: coasting gives ranks numbers of samples on this grid; see `Shapes.samples`.
-        budget: the budget of each step, instead of `global_batch` samples. Then steps must have the
-            samples in the epoch's order, in proposals and while coasting. None: steps have
-            `global_batch` samples.
+        grid: while coasting, each rank's number of samples is on this grid; see `Shapes.samples`.
+        budget: the token budget that limits each step, instead of `global_batch` samples. With a
+            budget, steps must use the samples in the epoch's order, both in proposals and while
+            coasting. None: steps have `global_batch` samples.
     """
 
     global_batch: int
@@ -47,7 +47,7 @@ class BatchRules:
 
 
 class Ledger:
-    """A record of which samples of one epoch are used. For one thread.
+    """A record of which samples of one epoch are used. Not thread-safe.
 
     The leader creates a ledger for each epoch. The leader calls `refusal` for each proposed
     segment, or `coast` for a segment of its own, and records the adopted samples with `use`.
@@ -55,10 +55,11 @@ class Ledger:
     Args:
         epoch: number of the epoch.
         order: all samples in the order in which coasting uses them, [N].
-        rules: the rules that each step's batch keeps.
+        rules: the rules that each step's batch follows.
         used: samples that a resumed epoch has used already.
-        ends: with a budget, the number of unused samples up to the end of each of the S remaining
-            steps, [S]. None: the ledger computes these numbers.
+        ends: with a budget, the cumulative number of samples of the S remaining steps, [S]: once
+            the first s of these steps are done, `ends[s - 1]` of the samples that are unused at
+            the start are used. None: the ledger computes these numbers.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Ledger:
         if used is not None:
             self.use(used)
         self._to_use = self.left
-        # With a budget: number of unused samples up to the end of each remaining step, [S].
+        # With a budget: cumulative number of samples of the remaining steps, [S].
         self._ends = ends
         if rules.budget is not None and ends is None:
             counts = rules.budget.counts(order if used is None else order[self._unused[order]])
@@ -121,13 +122,13 @@ class Ledger:
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Return why a segment cannot be the next one of this epoch; None if it can."""
+        """Return the reason why a segment cannot be this epoch's next one; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, not {self.epoch}"
         return segment.problem(world, len(self._unused)) or self._misfit(segment)
 
     def _misfit(self, segment: Segment) -> str | None:
-        """Compare a segment that is valid by itself with the epoch's remaining samples."""
+        """Return the reason why a valid segment does not fit the samples left; None: it fits."""
         limits, budget = self._rules.limits, self._rules.budget
         totals = [sum(row) for row in segment.counts]
         if totals != self.batch_sizes(len(totals)):
@@ -170,17 +171,17 @@ class Ledger:
         With `shares`, samples are dealt from the largest to the smallest, each to the rank whose
         load divided by its share is the smallest at that moment. Without `shares`, rank r gets
         positions r, r + W, … of each global batch, as DistributedSampler does. A rank at its limit
-        gets no more. Then a few samples move to other ranks, until the numbers of samples lie on
-        the grid, or each rank keeps the budget's limits.
+        gets no more. Then a few samples move to other ranks, until each rank's number of samples is
+        on the grid or, with a budget, no rank exceeds its limit.
 
         Args:
-            steps: the largest number of steps.
-            world: W.
+            steps: the maximum number of steps to plan.
+            world: the number of ranks, W.
             sizes: the size λ of each sample, [N].
             shares: each rank's share of the load, [W], or empty.
-            homes: the node of each rank, [W], and the node that holds each sample or -1, [N]. Then
-                each sample goes to a rank of the node that holds it, unless these ranks are full or
-                the grid prevents it.
+            homes: a pair: the node of each rank, [W], and the node that holds each sample, or -1 if
+                no node holds it, [N]. Then each sample goes to a rank of the node that holds it,
+                unless these ranks are full or the grid prevents it.
         """
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
@@ -223,7 +224,10 @@ class Ledger:
 def _gridded(
     parts: list[Ints], grid: int, limits: Ints | None, homes: tuple[Ints, Ints] | None
 ) -> list[Ints]:
-    """Move samples between a step's local batches [rank] onto the grid; few leave their node."""
+    """Move samples between a step's local batches until counts are on the grid; few change nodes.
+
+    The result is the local batches, [rank].
+    """
     before = np.array([len(part) for part in parts])
     ranks, samples = np.repeat(np.arange(len(parts)), before), np.concatenate(parts)
     if homes is None:

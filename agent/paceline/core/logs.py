@@ -24,11 +24,11 @@ _COMMON = re.compile(r"(?=.{1,15}\Z)([a-z]+|/[\w./-]*)")
 _SECRET_NAME = re.compile(
     r"(password|passwd|passphrase|secret|token|key|credential|_pass|_pwd)s?(_|\Z)", re.IGNORECASE
 )
-# The same minimum for the values of variables whose names match `_SECRET_NAME`.
+# Minimum number of characters of a hidden value whose variable's name matches `_SECRET_NAME`.
 _LEAST_NAMED = 4
-# Values of settings whose names look like secrets: MAX_TOKENS=4096.
+# Values that are settings, not secrets, although the variable's name matches: MAX_TOKENS=4096.
 _SETTING = re.compile(r"true|false|none|null|auto|[0-9.]{1,7}", re.IGNORECASE)
-# Maximum number of values to hide.
+# Maximum number of values to hide. If there are more, the oldest are no longer hidden.
 _MOST = 10_000
 
 _SECRETS = ("PACELINE_TOKEN", "PACELINE_AGENT_TOKEN", "PACELINE_VIEWER_TOKEN")
@@ -49,12 +49,12 @@ _longest_first: list[str] = []
 
 
 def hide(values: Iterable[str]) -> None:
-    """Keep values out of this process's logs, unless they are short or words."""
+    """Hide values in this process's logs, except values that are short or plain words."""
     _remember(value for value in values if len(value) >= _LEAST and not _COMMON.fullmatch(value))
 
 
 def hide_environment(environment: Mapping[str, str]) -> None:
-    """Keep a run's environment variables out of this process's logs.
+    """Hide the values of a run's environment variables in this process's logs.
 
     If a variable's name suggests a secret, its value is hidden even if it is a word.
     """

@@ -9,8 +9,8 @@ from paceline.core.rounds import Drift, RoundProgress
 from paceline.wire import MOST_PENDING
 
 G = TypeVar("G")
-# A gradient that waits for a round: the number of rounds in the parameters with which it was
-# computed, its number of samples, and the gradient itself.
+# A gradient that waits for a round: the number of rounds that were applied to the parameters with
+# which it was computed, its number of samples, and the gradient itself.
 Pending = tuple[int, int, G]
 
 
@@ -18,14 +18,14 @@ class RoundAction(Enum):
     """A member's announcement to the other ranks before a round."""
 
     NOTHING = auto()
-    # The member is ready and is counted; `RoundProgress.enough` tests if the count calls a round.
+    # The member is ready. Ready members are counted until `RoundProgress.enough` returns True.
     READY = auto()
     # The member calls the round.
     CALL = auto()
 
 
 class WaitReason(Enum):
-    """The reason why a rank waits. The value is for the log."""
+    """The reason why a rank waits. The value is the text for the log."""
 
     PENDING = f"more than {MOST_PENDING} of its gradients wait for a round to end"
     ROUNDS = "it has completed more steps than there were rounds"
@@ -40,13 +40,13 @@ _COPYING, _LEAD = WaitReason.COPYING, WaitReason.LEAD
 
 
 class RoundCounts:
-    """Counts of the gradients in a round, over one member or several.
+    """Counts of the gradients that one or more members contribute to a round.
 
     Attributes:
         contributors: members with a gradient in the round.
         ages: number of gradients by age in rounds, [`Drift.bins`]. The last bin counts its age and
             all higher ages.
-        dropped: samples of gradients that were too old.
+        dropped: number of samples whose gradients were dropped because they were too old.
     """
 
     __slots__ = ("ages", "contributors", "dropped")
@@ -62,7 +62,7 @@ class Member(Generic[G]):
 
     Attributes:
         clock: steps that the rank has completed.
-        taken: rounds that the rank's parameters include.
+        taken: number of rounds that are applied to the rank's parameters.
         waiting: why the rank waits; None: it does not wait. `offer` sets `waiting`. The driver sets
             it to None once `wait_reason` returns None.
         done: True if the rank has no more steps.
@@ -99,11 +99,11 @@ class Member(Generic[G]):
         self._pending: list[Pending[G]] = []
         # Gradients that are being copied to the host.
         self._underway: list[Pending[G]] = []
-        # The newest round for which the rank has been ready.
+        # Number of the newest round for which the rank has been ready.
         self._ready_for = -1
         # Number of rounds that must be over before the rank continues.
         self._held_until = 0
-        # The newest round for which the rank has announced that it is ready.
+        # Number of the newest round for which the rank has announced that it is ready.
         self._announced = -1
         self.clock = 0
         self.taken = 0
@@ -113,12 +113,12 @@ class Member(Generic[G]):
     def offer(
         self, gradient: G | None, samples: int = 0, *, ends_step: bool = True, on_host: bool = True
     ) -> WaitReason | None:
-        """Add a gradient that the rank has computed for a round; return why the rank must wait.
+        """Add a gradient of the rank for a round; return the reason if the rank must wait.
 
         Args:
             gradient: the new gradient, or None if a step has ended without a gradient.
             samples: number of samples from which the gradient was computed.
-            ends_step: the gradient is the first of its step.
+            ends_step: True for the first gradient of a step; the step then counts as completed.
             on_host: the gradient is on the host; else it is being copied there, see `arrived`.
         """
         self.clock += ends_step
@@ -172,7 +172,10 @@ class Member(Generic[G]):
         return self.clock - min(self._others().values(), default=self.clock)
 
     def wait_reason(self) -> WaitReason | None:
-        """Return why the rank must wait before its next step (see `Drift`); None if it need not."""
+        """Return the reason why the rank must wait before its next step; None if it need not.
+
+        `Drift` has the rules.
+        """
         progress, clock = self._progress, self.clock
         if len(self._pending) > MOST_PENDING or progress.rounds_done < self._held_until:
             return _PENDING
@@ -209,14 +212,14 @@ class Member(Generic[G]):
     def contribute(self, tally: RoundCounts) -> list[Pending[G]]:
         """Return the gradients that the rank contributes to a round, and count them in `tally`.
 
-        Afterwards nothing is pending. Gradients that are too old are dropped; see `Drift` for the
-        bound.
+        Afterwards no gradient waits for a round. Gradients that are too old are dropped; see
+        `Drift` for the bound.
         """
         fresh, self._pending = self._pending, []
         number, ages, last = self._progress.rounds_done, tally.ages, len(tally.ages) - 1
         if len(fresh) > MOST_PENDING:
             self._held_until = number + 1
-        # The least number of rounds that the parameters of a contributed gradient include.
+        # A gradient is contributed only if its parameters include at least this many rounds.
         least = number - self._oldest
         if self._keeps_newest and fresh:
             least = min(least, fresh[-1][0])
@@ -239,10 +242,10 @@ class Member(Generic[G]):
         return {rank: clocks[rank] for rank in working if rank != self._rank}
 
     def _update_ready(self, born: int | None) -> None:
-        """Make the rank ready for the next round if it may call it, or may count for its quorum.
+        """Mark the rank as ready for the next round if it may call it or count for its quorum.
 
-        `born` is the number of rounds in the newest gradient's parameters; None: the step had no
-        gradient.
+        `born` is the number of rounds that were applied to the newest gradient's parameters; None:
+        the step had no gradient.
         """
         reducing = self._progress.reducing
         if reducing and not self._leftovers and self.waiting is None:

@@ -1,4 +1,4 @@
-"""Warnings about failures that repeat, so that a log stays readable.
+"""Warnings about repeated failures: most repetitions are not logged, so that a log stays readable.
 
 `Outage` is for a service that this process needs: it warns at the start and at the end, and gives
 the pauses between retries. `Refusals` counts entries that a reader refuses, and logs at most one of
@@ -18,10 +18,10 @@ EVERY_S = 60.0
 class Outage:
     """An outage of a service: a warning at its start and its end, and pauses between retries.
 
-    Call `failed` after each error and `over` after each success. A loop that may block sleeps for
-    the time that `failed` returns. A loop that must continue checks `paused` before it retries. The
-    pause grows from `first_s` to `most_s`, doubling with each failure. `begins` and `ends` are the
-    texts of the warnings; the error is appended to `begins`. `clock` returns monotonic seconds.
+    Call `failed` after each error and `over` after each success. If a loop may block, it should
+    sleep for the time that `failed` returns; if not, it should check `paused` before each retry.
+    The pause grows from `first_s` to `most_s`, doubling with each failure. `begins` and `ends` are
+    the texts of the warnings; the error is appended to `begins`. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Outage:
 
 
 class Refusals:
-    """A counter of refused entries that logs at most once a minute. For one thread.
+    """A counter of refused entries that logs at most once a minute. Not thread-safe.
 
-    `what` names the entries; messages begin with it. `clock` returns monotonic seconds.
+    Messages begin with `what`, a name for the entries. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Refusals:
         self._next = clock()
 
     def add(self, reason: object) -> None:
-        """Count a refusal, and log its reason if the last message is a minute old."""
+        """Count a refusal, and log its reason if the last message is at least a minute old."""
         self.count += 1
         if self._clock() >= self._next:
             self._next = self._clock() + EVERY_S

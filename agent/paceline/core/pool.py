@@ -10,7 +10,7 @@ their store and change it by compare-and-set; the simulator keeps shares in a li
 simulator follow the same protocol::
 
     while share.left and is_worth_it(shares, rank, batch_s): ...  # `share.begin()`, then train it
-    if share.left: ...                                     # `share.leave()`: the others are sooner
+    if share.left: ...                                    # `share.leave()`: others finish it sooner
     while (other := slowest(shares, rank)) is not None and is_worth_it(shares, rank, batch_s):
         ...                                                # `shares[other].give()`, then train it
     ...                                                    # `share.stop()`
@@ -40,13 +40,13 @@ from paceline.wire.synchronisation import (
     Synchronisation,
 )
 
-# A rank continues if its batches take at most this multiple of the fastest other rank's batches.
+# A rank continues while its time per batch is at most this multiple of the fastest other rank's.
 FASTEST = 1.5
-# Weight of the newest batch in `Pace`.
+# Weight of the newest batch in the moving mean of `Pace`.
 NEWEST = 0.5
 # A rank that has trained no batch for this multiple of its batch time trains one again.
 RESTS = 20.0
-# Average fraction of a batch in training that is still to be done.
+# Fraction of its current batch that a rank must still train, on average.
 _HALF = 0.5
 
 
@@ -65,7 +65,7 @@ class Share(NamedTuple):
 
     # Number of batches at the front of the queue that the owner has begun.
     begun: int
-    # Number of the first batch that other ranks have taken over, with all later ones.
+    # Other ranks have taken over all batches from this number to the end of the queue.
     end: int
     # Seconds that this rank takes for a batch; 0: unknown.
     batch_s: float = 0.0
@@ -78,13 +78,13 @@ class Share(NamedTuple):
 
     @property
     def finishes_s(self) -> float:
-        """Seconds that the owner needs for the rest of its queue."""
+        """Seconds that the owner needs for the rest of its queue; infinite if it does not train."""
         if self.stance is not Stance.WORKS or not self.batch_s:
             return float("inf")
         return (self.left + _HALF) * self.batch_s
 
     def begin(self, batch_s: float) -> Share:
-        """Return the share after the owner begins its next batch, with its recent batch time."""
+        """Return the share after the owner begins a batch; `batch_s` is its recent batch time."""
         return self._replace(begun=self.begun + 1, batch_s=batch_s, stance=Stance.WORKS)
 
     def give(self) -> Share:
@@ -96,7 +96,7 @@ class Share(NamedTuple):
         return self._replace(stance=Stance.LEAVES)
 
     def resume(self) -> Share:
-        """Return the share after the owner continues to train."""
+        """Return the share after the owner resumes training its queue."""
         return self._replace(stance=Stance.WORKS)
 
     def stop(self) -> Share:
@@ -121,7 +121,7 @@ def is_pooled(what: Synchronisation) -> bool:
 
 
 def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:
-    """Return True if a span of pooled batches ends with a step.
+    """Return True if a span of pooled batches ends after the given step.
 
     A span ends with a step after which all ranks exchange data: when replicas are averaged, and at
     a segment's end (`last`).
@@ -144,7 +144,7 @@ def slowest(
 
 
 def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
-    """Return True if a rank should begin one more batch: the others would not be done sooner.
+    """Return True if a rank should begin one more batch, rather than leave it to faster ranks.
 
     If ranks keep their speeds, no rank waits at a span's end for longer than one of its own batches
     takes. `batch_s` is the rank's time per batch; 0: unknown.
@@ -170,7 +170,7 @@ def finish_s(left: float, ranks: int, per_s: float) -> float:
 
 
 def is_due(rests_s: float, batch_s: float) -> bool:
-    """Return True if a rank that rested for `rests_s` trains a batch to measure its speed.
+    """Return True if a rank that trained nothing for `rests_s` s must train, to measure its speed.
 
     The other ranks wait for this one batch, which took `batch_s` seconds before, so they lose at
     most 1 / `RESTS` of their time.
@@ -179,7 +179,7 @@ def is_due(rests_s: float, batch_s: float) -> bool:
 
 
 def has_working_peer(shares: Sequence[Share], rank: int) -> bool:
-    """Return True if another rank is active, which will see the batches that this rank leaves."""
+    """Return True if another rank still trains: it will find the batches that this rank leaves."""
     return any(share.stance is Stance.WORKS for k, share in enumerate(shares) if k != rank)
 
 
@@ -194,10 +194,10 @@ class Pace:
     """The recent time per batch of a rank: a moving mean, in seconds."""
 
     def __init__(self) -> None:
-        # 0: unknown.
+        # Mean seconds per batch; 0: unknown.
         self.batch_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add the seconds from a batch's start to the next one's, without waiting for others."""
+        """Add the seconds from one batch's start to the next one's, less waits for other ranks."""
         before = self.batch_s or seconds
         self.batch_s = before + NEWEST * (seconds - before)

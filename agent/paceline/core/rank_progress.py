@@ -1,13 +1,12 @@
 """Progress of each rank, and the comparison that finds ranks that are out of step.
 
-Gradients are reduced in pairs of passes: the n-th reduction of one rank is matched with the n-th
-reduction of each other rank. If one rank leaves out a backward pass, its next reduction would be
-matched with the others' previous one, and the sums would mix two steps. Each rank therefore keeps a
-`RankProgress`, and publishes it once a second; rank 0 compares them
+Ranks reduce gradients together: the n-th reduction of one rank is matched with the n-th reduction
+of each other rank. If one rank leaves out a backward pass, its reduction in the next step would be
+matched with the other ranks' reduction in this step, and the sums would mix two steps. Each rank
+therefore keeps a `RankProgress`, and publishes it once a second; rank 0 compares them
 (`paceline.train.features.lost_ranks`):
 
-- `conflict` returns a proof that ranks can never match again. Elapsed time is never taken as a
-  proof.
+- `conflict` returns why ranks can never match again. It never concludes this from elapsed time.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
 
 This module does not use torch, stores or threads.
@@ -19,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-# Number of newest entries that each list keeps. A few entries are enough, because conflicts stop
-# ranks within two reductions.
+# Each list of `RankProgress` keeps this many of its newest entries. A few entries are enough,
+# because ranks stop within two reductions of a conflict.
 KEPT = 32
 
 _SKIP = (
@@ -52,17 +51,17 @@ class RankProgress(msgspec.Struct, array_like=True):
     in_loop: bool = False
     # Newest step whose loop body has ended or was left.
     through: int = -1
-    # True if gradients are not reduced in each step.
+    # True under a relaxed policy, which does not reduce gradients in every step.
     relaxed: bool = False
-    # Number, step and model of each of the newest reductions, which have begun or wait for other
-    # ranks.
+    # Number, step and model of each of the newest reductions. The rank has begun them, but may
+    # still be waiting for other ranks in the newest.
     newest: list[tuple[int, int, int]] = []
     # First and last step of each sequence of steps without a backward pass.
     skipped: list[tuple[int, int]] = []
     departures: list[Departure] = []
     closed: bool = False
     phase: str = ""
-    # Seconds that the rank has been in this phase of this step.
+    # Seconds that the rank has been in `phase` of `step`.
     since_s: float = 0.0
     # Number of times that the rank has published its progress.
     beat: int = 0
@@ -95,7 +94,7 @@ class RankProgress(msgspec.Struct, array_like=True):
         self.through = max(self.through, self.step)
 
     def at(self, reduction: int) -> tuple[int, int] | None:
-        """Return step and model of a reduction; None if it has not begun, or was long ago."""
+        """Return step and model of a reduction; None: not begun, or no longer among the newest."""
         return next((at[1:] for at in self.newest if at[0] == reduction), None)
 
     def passes(self, step: int) -> int:
@@ -108,7 +107,7 @@ class RankProgress(msgspec.Struct, array_like=True):
 
 
 def conflict(of: Mapping[int, RankProgress]) -> str | None:
-    """Return why reductions can never match again, with rank and step; None if they can."""
+    """Describe, with rank and step, why reductions can never match again; None: they can match."""
     return _left(of) or _closed(of) or _unmatched(of)
 
 
@@ -126,7 +125,7 @@ def skips(of: Mapping[int, RankProgress]) -> Iterator[tuple[int, int]]:
 
 
 def laggards(of: Mapping[int, RankProgress], waits: Sequence[str], patience_s: float) -> list[int]:
-    """Return the ranks that others have been waiting for, if some have waited `patience_s` seconds.
+    """Return the ranks that do not wait, if another rank has waited at least `patience_s` seconds.
 
     `waits` are the phases in which a rank waits for others.
     """
@@ -176,7 +175,7 @@ def _closed(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
-    """Find a reduction that a rank has begun and another rank can no longer make in that step."""
+    """Describe a reduction that one rank has begun and another can no longer make in its step."""
     last = min(of, key=lambda rank: (of[rank].reductions, rank))
     fewest = of[last].reductions
     reduced = {
@@ -196,7 +195,7 @@ def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def _different(of: Mapping[int, RankProgress], reduced: Mapping[int, tuple[int, int]]) -> str:
-    """Describe ranks that would match a reduction of different steps or of different models."""
+    """Describe ranks whose reductions with equal numbers are of different steps or models."""
     early = min(reduced, key=lambda rank: (reduced[rank][0], rank))
     late = max(reduced, key=lambda rank: (reduced[rank][0], reduced[rank] != reduced[early], -rank))
     step = reduced[early][0]

@@ -2,10 +2,10 @@
 
 - Local SGD: `part_due` chooses the part of the parameters that is averaged after a step, and
   `parted` divides the parameters into parts.
-- AD-PSGD: `Partners` draws the rank with which a rank averages, and `staleness` is the mean's age.
-  Lian et al., "Asynchronous decentralized parallel stochastic gradient descent" (2018), Sec. 3: on
-  a bipartite graph no rank waits for a rank that waits itself. Even ranks send requests, odd ranks
-  answer them.
+- AD-PSGD: `Partners` draws the rank with which a rank averages, and `staleness` counts replicas by
+  age. Lian et al., "Asynchronous decentralized parallel stochastic gradient descent" (2018), Sec.
+  3: on a bipartite graph no rank waits for a rank that waits itself. Even ranks send requests, odd
+  ranks answer them.
 - Hierarchical RNA (RNA, Sec. 4): `ordered_groups` and `group_of` number the groups of ranks, and
   `Pushes` is the schedule of a group's pushes to the parameter server.
 """
@@ -19,7 +19,7 @@ from paceline.wire import AGES
 
 
 def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
-    """Return the part of the parameters that is averaged after a step; None if no part is.
+    """Return the part of the parameters that is averaged after a step; None if no part is averaged.
 
     Parts take turns, ``every / parts`` steps apart, so that each is averaged every `every` steps (H
     of local SGD). `every` None: parts are averaged only when all ranks synchronise. `parts` is at
@@ -69,10 +69,10 @@ class Partners:
 
 
 def staleness(steps: int, others: int) -> list[int]:
-    """Return the age histogram of a mean of two replicas: ages 0 and the steps between the two.
+    """Return the age histogram of a mean of two replicas: ages 0 and the difference of their steps.
 
-    `steps` and `others` are the numbers of steps of the rank that sent the request and of the other
-    rank.
+    `steps` is the number of steps of the rank that sent the request, `others` that of the rank that
+    answers it.
     """
     ages = [0] * AGES
     ages[0] += 1

@@ -60,10 +60,10 @@ class Drift:
     Args:
         staleness: rounds after which a gradient is dropped; None: never.
         lead: steps that a rank may be ahead of the slowest rank; None: any number.
-        mean: a rank that has several gradients pending for a round contributes their mean, in which
-            newer gradients have more weight (RNA, Sec. 3.3); else it contributes their sum.
-        waits: after its k-th step a rank waits until k rounds are over.
-        paced: only ranks that have completed k steps call the k-th round.
+        mean: True: a rank that has several gradients pending for a round contributes their mean, in
+            which newer gradients have more weight (RNA, Sec. 3.3). False: it contributes their sum.
+        waits: True: after its k-th step a rank waits until k rounds are over.
+        paced: True: only ranks that have completed k steps call the k-th round.
     """
 
     staleness: int | None = 4
@@ -95,7 +95,8 @@ class Drift:
     def weights(self, born: Sequence[int]) -> list[float]:
         """Return the weights of a rank's gradients in its contribution to a round.
 
-        `born` has the number of rounds in the parameters with which each gradient was computed.
+        For each gradient, `born` has the number of rounds that were applied to the parameters with
+        which the gradient was computed.
         """
         if not self.mean:
             return [1.0] * len(born)
@@ -105,11 +106,11 @@ class Drift:
 
 @dataclass(frozen=True)
 class Call:
-    """The rule that calls a round: a quorum of ready ranks, or the first of a few drawn ranks.
+    """The rule for who calls a round: a quorum of ready ranks, or the first ready of drawn ranks.
 
     Args:
-        quorum: number of ranks that must be ready (n-soft's M/n; all but b backup workers). When
-            fewer ranks have steps left, all of those must be ready.
+        quorum: number of ranks that must be ready: M/n of M ranks with n-soft, all but b with b
+            backup workers. When fewer ranks have steps left, all of those must be ready.
         probes: number of ranks drawn for each round, instead of a quorum. The first of them to be
             ready calls the round (RNA, Sec. 3.2). 1 gives eager-SGD's majority all-reduce, the
             world size its solo all-reduce.
@@ -156,7 +157,8 @@ class RoundProgress:
         reducing: a round has been called and is not over.
         clocks: steps that each rank had completed, according to the last round, [W].
         working: ranks that had steps left, according to the last round.
-        drawn: the ranks of which the first ready one calls the next round; None: any rank may.
+        drawn: the ranks drawn for the next round, which the first of them to be ready calls; None:
+            any rank may call it.
         least: the fewest completed steps of any rank in `working`, that rank (-1: there are
             several), and the fewest completed steps of the other ranks in `working`.
     """

@@ -9,7 +9,8 @@ from typing import Any
 from paceline.core.amounts.budget import budget_of
 from paceline.core.amounts.shapes import Shapes
 
-# Divisors of a rank's mean loss. "ranks": the loss is already scaled for the mean over ranks.
+# Values of `loss_mean`: each rank's loss is the mean over its samples, or over their total size, or
+# ("ranks") is already scaled so that the mean over ranks is right.
 MEANS = ("samples", "size", "ranks")
 
 

@@ -24,12 +24,12 @@ from paceline.core.errors import PacelineError
 _FOLDER = 1000
 # First character in the names of files that are being written.
 _HIDDEN = "."
-# Width of the number of bytes in use, in characters.
+# Number of characters of the number in the file ``used``.
 _WIDTH = 20
 
 
 class Directory:
-    """Samples of a node on its disk: never more than `limit_bytes` of them.
+    """Samples that a node stores on its disk: at most `limit_bytes` bytes.
 
     Every process of the node may read and add samples. Only the process that has called `claim` may
     remove samples. A sample is written under a hidden name and renamed, so other processes see
@@ -44,14 +44,14 @@ class Directory:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.limit_bytes = limit_bytes
-        # Descriptor of the claim's file.
+        # Descriptor of the locked file ``claimed``; None: this process has no claim.
         self._claimed: int | None = None
 
     def claim(self, sizes: npt.NDArray[np.int64]) -> list[int]:
         """Claim the directory for this process; return its samples, ascending.
 
-        Incomplete files are removed, and files whose length differs from the sample's number of
-        bytes in `sizes`, [N].
+        `sizes` [N] has the number of bytes of each sample. Incomplete files, and files with another
+        number of bytes, are removed.
 
         Raises:
             PacelineError: another training uses the directory, or it has samples of other data.
@@ -59,8 +59,8 @@ class Directory:
         """
         descriptor = os.open(self.path / "claimed", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # The lock belongs to this process, so a data loading process that outlives it blocks no
-            # claim.
+            # This kind of lock belongs to one process and is not inherited: a forked data loading
+            # process that outlives this process does not block the next claim.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -80,7 +80,7 @@ class Directory:
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes in use."""
+        """Return the number of bytes in use."""
         with self._locked() as descriptor:
             return _read(descriptor)
 
@@ -152,7 +152,7 @@ class Directory:
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
-        """Add to the bytes in use, or subtract; return False if the limit has no room."""
+        """Add `size`, negative or not, to the bytes in use; return False if there is no room."""
         with self._locked() as descriptor:
             used = _read(descriptor) + size
             if size > 0 and used > self.limit_bytes:

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _JOIN_S = 2.0
-# The epoch before the first plan.
+# Number of the current epoch before the first plan.
 _FIRST = -1
-# Number of further segments after which all ranks have read a segment's samples.
+# Once this many further segments are planned, all ranks have read a segment's samples.
 _READ = 2
 
 Bools = npt.NDArray[np.bool_]
@@ -38,7 +38,7 @@ class NodePart(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     # Little-endian uint32: samples that the node's ranks train, step by step.
     trained: bytes
-    # Little-endian uint32: samples that the node holds in the next epoch, once that is decided.
+    # Little-endian uint32: samples that the node holds in the next epoch; None: not decided yet.
     holds: bytes | None = None
 
 
@@ -63,8 +63,8 @@ class Prefetcher:
     to train in this epoch, or holds in the next. Steps do not depend on the thread: they read
     missing samples themselves.
 
-    This process must have claimed the data set's directory. `held` has the samples in it. `filler`
-    is the sample that ranks without samples load.
+    This process must have claimed the data set's directory, and `held` has the samples in that
+    directory. `filler` is the sample that ranks without samples load.
     """
 
     def __init__(self, data: Sharded, held: list[int], filler: int) -> None:
@@ -81,7 +81,7 @@ class Prefetcher:
         self._planned: deque[npt.NDArray[np.uint32]] = deque()
         # Samples that the node holds in the next epoch; None: not decided yet.
         self._next: Bools | None = None
-        # Samples to fetch for segments.
+        # Samples to fetch for planned segments, one list for each segment.
         self._steps: deque[list[int]] = deque([[filler]])
         # Samples to fetch for the next epoch, that epoch's number, and the samples that the plan
         # moves to the node for it.
@@ -90,13 +90,13 @@ class Prefetcher:
         self._comes: set[int] = set()
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
-        # Time from which the bandwidth allows the next sample.
+        # Monotonic time from which the bandwidth limit allows fetching the next sample.
         self._free_at = 0.0
         # True while a sample is being fetched.
         self._busy = False
         # True if there is no room until the next plan.
         self._full = False
-        # Three numbers of plans: so far, when the sample that is being fetched was chosen, and when
+        # Three counts of plans: now, when the sample that is being fetched was chosen, and when
         # `_removable` was listed.
         self._plans = 0
         self._seen = 0
@@ -138,7 +138,7 @@ class Prefetcher:
             return self._moved.get(epoch, Moved())
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until every sample is fetched for which there is room; return False on timeout."""
+        """Wait until all samples that fit are fetched; return False on a timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy and self._idle(), timeout_s)
 
@@ -218,7 +218,8 @@ class Prefetcher:
         with self._changed:
             if ahead:
                 self._ahead.append(sample)
-            # A step reads its samples itself, sooner than this thread would.
+            # Samples of segments are not requeued: a step reads its missing samples itself, sooner
+            # than this thread would.
 
     def _get(self, sample: int, ahead: bool) -> None:
         directory, size = self._data.directory, int(self._data.lengths[sample])
@@ -250,7 +251,8 @@ class Prefetcher:
     def _count(self, sample: int, size: int) -> None:
         with self._changed:
             if sample not in self._comes:
-                # The sample was trained on this node, which had no room for it then.
+                # The plan does not move this sample here. The node trained it earlier, without room
+                # to store it.
                 return
             before = self._moved.get(self._ahead_for, Moved())
             self._moved[self._ahead_for] = Moved(

@@ -1,6 +1,6 @@
 """`Sharded`, the data set whose samples are stored on nodes.
 
-Data loading processes read samples through it, and `prefetcher.Prefetcher` fetches samples
+Data loading processes read samples through `Sharded`, and `prefetcher.Prefetcher` fetches samples
 through it.
 """
 
@@ -27,7 +27,7 @@ class Misses:
 
     samples: int = 0
     bytes: int = 0
-    # Seconds spent reading them from the source.
+    # Seconds spent reading these samples from the source.
     waited_s: float = 0.0
 
     def __iadd__(self, other: Misses) -> Misses:
@@ -94,7 +94,7 @@ class Sharded:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Return the bytes of each sample, [N]; read from the source once."""
+        """Return the number of bytes of each sample, [N]; only the first call reads the source."""
         if self._lengths is None:
             self._lengths = sizes_of(self.source)
         return self._lengths

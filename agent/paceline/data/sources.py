@@ -18,7 +18,8 @@ from paceline.core.errors import PacelineError
 if TYPE_CHECKING:
     import httpx
 
-# Maximum number of tries of an HTTP read, and seconds before the second; later waits double.
+# Maximum number of tries of an HTTP read, and seconds before the second try. Each later wait is
+# twice as long as the one before.
 _TRIES = 4
 _RETRY_S = 0.25
 _TIMEOUT_S = 30.0
@@ -31,7 +32,7 @@ class Source(Protocol):
     """All samples, as bytes. Any rank may read any sample, from any thread and any process."""
 
     def __len__(self) -> int:
-        """Return N."""
+        """Return the number of samples, N."""
         ...
 
     def size(self, index: int) -> int:
@@ -44,7 +45,7 @@ class Source(Protocol):
 
 
 class Files:
-    """Source whose samples are files on a local or a shared file system; `paths` is [N]."""
+    """Source whose samples are files on a local or a shared file system: one path each, [N]."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         self._paths = [os.fspath(path) for path in paths]
@@ -62,7 +63,7 @@ class Files:
 
 
 class Ranges:
-    """Source in one large file: sample i is its bytes offsets[i] … offsets[i + 1].
+    """Source in one large file: sample i is its bytes from offsets[i] to before offsets[i + 1].
 
     Args:
         place: a path, or a URL (http or https) whose server supports range requests.
@@ -172,7 +173,7 @@ class _TemporaryError(Exception):
 
 
 def sizes_of(source: Source) -> npt.NDArray[np.int64]:
-    """Return the bytes of each sample, [N]; raise a ValueError that names a wrong sample."""
+    """Return each sample's number of bytes, [N]; raise a ValueError that names a wrong sample."""
     sizes = np.fromiter((source.size(index) for index in range(len(source))), np.int64, len(source))
     if not len(sizes):
         raise ValueError("source: it has no samples")

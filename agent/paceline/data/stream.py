@@ -23,19 +23,19 @@ logger = logging.getLogger(__name__)
 # Number of consecutive samples that a rank claims at once, if the source cannot be split.
 BLOCK = 64
 
-# Called with the number of shards; returns the claim that this rank reads next.
+# A function of the number of shards that returns this rank's next claim; None: nothing is left.
 Claiming = Callable[[int], "Claim | None"]
 
 
 class Reading(Protocol):
     """Reader of a rank's samples of a source."""
 
-    # Seed of the order of shards; None: the order in which they are listed.
+    # Seed of the shards' random order; None: shards are read in the listed order.
     seed: int | None
 
     @property
     def pieces(self) -> int | None:
-        """Return the number of shards to claim; None: nothing is claimed."""
+        """Return the number of shards that ranks claim; None: ranks claim nothing."""
         ...
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
@@ -107,7 +107,7 @@ class Stream:
     def shards(
         cls,
         shards: Sequence[Any],
-        # `open` is the name of the documented argument.
+        # The public argument is called `open`, although this shadows the built-in function.
         open: Callable[[Any], Iterable[Any]],  # noqa: A002
         *,
         size: Callable[[Any], float],
@@ -117,8 +117,8 @@ class Stream:
         """Make a stream of a source in shards, such as tar files.
 
         When a rank's buffer has room, the rank reads the next shard that no rank has claimed.
-        Towards the epoch's end several ranks may read the same shard; each keeps other samples of
-        it. For `size`, `buffer` and errors see `Stream`.
+        Towards the epoch's end several ranks may read the same shard; each trains a different part
+        of its samples. For `size`, `buffer` and errors see `Stream`.
 
         Args:
             shards: arguments for `open`, the same on all ranks: paths, URLs, numbers.
@@ -184,7 +184,7 @@ class Stream:
 
 
 class _HuggingFace:
-    """Opener of the shards of a ``datasets.IterableDataset``; reading processes unpickle it."""
+    """Opener of the shards of a ``datasets.IterableDataset``; reading processes can unpickle it."""
 
     def __init__(self, dataset: Any, count: int) -> None:
         self._dataset, self._count, self._epoch = dataset, count, 0
@@ -218,7 +218,7 @@ class Whole:
     """Reader of a source that yields all samples on each rank; ranks claim blocks of samples."""
 
     seed: int | None = None
-    # The number of blocks is not known.
+    # The number of blocks is unknown; no source has this many.
     pieces: int = 2**40
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -283,7 +283,7 @@ class Sharding:
 
 
 def _names(shards: Sequence[Any]) -> str:
-    """Return a text that differs between lists of shards with other names; empty without names."""
+    """Return a text with a digest of the shards' names; empty if a shard has no name."""
     try:
         names = "\0".join(map(_name, shards))
     except TypeError:
@@ -292,7 +292,10 @@ def _names(shards: Sequence[Any]) -> str:
 
 
 def _name(shard: Any) -> str:
-    """Return a shard's name, from a path or a number, or from several, such as a file per field."""
+    """Return the name of a shard: a path, a number, or several of these, such as a file per field.
+
+    Raise a TypeError for any other shard.
+    """
     if isinstance(shard, str | int | PurePath):
         return str(shard)
     if isinstance(shard, Mapping):
@@ -303,10 +306,10 @@ def _name(shard: Any) -> str:
 
 
 def _shuffled(dataset: Any) -> str:
-    """Return a text that differs between shuffled data sets of Hugging Face; empty: no shuffling.
+    """Return a text with a digest of how a Hugging Face data set is shuffled; empty: it is not.
 
     ``dataset.shuffle()`` without a seed draws another order on each rank. The generators of a data
-    set are in private attributes; if none is found, ranks do not compare them.
+    set are in private attributes; if no generator is found, ranks do not compare their orders.
     """
     states, pending, seen = [], [dataset], set()
     while pending:

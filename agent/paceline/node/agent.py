@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ReplayedError(PacelineError):
-    """A launch that the agent has already obeyed."""
+    """An error for a launch that the agent has already obeyed."""
 
 
 class Agent:
@@ -55,10 +55,12 @@ class Agent:
     Args:
         link: connection to the bus.
         name: the node's name.
-        data: the data directory; only one agent may use it at a time (else PacelineError).
-        find_session: requests another session during an outage of the bus; None: the URL is fixed.
+        data: the data directory. A second agent that uses it at the same time gets a PacelineError.
+        find_session: called during an outage of the bus; returns the newest session, or None if it
+            cannot get one. None instead of a function: the session never changes.
         duty: the only run to supervise; None: all runs that the control plane launches here.
-        notices: the cloud provider's notices that it reclaims this machine; None: there are none.
+        notices: source of the cloud provider's notices that it reclaims this machine; None: there
+            is no source.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Agent:
         self._gpus = Gpus()
         self._runs: dict[str, Supervisor] = {}
         self._left_over: dict[str, Delivery] = {}
-        # Directories whose problem was logged.
+        # Directories of runs whose reports cannot be delivered, logged once.
         self._unreadable: set[Path] = set()
         self._signal: int | None = None
         self._beat_at = self._recover_at = 0.0
@@ -140,8 +142,8 @@ class Agent:
             elif run in self._runs:
                 self._runs[run].obey(command)
         if self._signal is not None:
-            # The process that ends this agent may also end the runs' processes, but those were
-            # stopped already.
+            # The sender of the signal may also be ending the runs' processes. `_leave` must first
+            # mark the runs as stopped, or `_poll_runs` would report them as failed.
             return
         if not self._link.up:
             # Without the bus, reading commands returns at once.
@@ -175,7 +177,7 @@ class Agent:
 
     def _poll_runs(self) -> None:
         for run, supervisor in list(self._runs.items()):
-            # Polling a supervisor drains a spool, which may take a while.
+            # Polling a supervisor drains a spool, which may delay the heartbeat.
             self._beat()
             supervisor.poll()
             if self._duty is not None and self._duty.shows_output:
@@ -216,8 +218,8 @@ class Agent:
     def _refuse_second(self, run: str, launch: Launch, first: Supervisor) -> None:
         """Reject the launch of a run that this node still supervises.
 
-        This node may still supervise a run that was resumed elsewhere, if it was cut off from the
-        control plane.
+        If this node was cut off from the control plane, the run may have been resumed elsewhere
+        while its processes here continued.
         """
         if launch.attempt <= first.attempt:
             _log.error("run %s is already running here; ignoring its second launch", run)
@@ -251,7 +253,7 @@ class Agent:
         secrets = unseal(launch.sealed, session.key)
         if not rundir.note_launch(rundir.directory_of(self._data, run), launch.sealed):
             raise _ReplayedError("ignoring a launch that was sent twice")
-        # The address by which this node reaches the bus.
+        # The ranks use the address by which this node reaches the bus.
         bus = at_address(secrets.bus, session.bus)
         return msgspec.structs.replace(launch, env=secrets.env), RankAccess(bus, secrets.key)
 
@@ -270,7 +272,7 @@ class Agent:
         return [run for run, supervisor in self._runs.items() if supervisor.running]
 
     def _recover(self) -> None:
-        """Deliver what ended agents and `paceline run` processes left undelivered for their run."""
+        """Deliver reports that ended agents and `paceline run` processes left undelivered."""
         for directory in sorted((self._data / "runs").glob("*")):
             run = directory.name
             if run in self._runs or run in self._left_over or not directory.is_dir():

@@ -1,6 +1,6 @@
 """A node's answers to questions of the control plane about its runs.
 
-The agent answers each question at once in its only thread, so each answer is bounded.
+The agent answers each question at once in its only thread, so no answer may take long.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
         fields: dict[bytes | str, bytes | str] = dict(entry.items())
         try:
             return bus.xadd(stream, fields, nomkstream=True) is not None  # type: ignore[arg-type]
-        # The worker process has not granted the right to this stream yet.
+        # The control plane's worker has not granted the right to write to this stream yet.
         except redis.exceptions.NoPermissionError as error:
             _log.warning("cannot answer a request for run %s yet: %s", run, error)
             return False

@@ -113,7 +113,7 @@ class Client:
         if not answer.is_error:
             return
         kind = answer.headers.get("content-type", "").partition(";")[0]
-        # All errors of a Paceline server have this type.
+        # All errors of a Paceline server have this content type.
         if kind != "application/problem+json":
             raise ServerUnreachable(
                 f"{self.server} is not a Paceline server "
@@ -147,10 +147,10 @@ class Client:
         body: Mapping[str, Any],
         revision: int | None = None,
     ) -> Any:
-        """Call a path that changes a run at its present or a given revision; return the answer.
+        """Change a run at a given revision, or at its present one if None; return the answer.
 
-        `what` is the path below the run, such as ``policy``. An InputError means also that another
-        client has changed the run meanwhile.
+        `what` is the path below the run, such as ``policy``. An InputError is also raised if
+        another client has changed the run since that revision.
         """
         if revision is None:
             revision = self.revision(run)
@@ -165,7 +165,7 @@ class Client:
 
         Raise a PacelineError for a server with another protocol version.
         """
-        # The package loads numpy and redis, which `paceline up` does not need.
+        # `paceline.wire` loads numpy and redis, which `paceline up` does not need.
         from paceline.wire import PROTOCOL_VERSION
 
         try:

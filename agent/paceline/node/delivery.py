@@ -27,10 +27,10 @@ _EVERY_S = 1.0
 _MEND_S = 60.0
 # Seconds between two signs of life of a run.
 _ALIVE_S = 3.0
-# Maximum number of seconds of draining at once, because an agent has other runs to serve.
+# Maximum number of seconds that one call drains a spool, because an agent has other runs to serve.
 _DRAIN_S = 0.2
-# Maximum number of entries in the bus stream. The control plane disconnects a writer that floods
-# the bus.
+# Draining pauses while the bus stream has more entries than this, because the control plane
+# disconnects a writer that floods the bus.
 _MOST_WAITING = 20_000
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Delivery:
     States and telemetry are stored on disk, and survive outages of the bus and the end of this
     process. A delivery holds the lock of the run's directory until `close`, so that no other
     process delivers, too. `link` None: there is no control plane, and nothing is delivered. `lock`
-    is given if the caller holds it already.
+    is the lock if the caller holds it already.
 
     Raises:
         OSError: the directory cannot be written.
@@ -71,8 +71,8 @@ class Delivery:
     def resume(cls, directory: Path, link: Link) -> Delivery | None:
         """Continue the delivery of a run whose process is gone.
 
-        Report the run's end if that is missing. Return None if everything is delivered, if another
-        process supervises the run, or if the run belongs to another control plane.
+        If the run's end was not reported, report it. Return None if everything is delivered, if
+        another process supervises the run, or if the run belongs to another control plane.
         """
         path = directory / "run.json"
         try:
@@ -141,7 +141,7 @@ class Delivery:
         lost = spool.dropped(self.directory / "spool")
         entry = msgspec.structs.replace(state, dropped=lost)
         self.record.states = [*self.record.states, entry]
-        # After the end of a run, open chunks are sent, too.
+        # List the chunks again: after the end of a run, chunks that were left open are sent, too.
         self._chunks = None
         self._save()
         self._next = 0.0
@@ -188,7 +188,7 @@ class Delivery:
         self._lock.close()
 
     def _drained(self, link: Link) -> bool | None:
-        """Send some spooled entries; return True if nothing is left, None if the spool is broken.
+        """Send some spooled entries. Return True if none are left, None if the spool is broken.
 
         Raise a RedisError during an outage of the bus.
         """
@@ -231,7 +231,7 @@ class Delivery:
         return True
 
     def _own(self, entries: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
-        """Return the entries about this run: the script can write to the spool, too."""
+        """Return the entries about this run; the script may have spooled entries about others."""
         run = self.record.run
         own = [fields for fields in entries if _speaks_for(fields, run)]
         if len(own) < len(entries) and not self._foreign:
@@ -269,7 +269,7 @@ def _speaks_for(fields: dict[bytes, bytes], run: str) -> bool:
     """
     try:
         _, message = wire.decode(fields)
-    # Ingest rejects the entry and records the reason.
+    # The entry cannot be decoded. It is sent all the same: ingest rejects it and stores why.
     except wire.WireError:
         return fields.get(b"run") == run.encode()
     return fields.get(b"run") == run.encode() and not isinstance(message, NodeState)

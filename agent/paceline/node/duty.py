@@ -26,7 +26,7 @@ from paceline.wire import Launch, State
 _log = logging.getLogger(__name__)
 
 _ASK_S = 2.0
-# Seconds after which the node gives up, without an answer and without processes of the run.
+# The node gives up after this many seconds without an answer and without processes of the run.
 PATIENCE_S = 600.0
 
 
@@ -46,9 +46,9 @@ def place(
 ) -> Place:
     """Return the place of this process, from the given values and Slurm's variables in `env`.
 
-    Each step of a job is a run; each requeue of a job by Slurm starts another run. Without srun, in
-    the job's script or on its command line, each call is a run on one node if `alone` is True: the
-    operator gave no other nodes. Raise an InputError if there is no key.
+    Each step of a job is a run; each requeue of a job by Slurm starts another run. If this process
+    was started without srun and `alone` is True (the operator gave no other nodes), it is a run of
+    its own on one node. Raise an InputError if there is no key.
     """
     job, nodes = env.get("SLURM_JOB_ID"), 1
     if job is not None:
@@ -91,7 +91,7 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
 
 
 class Duty:
-    """Membership of a node in one run, which asks the control plane if the run needs this node.
+    """Membership of a node in one run. It asks the control plane if the run still needs the node.
 
     The agent calls `over` while it has no processes of the run. `host` is the engine's name of this
     machine; empty: unknown. With `shows_output`, the agent copies the output of rank 0 to its own
@@ -109,13 +109,14 @@ class Duty:
         self._ask_at = 0.0
         self._answered_at = time.monotonic()
         self._problem = ""
-        # Becomes 0 once the run has finished, or the node was asked to leave it.
+        # Exit code of the agent: 0 once the run has finished, or the node was asked to leave it.
         self.exit_code = 1
 
     def over(self) -> bool:
         """Return True if the node may end.
 
-        The agent calls this often while it has nothing to do; it asks the server every few seconds.
+        The agent calls this often while it has no processes of the run. The server is asked only
+        every few seconds.
         """
         if time.monotonic() < self._ask_at:
             return False

@@ -1,4 +1,4 @@
-"""A connection to the bus. An outage of the bus is a result, not an exception."""
+"""A connection to the bus. During an outage of the bus, calls return None and raise nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Link:
-    """A connection to the bus; a context manager, for one thread.
+    """A connection to the bus; a context manager. Not thread-safe.
 
     During an outage of the bus, the link retries at most once a second.
     """
@@ -37,7 +37,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """True if the bus accepted the last call."""
+        """True unless the last call failed."""
         return not self._outage.active
 
     @property
@@ -58,7 +58,7 @@ class Link:
         return result
 
     def address(self) -> str | None:
-        """Return this machine's address on the way to the bus; its neighbours reach it there, too.
+        """Return the address from which this machine reaches the bus; nearby nodes can use it, too.
 
         The result is the connection's local address, without a DNS lookup. None during an outage of
         the bus.
@@ -106,7 +106,7 @@ def _local_address(bus: redis.Redis) -> str:
 
 
 class Commands:
-    """The commands of a session from now on, each returned once, also across outages of the bus.
+    """A reader that returns each new command of a session once, even if the bus fails in between.
 
     If the session has a key, entries that the control plane did not write are ignored. Several
     processes of a node may read all commands: the agent, and each `paceline run` without its own
@@ -124,7 +124,7 @@ class Commands:
         return self._last is not None
 
     def read(self, block_s: float) -> list[tuple[str, Command]]:
-        """Return new commands with their run ids, waiting for the first one.
+        """Return new commands, each with its run's id; wait for the first one.
 
         The list is empty during an outage of the bus. `block_s`, the longest wait, must be below
         the connection's timeout of 2 s.

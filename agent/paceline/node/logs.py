@@ -26,13 +26,13 @@ from paceline.node import rundir
 from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, ReadLog
 
-# Numbers of bytes of a log that are kept at its start and at its end. Up to twice as many may stay
-# at the end.
+# A log that is shortened keeps this many bytes at its start and at its end. Until it is shortened
+# again, up to twice as many may be left at the end.
 KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20
 # Modes of Linux's fallocate.
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 _BLOCK = 4096  # bytes
-# bytes
+# Maximum number of bytes of a UTF-8 character.
 _CHARACTER = 4
 
 # Maximum number of entries of a folder that are read.
@@ -51,7 +51,7 @@ def listed(directory: Path, from_attempt: int) -> list[LogFile]:
 
 
 def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
-    """Yield the logs; `may_grow` precedes the size, so a log that cannot grow is complete."""
+    """Yield the logs. `may_grow` is read before the size: if it is False, the size is final."""
     may_grow = _may_grow(directory, None)
     if (seen := _stat(directory / "launcher.log")) is not None:
         yield LogFile(None, None, None, seen.st_size, seen.st_mtime, may_grow)
@@ -79,7 +79,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
         return NotThere(f"it has no {wanted.output} of rank {wanted.rank}")
     else:
         path = rundir.rank_log(directory, attempt, wanted.rank, wanted.output)
-    # `may_grow` is computed before the log is read, so a log that cannot grow is complete.
+    # `may_grow` is computed before the log is read: if it is False, the log is complete.
     may_grow = _may_grow(directory, attempt)
     try:
         handle = opened(directory, path)
@@ -129,11 +129,11 @@ def _free(handle: int, offset: int, length: int) -> None:
 
 
 def _kept(handle: int, offset: int, size: int) -> tuple[int, int]:
-    """Return start and end of the first range of bytes at or after an offset that is no gap."""
+    """Return start and end of the first range of bytes that is no gap, at or after an offset."""
     try:
         begin = os.lseek(handle, offset, os.SEEK_DATA)
         end = min(size, os.lseek(handle, begin, os.SEEK_HOLE))
-    # ENXIO: only a gap is left. Other errors: the file system does not report gaps.
+    # ENXIO: only a gap is left up to the file's end. Other errors: the file system reports no gaps.
     except OSError as error:
         return (size, size) if error.errno == errno.ENXIO else (offset, size)
     if end < size and end - begin < _CHARACTER:
@@ -200,7 +200,7 @@ def attempts(directory: Path) -> list[int]:
 
 
 def numbers(folder: Path, prefix: str) -> Iterator[int]:
-    """Yield the numbers in the names of a folder's entries."""
+    """Yield the numbers of a folder's entries whose names are `prefix` and a number."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in islice(entries, _MOST_ENTRIES):
             if (number := _NUMBER.fullmatch(entry.name)) and number[1] == prefix:

@@ -19,7 +19,7 @@ from paceline.wire import NodeState
 
 
 def default_name() -> str:
-    """Return the node's name unless ``--node`` gives one."""
+    """Return the host's name: the node's name unless ``--node`` gives another."""
     return socket.gethostname()
 
 
@@ -59,7 +59,7 @@ def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cg
 
 
 def processor(described: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's model from Linux's description, or at least its architecture."""
+    """Return the CPU's model name from Linux's description, else the name of its architecture."""
     with suppress(OSError, UnicodeDecodeError):
         for line in described.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -69,7 +69,7 @@ def processor(described: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def address_towards(address: str) -> str:
-    """Return this machine's address on the way to another machine's IP address.
+    """Return the local address from which this machine reaches another machine's IP address.
 
     Raise an OSError if there is no route to the address, or if it is a name.
     """

@@ -40,7 +40,7 @@ class Output:
         ]
 
     def pump(self, attempt: int) -> None:
-        """Copy the new output."""
+        """Copy the output that was written since the last call."""
         for copy in self._copies:
             copy.pump(attempt)
 

@@ -36,7 +36,7 @@ def check_data(folder: Path) -> None:
     """Reject a data directory in which another user may have planted something.
 
     The directory, its entries, and the entries of its `bus` and `runs` must belong to this user or
-    to root. Below that, only the owners of those directories can have created anything.
+    to root. Below these directories, only their owners can have created anything.
 
     Raises:
         PacelineError: another user owns one of them.
@@ -50,7 +50,7 @@ def check_data(folder: Path) -> None:
     for path in entries:
         try:
             owner = path.lstat().st_uid
-        # A process of this data directory has removed it meanwhile.
+        # A process that uses this data directory has removed the entry meanwhile.
         except FileNotFoundError:
             continue
         if owner not in (0, os.geteuid()):
@@ -68,9 +68,10 @@ def _name(owner: int) -> str:
 
 
 def secret(option: str, path: Path) -> str:
-    """Return the secret in a file, without surrounding white space; `option` names the file.
+    """Return the secret in a file, without surrounding white space.
 
-    Raise an InputError if the file is empty, or as `check`.
+    `option` is the command-line option that gave the file, for messages. Raise an InputError if the
+    file is empty, or if `check` rejects it.
     """
     check(option, path)
     if text := path.read_text().strip():

@@ -74,7 +74,7 @@ class EndedRanks(msgspec.Struct, frozen=True):
 
 
 def default_data() -> Path:
-    """Return the data directory unless ``--data`` or ``PACELINE_DATA`` gives another."""
+    """Return the default data directory, used unless ``--data`` or ``PACELINE_DATA`` is given."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "paceline"
 
@@ -111,8 +111,8 @@ def directory_of(data: Path, run: str) -> Path:
 def note_launch(directory: Path, sealed: bytes) -> bool:
     """Record a launch of a run in its directory; return False if it is recorded already.
 
-    No two launches have the same encrypted secrets. A program that can write to the bus may send an
-    old launch again.
+    No two launches have the same encrypted secrets. So if a program that can write to the bus sends
+    an old launch again, this function recognises it.
     """
     name = hashlib.sha256(sealed).hexdigest()
     path = directory / "launches"

@@ -25,7 +25,7 @@ class BusSession:
     TELEMETRY, and the entries that it reads carry no MAC.
     """
 
-    # Identifies the control plane by its id, or by the address of its bus.
+    # The control plane's id, or the address of its bus.
     control: str
     # URL of the bus.
     bus: str = field(repr=False)
@@ -72,7 +72,7 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
     try:
         with connect(info["bus"]) as tried:
             tried.ping()
-    # The URL in `info` has no password, and a bus answers.
+    # A bus answers. It rejects the connection only because the URL in `info` has no password.
     except redis.AuthenticationError:
         return
     except redis.RedisError as error:

@@ -37,7 +37,7 @@ _decoder = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 
 class Spool:
-    """One writer's bounded spool. For one thread.
+    """One writer's bounded spool. Not thread-safe.
 
     Args:
         directory: shared by the writers of a run; created with the first record.
@@ -61,8 +61,8 @@ class Spool:
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
         """Store the fields of a bus entry; return False if the disk or the spool is full.
 
-        `lost` counts the `records` in the entry. Raise an OSError if the directory cannot be
-        written.
+        `records` is the number of records in the entry; `lost` counts them. Raise an OSError if the
+        directory cannot be written.
         """
         body = _encoder.encode(fields)
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body
@@ -79,7 +79,7 @@ class Spool:
         if self._file.write(record) < len(record):
             try:
                 self._file.truncate(self._open_bytes)
-            # Records after a torn record would not be read.
+            # Records after a torn record would not be read, so the next one goes to a new chunk.
             finally:
                 self.close()
             return False
@@ -127,7 +127,7 @@ class Spool:
             logger.warning("spooled telemetry cannot be sent before the run ends: %s", error)
 
     def note_dropped(self, records: int) -> None:
-        """Record how many records this writer has lost so far, for `dropped`."""
+        """Store the number of records that this writer has lost so far, for `dropped` to add up."""
         self._directory.mkdir(0o700, parents=True, exist_ok=True)
         part = self._directory / f"{self._name}.dropped.new"
         part.write_text(str(records))
@@ -176,8 +176,8 @@ def drain(
     """Send all spooled entries, oldest chunk first; return their number.
 
     Each chunk is deleted after sending it. If the process is killed or `send` raises any error, the
-    whole chunk is sent again next time. Torn records and `include_open`: as in `chunks`. Entries
-    that are not regular files are deleted, except folders.
+    whole chunk is sent again next time. Torn records and `include_open`: as in `chunks`. A chunk
+    that is neither a regular file nor a folder is deleted.
     """
     sent = 0
     for path, entries in chunks(directory, include_open=include_open):

@@ -30,7 +30,7 @@ from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
 from paceline.wire.bus import is_loopback
 
-# Seconds before the launcher is killed; the launcher itself gives its ranks 25 s to end.
+# Seconds from a stop to killing the launcher; the launcher itself gives its ranks 25 s to end.
 _KILL_AFTER_S = 28.0
 # Paceline's variables that ranks inherit from this process. Other variables hold secrets, such as a
 # token, or are set by the supervisor.
@@ -90,7 +90,7 @@ class RankAccess:
 
 
 class Supervisor:
-    """The launcher process of a run on this node: started, polled, reported and ended here.
+    """A run's launcher process on this node: starts, polls and ends it, and reports its states.
 
     No method blocks: call `poll` a few times a second until `settled`. Make all calls from one
     thread that lives as long as the run, because the kernel ends the launcher with this thread.
@@ -103,7 +103,7 @@ class Supervisor:
         ranks: the ranks' access to the bus; None: the access of `link`.
 
     Raises:
-        InputError: as `check`; or the record's run is no valid run id.
+        InputError: `check` rejects the launch, or the record's run is no valid run id.
         OSError: the run's directory cannot be written.
     """
 
@@ -119,7 +119,7 @@ class Supervisor:
         self.run = record.run
         self.directory = rundir.directory_of(data, record.run)
         self.delivery = Delivery(self.directory, record, link)
-        # The newest report.
+        # The newest reported state.
         self.last: RunState | None = None
         self._launch = launch
         self._link = link
@@ -166,12 +166,12 @@ class Supervisor:
             else:
                 self.last = self.delivery.report_start(self._launch.attempt)
                 self._start()
-        # A ValueError means that the text cannot be passed to a process.
+        # ValueError: a text cannot be passed to a process, or several nodes lack a session.
         except (OSError, ValueError) as error:
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 
     def poll(self) -> None:
-        """Check the processes, report changes, kill late processes, and deliver reports."""
+        """Check the processes, report changes, kill processes that end late, deliver reports."""
         if self.running and self._launcher is not None:
             if self._stopping is not None and time.monotonic() > self._kill_at:
                 self.kill()
@@ -263,7 +263,7 @@ class Supervisor:
         address, port = self._door.getsockname()[:2]
         serves = (word.address, word.port) == (address, port)
         try:
-            # The other nodes may reach the bus by another route.
+            # This node reaches the bus by loopback, where other nodes cannot reach this node.
             if not serves and is_loopback(address):
                 address = address_towards(word.address)
             self._start(
@@ -346,7 +346,7 @@ class Supervisor:
 
     def _ended(self, code: int, status: LauncherStatus | None) -> None:
         exit_code = status.exit_code if status is not None else None
-        # The launcher ends later than the ranks.
+        # The time at which the ranks ended: the launcher ends later.
         at = status.ended_at if status is not None else None
         # The exit code shows success even if the status could not be written because the disk is
         # full.

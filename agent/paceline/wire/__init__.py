@@ -1,6 +1,6 @@
 """The messages that ranks, node agents and the control plane exchange over the bus.
 
-- `messages`: the typed messages; `segment`: the plan, about which most messages are;
+- `messages`: the typed messages; `segment`: the plan, which most messages concern;
 - `metrics`: values that scripts measure, in training and on held-out data;
 - `asking`: questions of the control plane to a node, and the node's answers;
 - `shards`: data that is stored on nodes, and how a plan moves it between them;

@@ -35,7 +35,7 @@ class ListLogs(msgspec.Struct, frozen=True, tag="list_logs"):
 class ReadLog(msgspec.Struct, frozen=True, tag="read_log"):
     """A request for a part of a log on the node; answered by `LogPart`."""
 
-    # None: the launcher's log, for which `output` and `attempt` have no meaning.
+    # None: the launcher's log; then `output` and `attempt` are ignored.
     rank: Whole | None
     output: Output = "stdout"
     # None: the newest attempt in which the rank was on the node.
@@ -43,7 +43,7 @@ class ReadLog(msgspec.Struct, frozen=True, tag="read_log"):
     # Offset of the first byte. A negative offset counts from the end of the log.
     offset: int = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)] = 65_536  # bytes
-    # Number of last lines to return, whatever `offset` is; None: `offset` counts.
+    # If given, this many of the log's last lines are returned, and `offset` is ignored.
     lines: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] | None = None
 
 
@@ -60,9 +60,9 @@ class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks"):
 class ReadStacks(msgspec.Struct, frozen=True, tag="read_stacks"):
     """A request for the stacks that ranks have written; answered by `Stacks`."""
 
-    # The attempt that the `Dumps` named.
+    # The attempt in the answer `Dumps`.
     attempt: Whole
-    # Rank and offset of each `Dump`.
+    # A pair for each `Dump`: its rank and its offset.
     since: list[tuple[Whole, Whole]]
 
 

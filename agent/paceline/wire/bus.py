@@ -32,7 +32,7 @@ def connect(url: str, *, timeout_s: float = 2.0, keep: bool = False) -> redis.Re
             to trust.
         timeout_s: the timeout in seconds for connecting and for each call. A blocking read must
             block for less.
-        keep: if clients take too much memory, the bus closes other connections before this one.
+        keep: True: if clients take too much memory, the bus does not close this connection.
             Only the control plane's user has the right to request that.
     """
     return redis.Redis.from_url(
@@ -95,7 +95,7 @@ def as_user(url: str, user: str, password: str) -> str:
 
 
 def at_address(url: str, address: str) -> str:
-    """Return the URL of another address of the same bus, with the user and password of `url`."""
+    """Return `address`, another URL of the same bus, with the user and password of `url`."""
     who, separator, _ = urlsplit(url).netloc.rpartition("@")
     parts = urlsplit(address)
     place = parts.netloc.rpartition("@")[2]

@@ -45,7 +45,7 @@ def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
 
 
 def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, bytes]:
-    """Encode a `StepBatch`, given as columns of record fields; faster than `encode`."""
+    """Encode a `StepBatch` from the columns of its records, by field name; faster than `encode`."""
     records = list(zip(*(columns[name] for name in StepRecord.__struct_fields__), strict=True))
     return {
         b"v": _VERSION,
@@ -59,8 +59,8 @@ def decode(
 ) -> tuple[str, Message]:
     """Return the run id and the message of a bus entry.
 
-    `first` is a decoder of some of the messages with stricter types. A message that it rejects is
-    decoded as if `first` were None.
+    `first` is a decoder that has stricter types for some of the messages. A message that it rejects
+    is decoded as if `first` were None.
 
     Raises:
         WireError: the entry has another protocol version, or holds no message of this version.

@@ -21,9 +21,9 @@ from paceline.wire.segment import Segment
 from paceline.wire.shards import Shards
 from paceline.wire.states import State
 
-# Value of a policy's name if the script divides its batches itself.
+# Policy name of a run whose script divides its batches itself; Paceline only observes such a run.
 OBSERVED = "observed"
-# Number of gradient ages that `RoundRecord.staleness` distinguishes at most.
+# Maximum number of gradient ages that `RoundRecord.staleness` distinguishes.
 AGES = 16
 # Maximum number of characters of `Fallback.why`.
 MOST_WHY = 500
@@ -195,7 +195,7 @@ class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """The leader's record of a segment that the ranks follow: only it proves what they train."""
+    """The leader's record that ranks follow a segment; no other message proves what they train."""
 
     attempt: int
     segment: Segment
@@ -203,9 +203,9 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
-    """Rank 0's notice that ranks all-reduce gradients in a segment in spite of its synchroniser.
+    """Rank 0's notice that ranks all-reduce gradients in a segment, despite its synchroniser.
 
-    The script does not suit the synchroniser, or has not shown yet that it does.
+    The reason is that the script does not suit the synchroniser, or has not yet shown that it does.
     """
 
     attempt: int
@@ -216,7 +216,7 @@ class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
 
 
 class LongPhase(msgspec.Struct, frozen=True, tag="long-phase"):
-    """A rank's notice that it has been in the same phase for seconds.
+    """A rank's notice that it has been in the same phase for several seconds.
 
     The rank repeats the notice while the phase continues.
     """
@@ -242,7 +242,7 @@ class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
     rank: int
     epoch: int
     node: str
-    # Bytes that the plan moves to the node for this epoch, less those that the node still has.
+    # Bytes that the plan moves to the node for this epoch, without those that the node has already.
     planned_bytes: int
     # Part of `planned_bytes` that was fetched ahead.
     moved_bytes: int
@@ -264,7 +264,7 @@ class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The leader's introduction, once per attempt: all that planning needs to know."""
+    """The leader's description of an attempt, sent once: all that planning needs to know."""
 
     attempt: int
     world: int
@@ -272,10 +272,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     seed: int
     # Sizes of the samples: little-endian float64, one per sample.
     sizes: bytes
-    # Divisor of the user's mean loss: "samples", "size" or "ranks".
+    # "samples" or "size": the script's loss is a mean over samples or over their total size.
+    # "ranks": the loss is already scaled for the mean over ranks.
     loss_mean: str
     drop_last: bool
-    # None: unknown.
+    # Number of epochs of the run; None: unknown.
     epochs: int | None
     # Number of steps that data loader workers fetch ahead of training.
     lookahead: int
@@ -292,8 +293,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     used: bytes = b""
     # Emulated device speeds: an `Emulation` as plain data.
     emulated: dict[str, Any] | None = None
-    # For each rank: number of samples and seconds of each trial step of the profiling phase, if
-    # there was one.
+    # For each rank, a list of pairs: number of samples and seconds of each trial step of the
+    # profiling phase. Empty: there was no profiling phase.
     profiles: list[list[tuple[int, float]]] = []
     # Number of samples that fit into each rank's memory; empty: unknown.
     limits: list[int] = []
@@ -348,7 +349,7 @@ class HelloPart(msgspec.Struct, frozen=True, tag="hello_part"):
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     """A change of a run's state, from the agent that supervises the run or from `paceline run`.
 
-    The sender repeats the last one every few seconds until the run ends, as a sign of life.
+    The sender repeats the last change every few seconds until the run ends, as a sign of life.
     """
 
     state: State
@@ -371,17 +372,17 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
 class NodeCheck(msgspec.Struct, frozen=True):
     """A machine's speed, as its agent measured while no training ran there."""
 
-    # 10⁹ operations per second of one core while all cores work.
+    # Speed of one core while all cores work, in 10⁹ operations per second.
     compute_gflops: float
-    # GB/s at which one core copies memory.
+    # Speed at which one core copies memory, in GB/s.
     memory_gbps: float
-    # 10⁶ bytes per second that the disk of the data directory writes; None: unknown.
+    # Speed of writing to the disk of the data directory, in 10⁶ bytes per second; None: unknown.
     disk_mbps: float | None
     at: float  # Unix time
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """The state of a GPU; None in a field: the GPU does not report it."""
+    """The state of a GPU. A field is None if the GPU does not report the value."""
 
     # Current and highest clock of the GPU's processors.
     sm_mhz: int | None = None

@@ -8,21 +8,21 @@ from collections.abc import Iterable
 
 import msgspec
 
-# Maximum number of metric names of a run's training, and of its evaluations.
+# Maximum number of metric names in a run's training metrics, and likewise in its evaluations.
 MOST_METRICS = 32
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 
 
 class MetricRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's training metrics of one step. If a script logs only a loss, none is sent."""
+    """One rank's training metrics of one step; not sent for a script that logs only a loss."""
 
     # Number of times that all ranks were started before.
     attempt: int
     rank: int
     # The same step as `StepRecord.step`.
     step: int
-    # Weight of this rank in the global batch: its samples or its load, as for the loss.
+    # Weight of this rank in means over ranks: its samples or its load, as for the loss.
     weight: float
     # Means over the rank's batch, by metric name.
     values: dict[str, float]

@@ -21,8 +21,8 @@ PART_BYTES = 128 * 2**10
 # Maximum number of samples of a data set that is no stream. The `long` tests of ingest and the
 # benchmark ingest.py use this number.
 MOST_SAMPLES = 20_000_000
-# Maximum number of parts of a Hello. A sample takes bytes for its size, its use, its length and its
-# node; 128 MiB are for the values of each rank.
+# Maximum number of parts of a Hello. A sample takes 8 bytes for its size, 4 if it is used, 4 for
+# its length and 2 for its node; 128 MiB are for the values of all ranks.
 MOST_PARTS = (MOST_SAMPLES * (8 + 4 + 4 + 2) + 128 * 2**20) // PART_BYTES
 # Maximum number of bytes of a Hello besides its arrays of samples: for the run, and for each rank.
 _OF_RUN, _OF_RANK = 64 * 2**10, 2**10

@@ -10,7 +10,7 @@ from cryptography.fernet import Fernet, InvalidToken
 
 
 class Secrets(msgspec.Struct, frozen=True):
-    """The sealed part of a launch."""
+    """The encrypted part of a launch."""
 
     env: dict[str, str]
     # URL of the bus with the run's own user.
@@ -45,7 +45,7 @@ def seal_answer(content: bytes, key: bytes) -> bytes:
 
 
 def unseal_answer(sealed: bytes, key: bytes) -> bytes:
-    """Decrypt the result of `seal_answer`; raise a SealError if it has another key."""
+    """Decrypt the result of `seal_answer`; raise a SealError if another key encrypted it."""
     try:
         return _fernet(key, b"answers").decrypt(sealed)
     except InvalidToken as error:

@@ -37,7 +37,7 @@ _BOUNDS = {
 _LONGEST_RANGE = 2**20
 # Maximum number of CPU threads of a rank.
 _MOST_THREADS = 65_536
-# Minimum of a share that is not 0, so that quotients with the share as divisor stay finite.
+# Minimum of a share that is not 0, so that dividing by the share gives a finite number.
 _SMALLEST_SHARE = 1e-9
 _SOURCES = ("controller", "coast", "equal")
 # Maximum of times per size unit, sample or step, in seconds: with larger ones, sums and products
@@ -73,9 +73,9 @@ class Paces(msgspec.Struct, frozen=True):
 class Segment(msgspec.Struct, frozen=True, dict=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
-    The same policy code with the run's sizes and the feedback rows of `feedback` gives the same
-    plan again. Ranks validate nothing: the leader calls `problem` before it adopts a segment, and
-    ingest calls `problem` before it stores one. So every segment that a leader adopts can be
+    The same policy code gives the same plan again for the run's sizes and the records of the steps
+    in `feedback`. Ranks validate nothing: the leader calls `problem` before it adopts a segment,
+    and ingest calls `problem` before it stores one. So every segment that a leader adopts can be
     stored.
 
     A process unpacks the samples of a segment at most once, because `samples` caches the array, and
@@ -121,14 +121,14 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     # For the operator: why this synchroniser was chosen, or why local batches are equal. Empty: the
     # policy has only one synchroniser.
     why: str = ""
-    # Number of those `moved` samples whose new holder is on another node.
+    # Number of the `moved` samples whose new holder is on another node.
     across: int = 0
     # True if ranks take batches over from each other; the leader decides.
     pooled: bool = False
     # Data that is stored on nodes: the samples whose holder changes with the next epoch. None: this
     # segment does not plan the next epoch.
     moves: Moves | None = None
-    # True if nodes train the samples that they hold, even while coasting.
+    # True if each node trains the samples that it holds, even while coasting.
     homes: bool = False
     # For a stream: the speeds of ranks. A proposal with `paces` has no samples, because the leader
     # picks them.
@@ -147,7 +147,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
         return np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
 
     def keeping(self, samples: Ints) -> Segment:
-        """Return this segment with `samples` cached, from which it was packed."""
+        """Cache `samples`, from which this segment was packed; return this segment."""
         self.__dict__["samples"] = samples.astype(np.int64, copy=False)
         return self
 
@@ -158,7 +158,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
         return [[next(parts) for _ in row] for row in self.counts]
 
     def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
-        """Return why no leader may adopt the segment, whatever the previous steps; None if one may.
+        """Return the reason why no leader may adopt the segment; None if it is valid by itself.
 
         `world` is the number of ranks of the attempt, `samples` the size of the data set; None:
         unknown.
@@ -216,7 +216,7 @@ def _of_counts(segment: Segment, width: int) -> str | None:
 def _of_indices(segment: Segment, samples: int | None) -> str | None:
     if samples is None or not segment.indices:
         return None
-    # The bytes are only viewed as an array: most callers need the samples later or never.
+    # View the bytes as an array, without a copy: most callers need `samples` only later, or never.
     most = int(np.frombuffer(segment.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None

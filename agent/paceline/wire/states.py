@@ -5,10 +5,10 @@ of three final states::
 
     pending -> queued -> starting -> running -> finished, failed or stopped
 
-Reports only move a run forward, and may skip states. Apart from that, an end may turn out to be
-wrong, or to have been requested; a user may resume an ended run; and the control plane relaunches a
-multi-node run that has lost the host of its rendezvous. `TransitionCause` names these cases with
-those who cause them, and `TRANSITIONS` has the states before and after each.
+Reports only move a run forward, and may skip states. Other changes are exceptions: an end may turn
+out to be wrong, or to have been requested; a user may resume an ended run; and the control plane
+relaunches a multi-node run that has lost the host of its rendezvous. `TransitionCause` names these
+cases with the processes that cause them, and `TRANSITIONS` has the states before and after each.
 
 The launch of a multi-node run also has a `Rendezvous` phase: its progress in choosing the host of
 the rendezvous, and in relaunching the run after that host is lost.
@@ -89,14 +89,14 @@ class TransitionCause(Enum):
     RELAUNCH = "it is relaunched"
 
     def allows(self, before: State, after: State) -> bool:
-        """Return whether `after` may follow `before` for this reason."""
+        """Return True if `after` may follow `before` for this reason."""
         return after in TRANSITIONS[self].get(before, ())
 
     def sources(self, after: State) -> tuple[State, ...]:
         """Return the states that `after` may follow for this reason.
 
         Raises:
-            ImpossibleTransitionError: there are none.
+            ImpossibleTransitionError: `after` may follow no state for this reason.
         """
         before = tuple(state for state in State if self.allows(state, after))
         if not before:
@@ -111,7 +111,7 @@ class TransitionCause(Enum):
             )
 
 
-# By cause and state: the states that may follow.
+# The states that may follow, by cause and by the state before.
 TRANSITIONS: Mapping[TransitionCause, Mapping[State, tuple[State, ...]]] = {
     # A queued run is queued again when its engine has another reason why it waits.
     TransitionCause.QUEUE: dict.fromkeys(WAITING, (State.QUEUED,)),

@@ -12,7 +12,7 @@ stream                    writer → reader            messages
                                                      and what their ranks spooled
 ``TELEMETRY``             ranks and agents without   all of these
                           a session → ingest
-``live(run)``             ingest → controller        `Committed`: what a plan rests on, with
+``live(run)``             ingest → controller        `Committed`: what planning needs, with
                                                      `RunChanged` for a Hello
                           web, worker → controller   `RunChanged`
 ``CHANGES``               ingest, web, worker → web, no messages: runs about which something was
@@ -48,7 +48,7 @@ CONTROL_LENGTH = 64
 COMMANDS_LENGTH = 1_000
 
 
-# A node's name is part of streams, of users on the bus and of URLs of the API.
+# A node's name is part of stream names, of names of users on the bus, and of URLs of the API.
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 _WRITTEN = re.compile(r"paceline:(run|node):(.+):telemetry")

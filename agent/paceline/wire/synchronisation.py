@@ -53,7 +53,7 @@ class AveragingRules(_Rules, frozen=True, kw_only=True):
     parts: Positive = 1
     # Number of steps that ranks make while a mean is computed.
     overlap: Natural = 0
-    # Weight of a rank's own replica in the result if means overlap steps.
+    # Weight of a rank's own replica in the result if ranks made steps while the mean was computed.
     keep: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
+        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
         return 0
 
     @property
@@ -147,7 +147,7 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
         return False
 
     def problem(self, world: int | None = None) -> str | None:
-        """Return why `world` ranks cannot train with the synchroniser; None if they can.
+        """Return the reason why `world` ranks cannot train with the synchroniser; None if they can.
 
         With `world` None, return None if at least one number of ranks can train. A value made in
         Python may hold anything, since only decoding checks types and ranges.
@@ -178,7 +178,7 @@ class Averaging(_Synchroniser, frozen=True, tag="averaging"):
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
+        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
         rules = self.parameters
         return None if rules.every is None else rules.every + rules.overlap
 
@@ -186,14 +186,15 @@ class Averaging(_Synchroniser, frozen=True, tag="averaging"):
 class Pairwise(_Synchroniser, frozen=True, tag="pairwise"):
     """Synchronisation in pairs.
 
-    Ranks step independently. After each step of a rank, its replica and another become their mean.
+    Ranks step independently. After each step of a rank, the mean of its replica and another rank's
+    replica replaces both.
     """
 
     parameters: NoRules = NoRules()
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
+        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
         return 1
 
 
@@ -204,13 +205,13 @@ class Partial(_Synchroniser, frozen=True, tag="partial"):
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
+        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
         rules = self.parameters
         return rules.lead if rules.staleness is None else rules.staleness
 
     @property
     def stale(self) -> bool:
-        """True if rounds may apply gradients that were computed rounds before."""
+        """True if a round may apply gradients that were computed in earlier rounds."""
         return self.parameters.staleness != 0
 
 
@@ -224,12 +225,12 @@ class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
 
     @property
     def alone(self) -> int | None:
-        """Most steps or rounds after which a rank's work reaches other ranks; None: any number."""
+        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
         return self.parameters.every
 
     @property
     def stale(self) -> bool:
-        """True if rounds may apply gradients that were computed rounds before."""
+        """True if a round may apply gradients that were computed in earlier rounds."""
         return self.parameters.staleness != 0
 
     def _problem(self, world: int) -> str | None:
@@ -261,10 +262,9 @@ def decode(data: bytes) -> Synchronisation:
 
 
 def convert(name: str, parameters: Mapping[str, Any] | None = None) -> Synchronisation:
-    """Return the synchroniser with this name and with parameters as JSON holds them.
+    """Return the synchroniser with this name, and with parameters as JSON holds them.
 
-    Raise a ValueError if ranks know no such synchroniser, or for parameters that it does not
-    take.
+    Raise a ValueError if the name is unknown, or if the synchroniser does not accept a parameter.
     """
     if name not in SYNCHRONISERS:
         raise ValueError(

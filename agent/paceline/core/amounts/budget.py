@@ -1,8 +1,8 @@
 """Steps limited by a sum of sizes (tokens, frames, seconds) instead of a number of samples.
 
-A step gets samples, in the epoch's order, until one more would exceed the budget. A step's samples
-depend on no earlier step. So the rest of an epoch has the same steps after any resume, whatever the
-number of ranks.
+A step gets samples, in the epoch's order, until one more would exceed the budget. So a step's
+samples depend only on the samples that are left, in this order, and the rest of an epoch has the
+same steps after any resume, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Budget:
     def counts(self, samples: Ints, steps: int | None = None) -> Ints:
         """Return the number of samples of each step, [S].
 
-        Steps are filled with `samples` [R] in the given order, until `steps` steps are full; None:
-        until all samples are used.
+        Steps are filled with `samples` [R] in the given order, until `steps` steps are full or,
+        with `steps` None, until all samples are used.
         """
         if steps is None:
             return counts_within(self.sizes[samples], self.tokens)
@@ -56,7 +56,7 @@ class Budget:
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """Return a step's local batches [rank] after moving few samples to keep the limits."""
+        """Return a step's local batches [rank], after moving few samples to respect the limits."""
         if self.limits is None:
             return parts
         samples = np.concatenate(parts)
@@ -68,7 +68,7 @@ class Budget:
         return np.split(samples[np.argsort(made, kind="stable")], np.cumsum(counts)[:-1])
 
     def over(self, counts: Ints, samples: Ints) -> str | None:
-        """Return why a local batch exceeds its rank's limit; None if none does.
+        """Describe the first local batch that exceeds its rank's limit; None if there is none.
 
         `counts` is [S, W]; `samples` are ordered by step, then by rank.
         """
@@ -89,8 +89,8 @@ class Budget:
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
     """Return the number of samples of each step, [S], within the budget.
 
-    Steps are filled with samples of `sizes` [R] in the given order, until `steps` steps are full;
-    None: until all samples are used. The budget has the unit of the sizes.
+    Steps are filled with samples of `sizes` [R] in the given order, until `steps` steps are full
+    or, with `steps` None, until all samples are used. The budget has the unit of the sizes.
 
     Raises:
         ValueError: a sample is larger than the budget.
@@ -120,7 +120,7 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
 
     A rank above its limit keeps the samples that fit, largest first. Each other sample goes to the
     rank with the most room. Under limits that `refuse_tight` accepts, there is always room. `ranks`
-    [n] is the plan; `limits` [W] are in the unit of `sizes` [n].
+    [n] is the planned rank of each sample; `limits` [W] are in the unit of `sizes` [n].
 
     Raises:
         ValueError: a sample fits on no rank.
@@ -151,7 +151,7 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
 
 
 def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
-    """Reject limits [W] into which some step of the budget might not fit.
+    """Reject limits [W] of the ranks that might be too small for a step that fills the budget.
 
     A sample fits on no rank only if each rank has less room than the sample's size. Then the step
     holds more than Σ_j max(0, limit_j − longest) + longest. `longest` is the size of the largest
@@ -177,7 +177,7 @@ def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
 
 
 def refuse_small(limits: Floats, longest: float) -> None:
-    """Reject limits [W] of micro-batches into which some sample might not fit.
+    """Reject limits [W] of micro-batches that are too small for the largest sample.
 
     Raises:
         ValueError: a limit is below `longest`, the size of the largest sample.
@@ -192,7 +192,7 @@ def refuse_small(limits: Floats, longest: float) -> None:
 
 
 def shown(amount: float) -> str:
-    """Format an amount exactly: 1000001, 0.1. A value copied from a message is large enough."""
+    """Format an amount exactly (1000001, 0.1), so that a limit copied from a message suffices."""
     amount = float(amount)
     return str(int(amount)) if amount.is_integer() else repr(amount)
 
@@ -214,7 +214,7 @@ def refuse_larger(sizes: Floats, budget: float) -> None:
     """Reject a sample that no step can hold.
 
     Raises:
-        ValueError: a size, [N], exceeds the budget; the message names the first one.
+        ValueError: one of `sizes` [N] exceeds the budget; the message names the first such sample.
     """
     larger = np.flatnonzero(sizes > budget)
     if len(larger):

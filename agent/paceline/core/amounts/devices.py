@@ -1,8 +1,9 @@
 """Relative speeds of ranks, estimated from their devices alone: capacities.
 
-Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B ("Estimating
-throughput"): CPU ranks count by their cores, other ranks by half-precision FLOP/s. FLOP/s are from
-vendors' data sheets or, if a sheet is missing, from a trial at the start of the process group.
+The method is that of "Taming Resource Heterogeneity In Distributed ML Training With Dynamic
+Batching", §III-B ("Estimating throughput"): the speed of a CPU rank is its number of cores, that of
+any other rank its half-precision FLOP/s. FLOP/s are from vendors' data sheets or, if a sheet is
+missing, from a trial at the start of the process group.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ UNKNOWN = Capacities((), "")
 
 
 def capacities(devices: Sequence[RankDevice]) -> Capacities:
-    """Return the capacities of all ranks by a single measure; empty `devices` means unknown."""
+    """Return the ranks' capacities, from one measure; `UNKNOWN` if no measure fits all ranks."""
     if not devices:
         return UNKNOWN
     trials = [device.flops for device in devices if device.flops is not None]

@@ -74,11 +74,12 @@ def on_grid(
     """Return the nearest counts with the same sum that are multiples of `grid`, [W].
 
     The remainder that the grid does not divide (an epoch's last step has one) goes to one rank. If
-    the limits hold no more multiples, the rest goes to as few ranks as have room for it.
+    the limits leave no room for more multiples, the remaining samples go to as few ranks as
+    possible.
 
     Args:
         counts: samples of each rank, [W], within the limits.
-        grid: ≥ 1.
+        grid: the step of the grid, ≥ 1.
         limits: the maximum number of samples of each rank, [W]. The sum of the limits is at least
             the sum of the counts. None: there are no limits.
         nodes: the node of each rank, 0, 1, …, [W], if samples stay on their nodes: then the nodes'
@@ -122,8 +123,9 @@ def _sums(counts: Ints, nodes: Ints) -> Ints:
 
 
 def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> Ints:
-    """Distribute `number` blocks of `grid` samples as near to the counts as `room` permits.
+    """Return each rank's number of blocks of `grid` samples; the sum is `number`.
 
+    The ranks' samples are as near to `counts` as `room`, a number of blocks, permits.
     Each rank gets at least `least` blocks if there are enough.
     """
     if least.sum() > number:
@@ -138,10 +140,10 @@ def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> In
 
 
 def moved(ranks: Ints, counts: Ints) -> Ints:
-    """Return the rank of each sample after few samples move to reach the given counts, [n].
+    """Return the rank of each sample, [n], after moving few samples, so that ranks have `counts`.
 
     Ranks with too many samples give their last ones; these go to the other ranks in rank order.
-    `ranks` [n] is the rank of each sample; the sum of `counts` [W] is n.
+    `ranks` [n] is the rank of each sample before; the sum of `counts` [W] is n.
     """
     before = np.bincount(ranks, minlength=len(counts))
     order = np.argsort(ranks, kind="stable")
@@ -153,10 +155,10 @@ def moved(ranks: Ints, counts: Ints) -> Ints:
 
 
 def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> Ints:
-    """Return the same as `moved`, but change the node of few samples, [n].
+    """Return the rank of each sample, [n], as `moved` does, but with few samples changing nodes.
 
-    A node whose ranks get fewer samples gives first the samples that it does not hold. `nodes` [W]
-    is the node of each rank, 0, 1, …; `at_home` [n] is True if the sample's planned node holds it.
+    A node that loses samples first gives away those that it does not hold. `nodes` [W] is the node
+    of each rank, 0, 1, …; `at_home` [n] is True if the sample's planned node holds it.
     """
     order = np.argsort(~at_home, kind="stable")
     before = nodes[ranks[order]]

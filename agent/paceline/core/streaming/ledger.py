@@ -23,19 +23,19 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-# The least number of global batches that a buffer holds.
+# Minimum number of global batches that the ranks' buffers hold together.
 LEAST_BATCHES = 4
-# Maximum number of steps that may pass over a sample in the buffer.
+# A sample that this many steps have passed over is no longer exchanged for a later sample.
 WAITS = 8
 # A segment uses at most 1 / `_SPENT` of the buffered samples, so that there is a choice of samples.
 _SPENT = 4
-# If a rank ends later than planned by more than this factor, the others get more load.
+# If a rank would end later than this multiple of the planned time, the other ranks get more load.
 _LATE = 1.02
 # Number of halvings of the interval in which a step's time is searched.
 _HALVINGS = 60
-# Largest number of swaps per rank and step.
+# Maximum number of samples that a rank swaps for later ones of its buffer in a step.
 _SWAPS = 4
-# A rank whose load differs from the target load by less than this fraction swaps no more.
+# A rank stops swapping once its load differs from the target load by less than this fraction.
 _CLOSE = 1e-3
 
 
@@ -45,7 +45,7 @@ class _Buffer:
 
     # Sample numbers in the epoch.
     numbers: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    keys: Floats = field(default_factory=lambda: np.empty(0))  # ascending
+    keys: Floats = field(default_factory=lambda: np.empty(0))  # sort keys of `numbers`, ascending
     # Number of samples that the rank has read in this epoch.
     read: int = 0
     # True if the rank has read all its samples.
@@ -53,17 +53,18 @@ class _Buffer:
 
 
 class StreamLedger:
-    """A record of the samples of one epoch of a stream. For one thread.
+    """A record of the samples of one epoch of a stream. Not thread-safe.
 
     The leader adds the ranks' reports with `record`, waits until the ledger is `ready`, and takes
     the next steps with `coast` or `filled`. Then the leader records these steps with `use`.
 
     Args:
         epoch: number of the epoch.
-        world: W.
-        rules: the rules that each step's batch keeps; a stream has neither a grid nor a budget.
-        buffer: samples in all ranks' buffers, at least `LEAST_BATCHES` global batches.
-        seed: seed of the order in the buffers; None: they keep the order of the source.
+        world: the number of ranks, W.
+        rules: the rules that each step's batch follows; a stream has neither a grid nor a budget.
+        buffer: number of samples in all ranks' buffers together, at least `LEAST_BATCHES` global
+            batches.
+        seed: seed of the shuffling in the buffers; None: buffers keep the order of the source.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class StreamLedger:
         self.left += len(sizes)
 
     def ready(self) -> bool:
-        """Return True if a segment can be planned; else the leader waits for reports of ranks."""
+        """Return True if a segment can be planned; False if more reports of ranks are needed."""
         if self.ended:
             return True
         halves = zip(self._buffers, self.rooms, strict=True)
@@ -189,7 +190,7 @@ class StreamLedger:
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Return why a proposal cannot be the next segment of this epoch; None if it can."""
+        """Return the reason why a proposal cannot be this epoch's next segment; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, not {self.epoch}"
         if segment.synchroniser != ALLREDUCE:
@@ -202,7 +203,7 @@ class StreamLedger:
         return segment.problem(world)
 
     def filled(self, segment: Segment) -> Segment:
-        """Return a proposal with the samples of its steps; the result may have fewer steps."""
+        """Return a proposed segment after choosing its samples; the result may have fewer steps."""
         paces = segment.paces
         assignments = self._take(segment.steps, paces if segment.shares else None)
         counts, samples = flatten(assignments)
@@ -267,7 +268,7 @@ class StreamLedger:
     def _in_time(
         self, held: list[Floats], counts: Ints, typical: Floats, speeds: Speeds
     ) -> list[Ints]:
-        """Return places in the ranks' buffers, for a step that all ranks end at about one time."""
+        """Return, for each rank, places in its buffer, so that all ranks end the step together."""
         step_s, loads = loads_in_time(counts, typical, speeds)
         due = [self._waited[buffer.numbers] >= WAITS for buffer in self._buffers]
         places = _picked_all(held, counts, loads, due)
@@ -280,7 +281,7 @@ class StreamLedger:
         return places
 
     def _out(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
-        """Remove samples from a buffer; count a wait for each of the first `count` that stay."""
+        """Remove samples from a buffer; count a wait for those of the first `count` that stay."""
         numbers = buffer.numbers[places]
         stay = np.ones(len(buffer.numbers), bool)
         stay[places] = False
@@ -314,8 +315,8 @@ class Speeds:
 def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
     """Return each rank's number of samples, so that all ranks end together, [W].
 
-    The step has `total` samples. `most` [W] is the number of samples that each rank has; the sum is
-    at least `total`. `typical` is the mean size in each rank's buffer, [W].
+    The step has `total` samples. `most` [W] is the maximum number of samples of each rank; the sum
+    is at least `total`. `typical` is the mean size in each rank's buffer, [W].
     """
     each_s = speeds.a * typical + speeds.c
 
@@ -338,9 +339,9 @@ def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> I
 
 
 def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float, Floats]:
-    """Return the time at which all ranks should end, in s, and each rank's load until then, [W].
+    """Return a pair: the time at which all ranks should end, in s, and each rank's load, [W].
 
-    The sum of the loads is that of samples of `typical` size, so that neither small nor large
+    The loads add up to the total size of samples of `typical` size, so that neither small nor large
     samples stay in the buffers for long.
     """
     busy = np.flatnonzero(counts)
@@ -351,7 +352,7 @@ def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float,
 
 
 def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
-    """Return places in a rank's buffer of the samples that it trains in a step, [count].
+    """Return the places, in a rank's buffer, of the samples that it trains in a step, [count].
 
     The rank trains the first `count` samples of its buffer. Some of these are exchanged for later
     ones if that brings their total size nearer to `load`; None: any load. `sizes` has the sizes λ

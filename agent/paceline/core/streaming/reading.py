@@ -40,7 +40,7 @@ class Claim(NamedTuple):
 
 
 def next_claim(claimed: int, shards: int, share: float) -> Claim | None:
-    """Return a rank's next claim; None if nothing is left.
+    """Return a rank's next claim; None if no part is left to claim.
 
     `claimed` parts of the shards are claimed already. The rank trains `share` of the samples.
     """
@@ -56,8 +56,9 @@ class ShardClaims:
     """The claims of one rank in an epoch.
 
     Args:
-        read: returns the text in the ranks' store; empty: nothing is claimed yet.
-        change: replaces the stored text if it is as expected; returns the text stored afterwards.
+        read: a function that returns the text in the ranks' store; empty: nothing is claimed yet.
+        change: a function of an expected and a new text. It replaces the stored text if that is as
+            expected, and returns the text that is stored afterwards.
         rank: this rank. The number is part of the text that the rank stores, so that the texts of
             two ranks differ.
     """

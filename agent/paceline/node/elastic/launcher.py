@@ -45,7 +45,7 @@ from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
 
 _MONITOR_S = 0.1
-# Maximum number of restarts for TorchElastic if `Roll` counts the failures.
+# Restart limit that TorchElastic gets, in effect none, if `Roll` counts the failures instead.
 _UNBOUNDED = 2**31 - 1
 
 
@@ -58,7 +58,7 @@ class NodeLaunch:
     node: str
     # Number of ranks on this node.
     nproc: int
-    # Number of restarts of all ranks after failures.
+    # Maximum number of restarts of all ranks after failures.
     max_restarts: int
     # The script and its arguments.
     command: list[str]
@@ -68,7 +68,7 @@ class NodeLaunch:
 
 
 def launch(order: NodeLaunch) -> LauncherStatus:
-    """Run the ranks of this node to their end."""
+    """Run the ranks of this node until they end; return the launcher's final status."""
     place = order.place
     ended = LauncherStatus(order.first_attempt, 0)
     try:
@@ -105,10 +105,10 @@ def launch(order: NodeLaunch) -> LauncherStatus:
 
 
 def _outcome(agent: RankAgent) -> LauncherStatus:
-    """Run an agent to its end.
+    """Run an agent until its ranks end; return the launcher's final status.
 
     A RendezvousConnectionError means that the rendezvous is gone. A SignalException means that this
-    launcher was asked to end; the others continue.
+    launcher was asked to end; the other launchers continue.
     """
     handler = agent.get_worker_group().spec.rdzv_handler
     try:
@@ -140,7 +140,7 @@ def _ended_by_others(agent: RankAgent) -> LauncherStatus:
 
 
 def main() -> None:
-    """Launch; leave the outcome in ``launcher.json`` and as exit code."""
+    """Launch the ranks; leave the outcome in ``launcher.json`` and as exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m paceline.node.elastic.launcher", allow_abbrev=False
     )

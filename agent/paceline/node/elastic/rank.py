@@ -25,7 +25,7 @@ if __name__ == "__main__":
     # The launcher died before the request to the kernel.
     if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-    # Files that the script writes get the user's permissions.
+    # The user's own umask applies to files that the script writes.
     if umask := os.environ.pop("PACELINE_UMASK", ""):
         os.umask(int(umask, 8))
     if os.environ.get("PACELINE_DRIVER"):

@@ -38,21 +38,21 @@ from paceline.node.elastic.roll import FirstFailure, Roll, RollRound
 from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import FAILED_ELSEWHERE
 
-# Seconds between requesting the end of ranks and killing them: after a failure, and on a stop.
-# After a failure the other ranks cannot continue. Ranks that end by a signal save a declared
-# checkpoint, and Slurm and Kubernetes give the launcher 30 s.
+# Seconds between requesting that ranks end and killing them. After a failure, the other ranks have
+# nothing left to do. On a stop, ranks save a declared checkpoint; Slurm and Kubernetes give the
+# launcher 30 s.
 GRACE_S, STOP_GRACE_S = 5, 25
-# Seconds to wait for further failures: a rank that raised an exception may take longer to exit than
-# its peers take to fail because of it.
+# Seconds to wait for further failures before the first one is determined: a rank that raises an
+# exception may exit later than peers that fail because that rank is gone.
 _LINGER_S = 0.5
 _MONITOR_S = 0.2
 # Number of attempts whose logs are kept: a run may be restarted any number of times.
 _KEPT_ATTEMPTS = 10
 _POLL_S = 0.05
-# Maximum number of seconds for all ranks to end after the same step, when a node joins and when one
-# leaves. A joining node can wait while the ranks train.
+# Maximum number of seconds for all ranks to end after the same step: when a node joins, and when
+# one leaves. The first is longer, because the ranks train while a joining node waits.
 _JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 20.0
-# Maximum number of rendezvous rounds before an attempt is given up.
+# An attempt is given up after this many failed rounds of the rendezvous.
 _ROUNDS = 5
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class RankAgent(LocalElasticAgent):
     TorchElastic itself records failures with a resolution of one second, and ends the other ranks
     before it reports. TorchElastic counts restarts and attempts on each node separately, so that
     two nodes may give one attempt two numbers: `Roll` counts for all nodes. After more than
-    `most_failures` failures the run has failed; None: TorchElastic counts, for this node.
+    `most_failures` failures the run has failed; None: TorchElastic counts this node's failures.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class RankAgent(LocalElasticAgent):
         self._failure: FirstFailure | None = None
         # The failure, on any node, that ended the previous rendezvous round.
         self._cause: FirstFailure | None = None
-        # See `paceline.core.reform`.
+        # The file that makes ranks end after the same step; see `paceline.core.reform`.
         self._reform = directory / "reform"
         self.status = LauncherStatus(roll.first)
 
@@ -164,7 +164,7 @@ class RankAgent(LocalElasticAgent):
                 index: Any = worker_group.group_rank
                 count: Any = worker_group.group_world_size
                 return self._roll.call(store, index, count, self._failure)
-            # The store raises this error.
+            # The store raises a RuntimeError if it is gone, or if a launcher does not answer.
             except RuntimeError as error:
                 _log.warning("a round of the rendezvous failed: %s", str(error).partition("\n")[0])
                 # This call raises an error if the store is gone.
@@ -172,10 +172,10 @@ class RankAgent(LocalElasticAgent):
         raise RendezvousTimeoutError
 
     def _exit_barrier(self) -> None:
-        """Wait until the ranks of all launchers that are still there have ended.
+        """Wait until the ranks of all launchers that have not left the run have ended.
 
-        The rendezvous ends with the launcher that serves it, and then the ranks of the other
-        launchers end.
+        If the launcher that serves the rendezvous ended earlier, the rendezvous would be gone, and
+        the ranks of the other launchers would be ended.
         """
         handler = self._worker_group.spec.rdzv_handler
         if not isinstance(handler, Together):
@@ -221,9 +221,9 @@ class RankAgent(LocalElasticAgent):
             super()._restart_workers(worker_group)
 
     def _end_in_order(self, worker_group: WorkerGroup, patience_s: float) -> bool:
-        """Wait until the ranks have ended after the same step, unless a node or a rank is gone.
+        """Wait until the ranks have ended after the same step, or a node is lost or a rank fails.
 
-        Return False if training is over: all ranks of this node have finished.
+        Return False if training is over, because all ranks of this node have finished.
         """
         handler = worker_group.spec.rdzv_handler
         codes, index = self._codes(worker_group), cast(int, worker_group.group_rank)
@@ -232,7 +232,8 @@ class RankAgent(LocalElasticAgent):
             if index == 0:
                 self._reform.touch()
             deadline = time.monotonic() + patience_s
-            # A launcher that is gone while ranks end here was merely faster.
+            # If a rank has ended here for the change of nodes, a launcher that is gone was merely
+            # faster; otherwise it was lost, and the ranks cannot reach the same step.
             while (
                 None in codes.values()
                 and not self._failed(codes)
@@ -260,7 +261,7 @@ class RankAgent(LocalElasticAgent):
             self._failure = failure
             self.status = LauncherStatus(self.status.attempt, failure.exit_code, failure.message)
             self._shutdown()
-        # These ranks ended cleanly: all launchers start another round of the rendezvous.
+        # Ranks have ended for a change of nodes: all launchers start another rendezvous round.
         elif any(codes.values()):
             return RunResult(WorkerState.UNHEALTHY)
         elif None in codes.values():
@@ -286,8 +287,8 @@ class RankAgent(LocalElasticAgent):
     def _first(self, failed: dict[int, int]) -> FirstFailure:
         """Return the failure of the rank that failed first, with the last lines of its log.
 
-        A rank that fails because a peer is gone writes to its log after the peer's last line.
-        `failed` maps ranks to exit codes.
+        The rank whose log ends first failed first: a rank that fails because a peer is gone writes
+        to its log after the peer's last line. `failed` maps ranks to exit codes.
         """
         attempt = self.status.attempt
         written = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
@@ -313,7 +314,7 @@ class RankAgent(LocalElasticAgent):
         return FirstFailure(self._roll.node, at[rank], exit_code, message, brief)
 
     def _why_ended(self, rank: int) -> str:
-        """Return why `health.ending` has ended a rank; empty if it has not."""
+        """Return a clause with the reason why `health.ending` ended a rank; empty if it did not."""
         try:
             ended = rundir.read(self._directory / "ended.json", EndedRanks)
         except (OSError, msgspec.DecodeError):

@@ -53,7 +53,7 @@ LOOPBACK = "127.0.0.1"
 JOIN_S = 600.0
 # Seconds that launchers wait for further nodes once the minimum number is present.
 _LAST_CALL_S = 3.0
-# Maximum number of seconds for notifying the other launchers.
+# Maximum number of seconds for notifying the other launchers when this launcher leaves.
 _LEAVE_S = 2.0
 # Seconds between two reads of the store.
 _POLL_S = 0.2
@@ -63,9 +63,9 @@ _ALIVE_S, _MISSED = 1, 8
 _LATE = timedelta(seconds=20)
 # Timeout of a request to the store.
 _STORE_TIMEOUT = timedelta(seconds=20)
-# Key in the store: the launchers of the last round.
+# Key in the store. Its value lists the launchers of the last round.
 _MEMBERS = "members"
-# Key in a round's store: a launcher that takes part wants to leave.
+# Key in a round's store. It is set if one of the round's launchers wants to leave.
 _LEAVES = "leaves"
 _MAC_BYTES = hashlib.sha256().digest_size
 
@@ -82,7 +82,10 @@ class Alone(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """False: ranks use a store of their own. Restarted ranks that share one crash in a loop."""
+        """False: ranks use a store of their own.
+
+        If ranks shared the launcher's store, restarted ranks would crash in a loop.
+        """
         return False
 
     def get_backend(self) -> str:
@@ -125,8 +128,8 @@ class Alone(RendezvousHandler):
 class Together(DynamicRendezvousHandler):
     """TorchElastic's rendezvous, which also notices launchers that disappear without notice.
 
-    PyTorch's rendezvous removes them from the list and waits for the ranks to fail. Ranks whose
-    peer has lost power wait for many minutes.
+    PyTorch's rendezvous removes such launchers from the list and then waits until the ranks fail.
+    But ranks whose peer has lost power fail only after many minutes.
     """
 
     # Number of launchers that took part in the last round.
@@ -138,7 +141,7 @@ class Together(DynamicRendezvousHandler):
     members: Members
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round."""
+        """Wait for the next round; return its store, and this launcher's place in it."""
         self._give_back_port()
         info = super().next_rendezvous()
         if info.rank == 0 and info.bootstrap_store_info is not None:
@@ -208,12 +211,12 @@ class Members:
         self._store.delete_key(f"gone/{own}")
 
     def note_gone(self, launchers: Iterable[_NodeDesc]) -> None:
-        """Record for all launchers that some have ended."""
+        """Record in the store that these launchers have ended, so that all launchers know it."""
         for launcher in launchers:
             self._store.set(f"gone/{launcher}", "")
 
     def known(self) -> frozenset[str]:
-        """Return the launchers of the last round, also to a new launcher; empty: there was none."""
+        """Return the launchers of the last round, even if this one is new; empty: no round yet."""
         if not self._store.check([_MEMBERS]):
             return frozenset()
         return frozenset(self._store.get(_MEMBERS).decode().split("\n"))
@@ -238,9 +241,10 @@ class _Holder(_BackendRendezvousStateHolder):
 
 
 class _Executor(_DistributedRendezvousOpExecutor):
-    """An executor that completes a round as soon as all launchers are there.
+    """An executor that completes a round as soon as all expected launchers have joined.
 
-    PyTorch's executor waits for the last call to end, and reads the state only once a second.
+    PyTorch's executor always waits for further nodes until the last call ends, and reads the state
+    only once a second.
     """
 
     def __init__(
@@ -276,7 +280,7 @@ class _Executor(_DistributedRendezvousOpExecutor):
         there = state.participants
         if state.complete or state.closed or self._node not in there:
             return False
-        # These launchers are about to join.
+        # Launchers on these lists are about to join.
         if state.wait_list or state.redundancy_list:
             return False
         if len(there) < self._settings.min_nodes or not self._members.known():
@@ -298,8 +302,8 @@ class _Executor(_DistributedRendezvousOpExecutor):
 def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address: str) -> Together:
     """Return the rendezvous of a run's launchers on several nodes.
 
-    `nodes` is the least and largest number of nodes. `address` is the address of this node, for the
-    other nodes. A RendezvousConnectionError is raised if the store does not answer.
+    `nodes` is the minimum and maximum number of nodes. `address` is the address of this node, for
+    the other nodes. A RendezvousConnectionError is raised if the store does not answer.
     """
     # Without this setting all rounds share the first round's store, and nodes that join later do
     # not get its address.
@@ -341,7 +345,7 @@ class Signed(C10dRendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Write the state if the token is current.
+        """Write the state if it has not changed since the caller received `token`.
 
         Return the stored state, its token, and True if the given state was written.
         """
@@ -362,7 +366,7 @@ class Signed(C10dRendezvousBackend):
 class RunRendezvous:
     """The rendezvous of a run on several nodes, as one of its launchers uses it."""
 
-    # Least and largest number of nodes.
+    # Minimum and maximum number of nodes.
     nodes: tuple[int, int]
     # Address of this node, for the other nodes.
     address: str

@@ -7,7 +7,8 @@ import time
 import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-# Clocks that differ by fewer seconds count as equal: a reply of the store may take as long.
+# Clocks that differ by less than this many seconds count as equal, because a difference this large
+# may only be the time that the store took to reply.
 _APART_S = 1.0
 
 
@@ -48,7 +49,7 @@ class RollRound(msgspec.Struct, frozen=True):
 
 class _Called(msgspec.Struct, frozen=True):
     round: RollRound
-    # Time on the clock of the launcher that calls the roll.
+    # Time of the roll call, on the clock of the launcher that makes it.
     at: float
 
 
@@ -56,7 +57,7 @@ class Roll:
     """The roll call of the launchers after each round of the rendezvous.
 
     A failed attempt during which a node joined or was lost does not count as a failure: its ranks
-    could not avoid it. So the run survives changes of its nodes even if it may not be restarted.
+    could not avoid it. So the run survives changes of its nodes even if no restarts are allowed.
     `store` is shared by all rounds; `first` is the number of the first attempt.
     """
 

@@ -31,7 +31,7 @@ _REAP_S = 0.5
 # Seconds without ranks before a measurement: a node that was just started, or that has ended a run,
 # may get the next run at once.
 _SETTLE_S = 10.0
-# Number of measurements whose median counts.
+# Number of measurements; their median is the result.
 _REPEATS = 5
 # Rows and columns of the matrices.
 _EDGE = 512

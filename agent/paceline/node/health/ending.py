@@ -89,7 +89,7 @@ class Ending:
     def _keep(self, rank: int) -> None:
         """Append a rank's stacks and the reason to its log.
 
-        The text is appended just before the rank ends, because the rank might overwrite it.
+        The text is appended just before the rank is killed, because the rank might overwrite it.
         """
         attempt = self._order.attempt
         dump = self._dumps.get(rank)

@@ -26,17 +26,17 @@ _REASONS = {
     0x80: "the power supply",
     0x100: "the display clock setting",
 }
-# Seconds to wait for a driver that does not answer.
+# Seconds without an answer after which the driver counts as hanging.
 PATIENCE_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 class Gpus:
-    """A reader of the states of all GPUs, with its own thread, which a hanging driver may block."""
+    """A reader of the states of all GPUs. A driver that hangs blocks only the reader's thread."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
-        # Time of the newest request; None: it is answered.
+        # Time of the newest request; None: the request was answered.
         self._asked_at: float | None = None
         self._states: list[GpuState] = []
         # True once it was logged that the driver does not answer.

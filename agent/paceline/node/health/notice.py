@@ -21,7 +21,7 @@ from paceline.core.errors import InputError
 # Seconds between two requests, as Amazon advises.
 EVERY_S = 5.0
 _TIMEOUT_S = 2.0
-# Longest lifetime in seconds of a token of EC2's metadata service.
+# Requested lifetime in seconds of a token of EC2's metadata service: the longest that is allowed.
 _TOKEN_S = 21_600
 # Maximum number of characters of an answer that appear in messages.
 _MOST_WORDS = 200
@@ -37,9 +37,9 @@ class Provider:
         read: converts an answer, with the machine's name at the provider, to the notice in words;
             None if there is no notice.
         headers: headers of all requests.
-        token_url: URL that issues a token for the request; empty: none is needed.
-        name_url: URL of the machine's name, if notices may be for other machines; empty: all
-            notices are for this machine.
+        token_url: URL that issues a token for the request; empty: no token is needed.
+        name_url: URL that returns this machine's name, if notices may be for other machines; empty:
+            all notices are for this machine.
     """
 
     url: str
@@ -62,7 +62,7 @@ def _read_google(answer: httpx.Response, _name: str) -> str | None:
 
 
 def _read_azure(answer: httpx.Response, name: str) -> str | None:
-    """Read a notice of Azure, which announces events to all machines of a scale set."""
+    """Read a notice of Azure; ignore events for other machines of the same scale set."""
     events = _object(answer).get("Events", [])
     for event in events if isinstance(events, list) else []:
         if not isinstance(event, dict) or name not in (event.get("Resources") or ()):
@@ -89,7 +89,7 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
     return body
 
 
-# Each provider's metadata service, as seen from a machine.
+# Address of the metadata services of Amazon and Azure, which only the machine itself can reach.
 _INSIDE = "http://169.254.169.254"
 PROVIDERS: dict[str, Provider] = {
     "ec2": Provider(

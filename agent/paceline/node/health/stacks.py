@@ -123,7 +123,7 @@ def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
 def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
     """Return the stacks that ranks have written since `dump` requested them.
 
-    `since` has the ranks, each with the length that its file had at that time.
+    `since` has a pair for each rank: the rank, and the length that its file had at that time.
     """
     since = since[:MOST_STACKS]
     most = min(_MOST_READ, MOST_BYTES // max(1, len(since)))
@@ -142,7 +142,7 @@ def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> 
         return StackTrace(rank, "", "", f"its stacks cannot be read: {error}")
     if not text:
         return StackTrace(rank, "", "", _STATES.get(_state(announced.pid), ""))
-    # The main thread's stack is the last.
+    # The main thread's stack comes last, so the end of a long text is kept.
     data = text.encode()
     if len(data) > most:
         data = "…".encode() + data[len(data) - most :].partition(b"\n")[2]
@@ -168,7 +168,7 @@ def frame_of(text: str, announced: Announcement) -> str:
 
 
 def _is_librarys(file: str, libraries: list[str]) -> bool:
-    """Return True if a file belongs to a library, whose folder may be a link to another folder."""
+    """Return True if a file belongs to an installed package, or is in a folder of `libraries`."""
     installed = any(f"/{name}/" in file for name in ("site-packages", "dist-packages"))
     return installed or file.startswith(("<", *libraries))
 
@@ -191,7 +191,7 @@ def _room(directory: Path, attempt: int, rank: int) -> int:
 
 
 class _Process:
-    """The process of a rank, whose PID is not reused while this is open. A context manager.
+    """The process of a rank. Its PID is not reused while this object is open. A context manager.
 
     The constructor raises a _NoStacksError if the process is not this rank.
     """

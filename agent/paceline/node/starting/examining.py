@@ -1,7 +1,7 @@
 """Examination of a training script for `paceline doctor`, by running its first steps.
 
 The ranks run `paceline.train.doctor.inside`, which runs the script, observes it, ends it, and
-writes an `Examined` into a folder. There is no control plane, and the files that the run itself
+writes an `Examined` into a folder. There is no control plane, and the files that Paceline itself
 writes are deleted.
 """
 
@@ -25,7 +25,7 @@ from paceline.wire import Launch
 # Program of the ranks, which is run by path.
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
-# Seconds between the last rank's report and the end of the processes.
+# Maximum number of seconds in which the processes must end after the last rank's report.
 _GRACE_S = 15.0
 # Number of last lines of a log to show.
 _SHOWN = 12
@@ -59,12 +59,12 @@ class Examined(msgspec.Struct, frozen=True):
     # Number of steps that the rank completed.
     steps: int
     findings: list[Finding]
-    # Set if the script ended with an error.
+    # The error that ended the script; None: no error ended it.
     failure: Finding | None = None
     failed_at: float = 0.0  # Unix time
     # True if the model draws random numbers in its forward pass.
     draws: bool = False
-    # Identifies the state of the random numbers in the first step.
+    # A text that is equal on ranks whose random numbers had equal states in the first step.
     random: str = ""
 
 
@@ -142,7 +142,7 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
-    """Wait until the ranks have ended, or all have reported; return True on a timeout."""
+    """Wait until the ranks end, at most `_GRACE_S` after all have reported; return True if late."""
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:
         supervisor.poll()

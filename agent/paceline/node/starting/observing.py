@@ -29,7 +29,7 @@ from paceline.wire import OBSERVED, Kill, Launch, State
 OBSERVER = "paceline observe"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-# Seconds before the processes are killed; torchrun gives its ranks 30 s.
+# Seconds from a stop to killing the processes; torchrun itself gives its ranks 30 s.
 _KILL_AFTER_S = 35.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTS, signal.SIGUSR1, signal.SIGUSR2)
@@ -45,7 +45,7 @@ def observe(
     data: Path,
     required: bool,
 ) -> int:
-    """Register an observed run, run the command, and report its end; return its exit code.
+    """Register an observed run, run the command, and report the end; return its exit code.
 
     Args:
         command: a launcher with its arguments, such as torchrun.
@@ -153,7 +153,7 @@ class Observation:
         return observation.extended(env)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Forward a signal to the command, which may take its time to end."""
+        """Forward a signal to the command; do not wait for the command to end."""
         if number in _INTERRUPTS:
             self._stopping = self._stopping or "interrupted"
         if self._process is None:

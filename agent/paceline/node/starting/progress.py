@@ -25,7 +25,7 @@ LEVELS = {"held-up": "Slowed down", "watch": "Warning"}
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run. None: unknown, or not known yet.
+    """The progress of a run. A field is None while its value is unknown.
 
     Args:
         state: state of the run.
@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def of_run(run: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> Progress:
-    """Convert `GET /runs/{id}` and the newest steps of `GET /runs/{id}/steps`."""
+    """Return the progress in `GET /runs/{id}` and in the newest steps of `GET /runs/{id}/steps`."""
     steps = None
     if run["epochs"] and run.get("steps_per_epoch"):
         steps = run["epochs"] * run["steps_per_epoch"]

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
 
 _DRAW_S = 0.25
-# Seconds between two plain lines in which only the step has changed.
+# Seconds between two plain lines if only the step has changed.
 _SAY_S = 60.0
 # Maximum number of characters kept of a line that has no newline yet.
 _LONGEST = 65_536
-# columns
+# Width of the progress bar in columns.
 _BAR = 16
 _STYLES = {"held-up": "bold red", "watch": "yellow"}
 
@@ -44,7 +44,7 @@ class Screen(Protocol):
 
 @contextmanager
 def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
-    """Provide the screen for a run's progress; with None, only for the script's output."""
+    """Provide the screen for a run's progress; `watch` None: only for the script's output."""
     if watch is None:
         yield Plain(None)
         return
@@ -62,7 +62,7 @@ def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
 
 
 class Plain:
-    """Plain lines without control codes: one line per change, and at least one a minute.
+    """Plain lines without control codes: one per change, and one a minute if only the step changes.
 
     `watch` None: no progress is shown.
     """
@@ -78,7 +78,7 @@ class Plain:
         return copying(stream)
 
     def tick(self) -> None:
-        """Print a line if something has changed, or if a minute is over."""
+        """Print a line if more than the step has changed, or once a minute if only the step has."""
         if self._watch is None or (now := self._watch.now).step is None:
             return
         news = (now.epoch, now.policy, now.level, now.verdict)
@@ -130,7 +130,7 @@ class Terminal:
         return lambda data: self.write(decoder.decode(data))
 
     def write(self, text: str) -> None:
-        """Write text above the progress. A last line without a newline is kept until its end."""
+        """Write text above the progress. A line without a newline is kept until it is complete."""
         whole, newline, rest = (self._open + text).rpartition("\n")
         if newline:
             self._print(whole + newline)

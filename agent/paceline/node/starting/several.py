@@ -22,7 +22,7 @@ _POLL_S = 0.5
 
 
 def counted(text: str) -> tuple[int, int]:
-    """Parse the least and largest number of nodes from ``2:4``, or ``3`` for both."""
+    """Parse the minimum and maximum number of nodes from ``2:4``, or ``3`` for both."""
     match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
     least, most = (int(part) for part in (match[1], match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
@@ -94,7 +94,7 @@ class RunView:
 
 
 def _exit_code(run: Mapping[str, Any]) -> int:
-    """Return the script's exit code: 0 also after a gentle stop, as in the foreground."""
+    """Return the script's exit code; 0 also if the run was stopped and its ranks ended with 0."""
     if run["state"] == State.FINISHED or (run["state"], run["exit_code"]) == (State.STOPPED, 0):
         return 0
     return int(run["exit_code"] or 1)
