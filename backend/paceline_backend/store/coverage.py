@@ -79,10 +79,10 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
 def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     """Count how often each epoch used its samples; `exact` means that each was used once.
 
-    An epoch of a stream has the samples that ranks have read, up to the last one that they used.
+    An epoch of a stream has the samples from the first to the last one that any rank used.
 
-    An epoch is complete when each rank reported its last step or a later one. Until then, missing
-    samples may still arrive, unless the run is over.
+    An epoch is complete when every rank has reported the epoch's last step or a later one. Until
+    then, missing samples may still arrive, unless the run has ended.
 
     A sample counts as used when the rank that it was assigned to reported the step. If a checkpoint
     shows that samples were used before the latest attempt, they count, too: their records may have
@@ -176,7 +176,7 @@ def _reported(
 
     In most cases these numbers suffice to decide that all records of a segment have arrived.
     """
-    # With a single attempt, the rows of complete steps contain the same facts: one row per step.
+    # With a single attempt, `steps` has the same numbers in fewer rows: one per complete step.
     if hello.attempt == 0:
         c = steps.c
         complete = connection.execute(
@@ -227,12 +227,13 @@ def _epoch(
     unfinished: bool,
     allowed: range,
 ) -> dict[str, Any]:
-    """Count one epoch's samples; `allowed` is the range of numbers of samples that may be dropped.
+    """Count how often one epoch used its samples.
 
     `parts` are the used samples, with repetitions. `samples` is the size of the data set, or None
-    for a stream, which has the samples up to the last that was used. Memory is bounded by the
-    number of used samples, not by the greatest sample number: a rank of a stream may report any
-    number for a sample.
+    for a stream, which has the samples up to the last one that was used. `allowed` has the numbers
+    of missing samples that a complete epoch may have, because `drop_last` drops them. Memory is
+    bounded by the number of used samples, not by the greatest sample number: a rank of a stream may
+    report any number for a sample.
     """
     numbers, uses = np.unique(_together(parts), return_counts=True)
     distinct = len(numbers)

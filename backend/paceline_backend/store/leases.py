@@ -2,7 +2,7 @@
 
 A worker holds a lease on a run to plan it or to manage its jobs on an engine, and a lease on all
 runs for work that one worker does for all of them, such as evaluating alerts. A lease expires by
-the database's clock. If the worker dies, another worker can take the lease after that. All
+the database's clock. If a worker dies, another worker can take its lease once it has expired. All
 functions raise `StoreError` if the database fails; then existing leases remain until they expire.
 """
 
@@ -107,7 +107,7 @@ def held_now(connection: sa.Connection) -> int:
 
 
 def planners(connection: sa.Connection, keys: Collection[int]) -> dict[int, tuple[str, float]]:
-    """Return owner and expiry of the leases to plan some runs, by the runs' keys."""
+    """Return the owner and the expiry of each run's planning lease, by the run's key."""
     c = leases.c
     query = sa.select(c.run, c.owner, c.expires_at).where(c.purpose == "plan", c.run.in_(keys))
     return {row.run: (row.owner, row.expires_at) for row in connection.execute(query)}

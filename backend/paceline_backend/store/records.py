@@ -44,8 +44,8 @@ class Records:
     def by_step(self, world: int | None = None) -> tuple[Floats, Floats]:
         """Return the steps, [steps], and [columns, steps, ranks]; NaN where there is no row.
 
-        `world` is the minimum number of ranks; None: the number of ranks of the latest attempt. An
-        earlier attempt may have had more.
+        The result has at least `world` ranks (None: the number of ranks of the latest attempt), and
+        more if an earlier attempt had more.
         """
         ranks = self.table[:, 1].astype(np.int64)
         steps, at = np.unique(self.table[:, 0], return_inverse=True)
@@ -78,9 +78,10 @@ def of_attempt(
     newest: tuple[int, int],
     older: Steps,
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
-    """Yield step, rank and values (`columns`) of an attempt and of earlier steps, by step and rank.
+    """Yield (step, rank, values of `columns`), ordered by step and rank.
 
-    The steps are those in the half-open range `newest`, and those in the ranges `older` before it.
+    The rows are those of an attempt, and those of comparable earlier steps. The steps are those in
+    the half-open range `newest`, and those in the ranges `older` before it.
     """
     since, before = newest
     c = worker_steps.c
@@ -126,9 +127,9 @@ def since(
     columns: Sequence[str],
     first: int,
 ) -> Floats:
-    """Return an attempt's rows from step `first` on, by step and rank: [rows, 2 + columns].
+    """Return an attempt's rows from step `first` on: [rows, 2 + columns].
 
-    `world` is the attempt's number of ranks.
+    The rows are ordered by step and rank. `world` is the attempt's number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -197,8 +198,8 @@ def newest(
 ) -> Records:
     """Return the rows of the newest steps that count, complete or not, ascending by step.
 
-    The result has at most `count` steps, and fewer if they have more than `most_rows` rows, but at
-    least `fewest` steps.
+    The range ends at the newest step. It has `count` steps, or fewer so that it has at most
+    `most_rows` rows, but not fewer than `fewest` steps.
     """
     attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)

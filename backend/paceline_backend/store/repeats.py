@@ -44,7 +44,8 @@ def begin(store: Store, identity: str, request: str) -> Earlier | None:
             query = insert(connection, repeats).values(values).on_conflict_do_nothing()
             if connection.execute(query).rowcount:
                 return None
-            # None if the earlier request has been released since: Postgres shows that at once.
+            # None if the earlier request was released after the INSERT found it. Only Postgres
+            # shows that within this transaction.
             earlier = connection.execute(known).one_or_none()
             if earlier is not None:
                 return Earlier(*earlier)

@@ -23,7 +23,7 @@ _Plan = tuple[int, str, str]
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Return the durations in seconds of at most `limit` rounds, by rank and newest first."""
+    """Return the reduction times of at most `limit` rounds in seconds, by rank, newest first."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
@@ -85,13 +85,13 @@ class _Sums:
     reduced_s: float = 0.0
     copied_s: float = 0.0
     bytes: int = 0
-    # Number of a stretch → Unix time of its start, and of its end.
+    # Unix times of the start and of the end of each stretch, by the number of the stretch.
     began: dict[int, float] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
 
     @property
     def lasted_s(self) -> float:
-        """Return wall-clock seconds, without the time between its stretches."""
+        """Return the total duration of the stretches in seconds, without the time between them."""
         return sum(ended - self.began[stretch] for stretch, ended in self.ended.items())
 
     @property

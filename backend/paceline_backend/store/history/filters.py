@@ -40,7 +40,7 @@ class RunFilter:
 
     Args:
         states: any of these; empty: every state.
-        policy: the policy that is in force or was requested last.
+        policy: the policy that was requested last.
         used: a policy that was in force or requested at any time.
         parameters: parameters of the policy in force, as they were requested: name → value.
         name: part of the name, case-insensitive.
@@ -171,7 +171,10 @@ def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
 
 
 def figure(name: str) -> sa.ColumnElement[Any]:
-    """Return a run's mean of a metric over all complete steps, or their number; NULL if none."""
+    """Return a run's mean of a metric over its complete steps, or, for `steps`, their number.
+
+    The expression is NULL if the run has no complete steps.
+    """
     c = run_days.c
     total = {"steps": c.steps}.get(name, c.get(f"{name}_sum"))
     assert total is not None

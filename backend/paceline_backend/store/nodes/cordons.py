@@ -35,7 +35,7 @@ class CordonedError(PacelineError):
 
 @dataclass(frozen=True)
 class Cordon:
-    """An active row of `cordons`: not lifted, or lifted before its engine received that."""
+    """An active row of `cordons`: not lifted, or lifted but its engine does not know that yet."""
 
     key: int
     node: str

@@ -65,7 +65,8 @@ def present(connection: sa.Connection, run: int) -> Slow | None:
 def name(connection: sa.Connection, slow: Slow) -> Slow:
     """Record a verdict that names a node slow; return the row that is stored then.
 
-    The row stays, with the newest figures, while verdicts about the attempt name the same node.
+    While verdicts about the same attempt name the same node, the row stays and only its figures are
+    updated.
     """
     known = present(connection, slow.run)
     if known is None or (known.node, known.attempt) != (slow.node, slow.attempt):

@@ -154,7 +154,8 @@ class LockedRun:
     def sum_up(self, change: RunState) -> None:
         """Apply the combined state of all nodes, after a change of one of them."""
         together = several.summed(list(self.nodes.values()), change)
-        # While a relaunch is in progress, ends belong to the previous launch.
+        # While the run is relaunched because its host was lost, nodes report only the end of the
+        # previous launch.
         lost = self.rendezvous == Rendezvous.HOST_LOST
         if together is not None and not (together.state.final and lost):
             self._become(together)
@@ -178,7 +179,7 @@ class LockedRun:
         elif allowed:
             self._advance(after)
         if change.message is not None and (allowed or not before.final):
-            # The message is the reason of the restart.
+            # In a report of a state before the end, the message is the reason of the restart.
             self.set(message=change.message)
 
     def _advance(self, state: State) -> None:
@@ -231,9 +232,10 @@ def read_nodes(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
 
 
 def lose(connection: sa.Connection, run: str, node: str, message: str) -> str | None:
-    """Fail a node of an active run that is assumed lost; a later report of the node revives it.
+    """Mark a node of an active run as failed because it is assumed lost.
 
-    Return the run's new state, or None if there was nothing to fail.
+    A later report of the node reverts that. Return the run's new state, or None if the run or the
+    node had ended already.
     """
     locked = runs(connection, {run}).get(run)
     if locked is None or State(locked.state).final:
@@ -251,7 +253,7 @@ def lose(connection: sa.Connection, run: str, node: str, message: str) -> str | 
 
 
 def save(connection: sa.Connection, of: Iterable[LockedRun], *, seen: bool = True) -> None:
-    """Write the changes of some runs' rows, and, if `seen`, that messages of these runs arrived."""
+    """Write the changes of some runs' rows; if `seen`, also update their `seen_at`."""
     now = time.time()
     only_seen: list[int] = []
     for run in of:

@@ -20,10 +20,10 @@ from paceline_backend.store.telemetry.locked import LockedRun
 from paceline_backend.store.telemetry.validation import STEPS
 
 _ALL_STEPS = range(2**62)
-# Runs with at least this many ranks first check which steps are complete.
+# For runs with at least this many ranks, `sum_up` first counts rows to find the complete steps.
 _MANY = 64
-# Possible numbers of steps in one query. There are few different numbers, because databases cache
-# prepared statements by their text.
+# Numbers of steps that one query handles. There are only a few different numbers, so that few
+# statements differ: databases cache prepared statements by their text.
 _CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)
@@ -101,7 +101,7 @@ def _sum_up(weight: str) -> sa.TextClause:
 
 
 _SUM_UP = {kind: _sum_up(weight) for kind, weight in _WEIGHTS.items()}
-# A step with records of different attempts never ran as a whole.
+# If the records of a step belong to different attempts, no attempt completed the step.
 _DROP_MIXED = sa.text(
     "DELETE FROM steps WHERE run = :run AND step >= :first AND step < :end AND step IN ("
     "SELECT step FROM worker_steps WHERE run = :run AND step >= :first AND step < :end "
@@ -141,7 +141,7 @@ def _by_run(
 
 
 def _latest(rows: Iterable[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
-    """Return each row once, of the latest attempt; an upsert of Postgres fails on duplicates."""
+    """Return one row per key, from the latest attempt: upserts in Postgres fail on duplicates."""
     latest: dict[Any, tuple[Any, ...]] = {}
     for row in rows:
         earlier = latest.get(_KEY(row))
@@ -185,7 +185,7 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 
 
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
-    """Return the complete steps among the touched ones, by key of the run, for large runs.
+    """Return the touched steps of large runs that are complete, by key of the run.
 
     A batch has only a few rows of each step of a large run, and counting a step's rows is much
     faster than summing them up.
@@ -236,9 +236,10 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
 
 
 def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
-    """Write rows to Postgres with COPY, in half the time if all of them are new and distinct.
+    """Write rows to Postgres with COPY. Of several attempts at a step, the latest stays.
 
-    With `new`, try that first. Of several attempts at a step, the latest stays.
+    `new` means that the rows are probably new and distinct. Then first try to copy them directly
+    into the table, which takes half the time.
     """
     if new:
         try:
