@@ -71,7 +71,7 @@ def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
 
 
 def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[AttemptSpan]:
-    """Return, for each attempt, the range of its steps that count; the latest attempt is first.
+    """Return the range of each attempt's steps that no restart discarded, latest attempt first.
 
     `attempt` is the latest attempt, None if it is not known yet. The number of index seeks grows
     with the number of attempts, not with the length of the run.
@@ -125,7 +125,7 @@ def starts(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) -> sa.Row[Any] | None:
-    """Return `step` and `ended_at` of the newest record that counts, of any rank."""
+    """Return `step` and `ended_at` of any rank's newest record that no restart discarded."""
     c = worker_steps.c
     return _first(
         connection,
@@ -137,7 +137,7 @@ def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) ->
 def newest_complete(
     connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
-    """Return `step` and `epoch` of the newest step that counts and that all ranks reported."""
+    """Return `step` and `epoch` of the newest complete step that no restart discarded."""
     # The row of any rank shows to which attempt a complete step belongs.
     c = worker_steps.c
     return _first(

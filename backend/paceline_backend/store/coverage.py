@@ -29,9 +29,9 @@ _MOST_EPOCHS = 100_000
 
 @dataclass(frozen=True)
 class Effective:
-    """A segment and the end of its steps that count (see `store.attempts`).
+    """A segment of which no restart discarded all steps (see `store.attempts`).
 
-    `end` is one past its last step that counts.
+    `end` is the exclusive end of the steps that no restart discarded.
     """
 
     attempt: int
@@ -40,12 +40,12 @@ class Effective:
 
     @property
     def whole(self) -> bool:
-        """Return whether all steps of the segment count."""
+        """Return whether no step of the segment was discarded."""
         return self.end == self.segment.first_step + self.segment.steps
 
 
 def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Iterator[Effective]:
-    """Yield the segments of a run that count, in the order of their steps.
+    """Yield a run's segments, except those that restarts discarded, in the order of their steps.
 
     `hello` is the Hello of the latest attempt, if there was an attempt.
     """
@@ -119,7 +119,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
                 complete.add(segment.epoch)
     rest = (samples or 0) % hello.global_batch if hello.drop_last else 0
     allowed = range(rest, rest + 1)
-    # For a stream, the number of samples left over at the end of an epoch is unknown.
+    # For a stream, it is unknown how many samples `drop_last` drops at the end of an epoch.
     if samples is None and hello.drop_last:
         allowed = range(hello.global_batch)
     if not uses:
@@ -142,7 +142,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
 
 
 def _reported_until(connection: sa.Connection, run: int, hello: Hello) -> int:
-    """Return one past the newest step up to which every rank of the latest attempt has reported."""
+    """Return the exclusive end of the steps that all ranks of the latest attempt have reported."""
     since = hello.step
     # With a single attempt, every complete step belongs to it. Starting at the newest complete step
     # avoids reading millions of earlier rows.

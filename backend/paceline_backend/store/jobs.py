@@ -66,7 +66,7 @@ class EngineRun:
 
 
 def ordered(nodes_min: int, nodes_max: int, launch: int = 0) -> dict[str, Any]:
-    """Return `runs.backend_jobs` for a run whose jobs are still to be submitted."""
+    """Return `runs.backend_jobs` for a run of which no job has been submitted yet."""
     parts = range(1 + nodes_max - nodes_min)
     return {"launch": launch, "jobs": {str(part): None for part in parts}}
 
@@ -193,7 +193,10 @@ def add(connection: Connection, run: str, count: int, replaces: str | None = Non
 
 
 def expected(connection: Connection, run: str) -> int:
-    """Return the number of requested nodes, without replacements, whose jobs have not begun."""
+    """Return the number of requested nodes whose jobs have not begun.
+
+    The job that starts the run does not count, nor do jobs that replace nodes.
+    """
     asked = _locked(connection, run)
     return len(asked["jobs"].keys() - asked["replaces"].keys() - {*asked["begun"], "0"})
 

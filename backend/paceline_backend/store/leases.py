@@ -55,7 +55,10 @@ def acquire(store: Store, run: int, owner: str, lease_s: float, purpose: Purpose
 def extend(
     store: Store, held: Collection[tuple[int, str]], lease_s: float, purpose: Purpose = "plan"
 ) -> set[int]:
-    """Extend leases, given as (key of the run, owner); return the runs whose leases remain held."""
+    """Extend leases, given as (key of the run, owner).
+
+    Return the keys of the runs whose leases were extended; the other leases have been lost.
+    """
     of_owners: dict[str, list[int]] = {}
     for run, owner in held:
         of_owners.setdefault(owner, []).append(run)
@@ -100,7 +103,7 @@ def reap(store: Store) -> int:
 
 
 def held_now(connection: sa.Connection) -> int:
-    """Return the number of runs that are being planned: their leases have not expired."""
+    """Return the number of runs that a worker plans: their planning leases have not expired."""
     planned = (leases.c.purpose == "plan", leases.c.expires_at > now(connection))
     query = sa.select(sa.func.count()).select_from(leases).where(*planned)
     return int(connection.execute(query).scalar_one())

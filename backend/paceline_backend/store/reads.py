@@ -29,7 +29,7 @@ joined = worker_steps.outerjoin(steps, of_same_step)
 # Maximum number of ranks in one result, because a chart cannot show more. In a larger world, only
 # every k-th rank is shown.
 _SHOWN_RANKS = 1_024
-# Maximum number of ranks × steps in one result for a large world.
+# If not all ranks are shown, a result covers at most this number of steps × ranks (of all ranks).
 _SHOWN_CELLS = 250_000
 
 # First and last step, both included. None: no bound.
@@ -89,7 +89,7 @@ def worker_step_columns(
         run: key of the run.
         span: first and last step.
         points: maximum number of steps or buckets.
-        which: the ranks; see `shown_every`.
+        which: selection of the ranks; see `shown_every`.
         more: further columns, of `MORE_CELLS`. Roll-ups lack these columns, so each row is read.
     """
     first, last = bounds(connection, worker_steps, run, span)

@@ -170,8 +170,9 @@ def newest_complete(
     count: int,
     most_rows: int,
 ) -> Records:
-    """Return the rows that count in a range up to the newest complete step, ascending by step.
+    """Return the rows of a range of steps up to the newest complete step, ascending by step.
 
+    Rows that a restart discarded are left out.
     Without a first step in `span`, the range has `count` steps. If it has more than `most_rows`
     rows, the oldest steps are left out.
     """
@@ -196,8 +197,9 @@ def newest(
     most_rows: int,
     fewest: int,
 ) -> Records:
-    """Return the rows of the newest steps that count, complete or not, ascending by step.
+    """Return the rows of the newest steps, complete or not, ascending by step.
 
+    Rows that a restart discarded are left out.
     The range ends at the newest step. It has `count` steps, or fewer so that it has at most
     `most_rows` rows, but not fewer than `fewest` steps.
     """
@@ -257,7 +259,7 @@ def samples_before(connection: sa.Connection, run: int, step: int) -> int:
 def sums(
     connection: sa.Connection, run: int, attempt: int | None, world: int | None
 ) -> list[tuple[float, float, float, float, float]]:
-    """Return sums over each rank's rows with samples; the database computes them.
+    """Return sums for each rank, over its rows with samples; the database computes them.
 
     The sums are, for each rank: the number n of rows, Σx, Σy, Σx² and Σxy, where x is the rank's
     load and y its compute time. `attempt` is the latest attempt (None: there was none), and `world`
@@ -294,7 +296,7 @@ _Attempts = tuple[int | None, int | None, list[attempts.AttemptSpan]]
 
 
 def counting(connection: sa.Connection, run: int) -> _Attempts:
-    """Return the latest attempt, its number of ranks, and the steps of each attempt that count."""
+    """Return the latest attempt, its number of ranks, and the result of `attempts.spans`."""
     query = sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
     attempt, world = connection.execute(query).one()
     return attempt, world, attempts.spans(connection, run, attempt)

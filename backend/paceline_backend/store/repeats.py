@@ -31,7 +31,7 @@ class Earlier(NamedTuple):
 
 
 def begin(store: Store, identity: str, request: str) -> Earlier | None:
-    """Record a request; return an earlier one with the same key instead, if there is one.
+    """Record a request and return None, or return an earlier request with the same key.
 
     `identity` is a digest of the key and its requester, `request` a digest of the whole request.
     """

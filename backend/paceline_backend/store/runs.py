@@ -220,7 +220,7 @@ def end(
 
 
 def end_silent(connection: sa.Connection, silent: Unfinished, message: str) -> bool:
-    """Fail a run that is assumed lost; return False if it ended or sent a message meanwhile."""
+    """Mark a silent run as failed; return False if it ended or sent a message meanwhile."""
     unheard = runs.c.seen_at.is_not_distinct_from(silent.seen_at)
     return _end(connection, silent.id, State.FAILED, message, unheard, lost=True)
 

@@ -436,7 +436,8 @@ worker_steps = Table(
     Column("ett_s", Double),
     Column("loss", Double),
     Column("memory_bytes", BigInteger, nullable=False),
-    Column("squares", Double, nullable=False, server_default="0"),  # Σ λ²
+    # Sum of the squared sizes of the rank's samples.
+    Column("squares", Double, nullable=False, server_default="0"),
     Column("longest", Double, nullable=False, server_default="0"),
     Column("recompiles", Integer, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
@@ -453,7 +454,8 @@ steps = Table(
     Column("workers", Integer, nullable=False),
     Column("samples", Integer, nullable=False),
     Column("load_sum", Double, nullable=False),
-    Column("load_sq", Double, nullable=False),  # Σ Λ_j²
+    # Sum of the squared loads of the ranks.
+    Column("load_sq", Double, nullable=False),
     Column("compute_min", Double, nullable=False),
     Column("compute_max", Double, nullable=False),
     Column("compute_sum", Double, nullable=False),

@@ -82,7 +82,8 @@ def before(connection: sa.Connection, run: int, hello: Hello) -> Segment | None:
     )
     body = connection.execute(query.order_by(c.attempt.desc(), c.seq.desc()).limit(1)).scalar()
     last = None if body is None else blobs.segment(body, None, hello.samples)
-    # The number of ranks may change, so a different number is no reason for a warning.
+    # The number of ranks is not passed to `blobs.segment`, because it may change between attempts
+    # and is then no reason for a warning.
     return last if last is not None and len(last.counts[0]) == hello.world else None
 
 

@@ -43,7 +43,7 @@ _SHOWN = (
 
 
 class Secret(NamedTuple):
-    """Id and secret of a token or link, in the form that its holder has."""
+    """Id and secret of a token or link; as a string, the text that its holder has."""
 
     id: str
     secret: str

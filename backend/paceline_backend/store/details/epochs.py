@@ -206,7 +206,7 @@ def data_moved(connection: sa.Connection, run: int, limit: int) -> list[dict[str
     query = (
         sa.select(
             *keys,
-            # Sums of integers may overflow.
+            # Sum doubles, because a sum of integers may overflow.
             *(func.sum(sa.cast(c[name], sa.Double)).label(name) for name in sums),
             func.max(c.at).label("at"),
         )

@@ -25,7 +25,7 @@ _SETTLE_S = 30.0
 # Minimum time between two computations of a run's sums.
 _REST_S = 10.0
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
-# Columns of a step. A block of steps has the values of its first step.
+# Columns of `steps` that roll-ups lack. For a block, the values of its first step are used.
 _OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
 
 

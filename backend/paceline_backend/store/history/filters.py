@@ -17,7 +17,8 @@ from paceline_backend.store.schema import run_days, run_nodes, run_tags, runs, s
 Conditions = list[sa.ColumnElement[bool]]
 FIGURES = ("step_s", "se", "waste")
 _COLUMNS = ("created_at", "started_at", "ended_at", "name", "policy", "state")
-# A cost is proportional to its time, so runs are sorted by the time.
+# Names of costs → columns of `run_days` with times. A cost is proportional to its time, so a list
+# that should be sorted by a cost is sorted by the time.
 COSTS = {"cost": "worker_s", "waited_cost": "waited_s"}
 # Names by which a list can be sorted.
 SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)
@@ -206,7 +207,7 @@ class RunOrder:
 
     @classmethod
     def of(cls, text: str) -> RunOrder:
-        """Parse ``waste``, or ``-waste`` for the greatest first."""
+        """Parse a text such as ``waste``, or ``-waste`` for the greatest first."""
         return cls(text.removeprefix("-"), text.startswith("-"))
 
     @property

@@ -30,7 +30,7 @@ class UnknownNodeError(PacelineError):
 
 
 class CordonedError(PacelineError):
-    """The node is already cordoned, or is not cordoned."""
+    """The node is already cordoned (raised by `cordon`), or is not cordoned (by `lift`)."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def watched(connection: sa.Connection, owner: str) -> list[RunOnNodes]:
 
 
 def present(connection: sa.Connection, run: int) -> Slow | None:
-    """Return the node of a run that is named slow; None if there is none."""
+    """Return the node of a run that verdicts currently name slow; None if there is none."""
     c = slow_nodes.c
     columns = [c[name] for name in Slow.__dataclass_fields__]
     query = sa.select(*columns).where(c.run == run, c.ended_at.is_(None))

@@ -1,4 +1,4 @@
-"""Read the evaluations that count, combined over ranks."""
+"""Read the evaluations that no restart discarded, combined over ranks."""
 
 from __future__ import annotations
 

@@ -188,9 +188,9 @@ def add(connection: sa.Connection, run: int, within: range) -> None:
 
 
 def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
-    """Record from which step on the roll-ups of runs are due; the runs' rows must be locked.
+    """Record that the roll-ups of runs are due; the runs' rows must be locked.
 
-    `starts` maps the key of a run to the step.
+    `starts` maps the key of each run to the step from which on its roll-ups are due.
     """
     if not starts:
         return

@@ -180,7 +180,7 @@ def _round_row(run: LockedRun, record: RoundRecord) -> dict[str, Any]:
 def write_data_epochs(
     connection: sa.Connection, messages: Sequence[tuple[LockedRun, DataEpoch]]
 ) -> None:
-    """Store one row for each attempt, epoch and rank."""
+    """Store one row for each attempt, epoch and rank; a later message replaces an earlier one."""
     c = schema.data_epochs.c
     for run, message in messages:
         run.refuse("DataEpoch", refusals.of_data_epoch(message))
@@ -292,7 +292,7 @@ def write_nodes(connection: sa.Connection, states: Sequence[NodeState]) -> None:
     rows = insert(connection, schema.nodes)
     mutable = [c.name for c in schema.nodes.c if c.name not in _KEPT_OF_NODES]
     changes: dict[str, sa.ColumnElement[Any]] = {name: rows.excluded[name] for name in mutable}
-    # An agent that was just started has made no check, so keep the stored one.
+    # An agent that was just started has not measured the node's speeds yet: keep the stored speeds.
     changes["check"] = sa.func.coalesce(rows.excluded["check"], schema.nodes.c["check"])
     upsert = rows.on_conflict_do_update(index_elements=["id"], set_=changes)
     connection.execute(

@@ -84,7 +84,7 @@ class LockedRun:
             raise StoreRefusedError(f"run {self.id}: {what}.{reason}")
 
     def check_rank(self, attempt: int, rank: int) -> None:
-        """Refuse ranks that the attempt does not have according to its Hello.
+        """Raise `StoreRefusedError` if, by its Hello, the attempt does not have this rank.
 
         Other attempts than the latest may have had more ranks.
         """
@@ -201,7 +201,8 @@ class LockedRun:
 _READ = [part.name for part in fields(LockedRun) if part.init]
 
 
-# Built once, because building it takes as long as executing it.
+# Query that locks and reads rows of runs. It is built only once, because building it takes as long
+# as executing it.
 _LOCK = (
     sa.select(*(schema.runs.c[name] for name in _READ))
     .where(

@@ -50,7 +50,7 @@ def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
         return outcome(rows)
     state = State.RUNNING if State.RUNNING in going_on else State.STARTING
     attempt = max(row.attempt for row in rows)
-    # The end of a single node is stored in its own row.
+    # The message of a node that has ended is stored only in the node's own row.
     message = None if report.state.final else _named(report.node, report.message)
     return RunState(state, report.at, report.node, attempt, message=message)
 

@@ -36,7 +36,7 @@ _NEWER_ATTEMPT_WINS = (
     + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS if c not in ("run", "step", "rank"))
     + " WHERE excluded.attempt > worker_steps.attempt"
 )
-# All rows of a statement belong to one run.
+# Placeholders of one row. `?1` is the run, which is the same for all rows of a statement.
 _ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"
 # Python's driver releases the GIL once per statement, and may then wait for other threads, so a
 # statement inserts many rows. There are few sizes, so that each statement is prepared once.
@@ -58,8 +58,8 @@ _POSTGRES_TYPES = {
 }
 _COPY_TYPES = [_POSTGRES_TYPES[type(schema.worker_steps.c[name].type)] for name in _COLUMNS]
 
-# A rank without samples counts in every sum except the ETT error, because its forward and backward
-# passes are real.
+# Condition for records that have an ETT error. A rank without samples has none, but it counts in
+# all other sums, because it runs forward and backward passes, too.
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
 # A rank's weight in the mean loss of the global batch equals its gradient's weight in the update.
 _WEIGHTS = {"samples": "samples", "size": "(CASE WHEN load > 1e-100 THEN load ELSE 0 END)"}
@@ -93,7 +93,7 @@ def _sum_up(weight: str) -> sa.TextClause:
         f"INSERT INTO steps ({', '.join(sums)}) SELECT {', '.join(sums.values())} "
         "FROM worker_steps WHERE run = :run AND step >= :first AND step < :end GROUP BY run, step "
         "HAVING count(*) = :world AND min(attempt) = max(attempt) "
-        # Records of any rank may arrive before the Hello.
+        # Records that arrive before the Hello may have any rank.
         "AND max(rank) < :world "
         "ON CONFLICT (run, step) DO UPDATE SET "
         + ", ".join(f"{c} = excluded.{c}" for c in sums if c not in ("run", "step"))
