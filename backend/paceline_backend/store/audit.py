@@ -142,7 +142,7 @@ def newest(
 
 
 def owners(connection: sa.Connection, runs: Sequence[str]) -> dict[str, str]:
-    """Return the requester who started each run, by public id; runs without one are left out."""
+    """Return the name of each run's creator, by public id; runs without an entry are left out."""
     c = audit.c
     first = sa.func.min(c.who).label("owner")
     query = sa.select(c.run, first).where(c.action == "run.create", c.run.in_(runs))

@@ -39,7 +39,8 @@ _MOST_SINGLE = 200_000
 # Maximum number of records that are read individually for the first response of a page, because the
 # first charts wait for it.
 _MOST_NEWEST = 80_000
-# The first response of a page has at least this many newest steps, for any number of ranks.
+# In the first response of a page, lines and heat map have at least this many of the newest steps,
+# for any number of ranks.
 _LEAST_SHOWN = 20
 # In a range with fewer blocks than this, `_MOST_SINGLE` is ignored, because one column per block
 # would show too little.

@@ -29,7 +29,7 @@ _MOST_EPOCHS = 100_000
 
 @dataclass(frozen=True)
 class Effective:
-    """A segment of which no restart discarded all steps (see `store.attempts`).
+    """A segment with steps that no restart discarded (see `store.attempts`).
 
     `end` is the exclusive end of the steps that no restart discarded.
     """

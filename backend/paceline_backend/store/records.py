@@ -80,8 +80,8 @@ def of_attempt(
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
     """Yield (step, rank, values of `columns`), ordered by step and rank.
 
-    The rows are those of an attempt, and those of comparable earlier steps. The steps are those in
-    the half-open range `newest`, and those in the ranges `older` before it.
+    The rows are those of an attempt, and those of comparable earlier steps (see `_known`). The
+    steps are those in the half-open range `newest`, and those in the ranges `older` before it.
     """
     since, before = newest
     c = worker_steps.c
@@ -172,9 +172,8 @@ def newest_complete(
 ) -> Records:
     """Return the rows of a range of steps up to the newest complete step, ascending by step.
 
-    Rows that a restart discarded are left out.
-    Without a first step in `span`, the range has `count` steps. If it has more than `most_rows`
-    rows, the oldest steps are left out.
+    Rows that a restart discarded are left out. Without a first step in `span`, the range has
+    `count` steps. If it has more than `most_rows` rows, the oldest steps are left out.
     """
     attempt, world, parts = counting(connection, run)
     newest = attempts.newest_complete(connection, run, parts)
@@ -199,9 +198,8 @@ def newest(
 ) -> Records:
     """Return the rows of the newest steps, complete or not, ascending by step.
 
-    Rows that a restart discarded are left out.
-    The range ends at the newest step. It has `count` steps, or fewer so that it has at most
-    `most_rows` rows, but not fewer than `fewest` steps.
+    Rows that a restart discarded are left out. The range ends at the newest step. It has `count`
+    steps, or fewer so that it has at most `most_rows` rows, but not fewer than `fewest` steps.
     """
     attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)

@@ -58,7 +58,8 @@ def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
 def outcome(rows: Collection[RunNode]) -> RunState | None:
     """Return the final state of a run whose nodes have all ended.
 
-    Return None if a node failed only because the rendezvous was lost, and no node finished.
+    Return None if the result is not known yet: nodes failed only because the rendezvous was lost,
+    and no node finished.
 
     A node's failure fails the run, unless other nodes continued without it. Attempt numbers are the
     same on all nodes, so nodes that finished or were stopped in a later attempt than the failed
