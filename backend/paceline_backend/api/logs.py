@@ -379,7 +379,10 @@ class Follow:
         return b"" if words == self._problem else encoded({"type": "problem", "detail": str(error)})
 
     async def _rest(self) -> None:
-        """Pause before the next read, longer each time; do not pause if there is more text now."""
+        """Pause before the next read, unless there is more text now.
+
+        Each pause is longer than the one before, until the log grows.
+        """
         if self._more:
             self._more = False
             return

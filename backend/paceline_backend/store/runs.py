@@ -509,9 +509,9 @@ def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> flo
 def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
     """Explain why a run shows no steps, or why no policy can be in force.
 
-    Return None if the run shows steps and a policy can be in force. `run` is the row of the run.
-    `equal_because` is why its ranks get equal local batches whatever the policy plans, empty if
-    they do not.
+    Return None if a policy can be in force and the run shows steps, or need not show any yet. `run`
+    is the row of the run. `equal_because` is why its ranks get equal local batches whatever the
+    policy plans, empty if they do not.
     """
     if equal_because:
         return f"Ranks train with equal local batches, whatever the policy: {equal_because}"

@@ -504,8 +504,8 @@ segments = Table(
     # Number of the samples counted in `moved` that move to another node.
     Column("across", Integer, nullable=False, server_default="0"),
     Index("ix_segments_run_first_step", "run", "first_step"),
-    # Segments that the leader planned because no controller did. With the index, a query for them
-    # does not read the `body` of the other segments.
+    # Segments that the leader planned while the planner was offline. With the index, a query for
+    # them does not read the `body` of the other segments.
     Index(
         "ix_segments_coasts",
         "run",
