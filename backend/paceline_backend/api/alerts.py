@@ -1,7 +1,7 @@
 """REST: alerts, alert rules, and webhooks that receive alerts.
 
-An alert is raised while the condition of its rule holds, and resolved when it is gone. Operators
-acknowledge alerts; admins change rules, and create the webhooks.
+An alert is raised when the condition of its rule holds, and resolved when it no longer does.
+Operators acknowledge alerts; admins change rules, and create the webhooks.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def _rules(connection: Connection) -> dict[str, Rule]:
 
 
 def _locked(connection: Connection, rule: str, if_match: str | None) -> Rule:
-    """Lock a rule until the transaction ends, and return it."""
+    """Lock a rule until the transaction ends, and return it; refuse an outdated `If-Match`."""
     changed_rules.lock(connection, rule)
     known = _rules(connection)[rule]
     _check_seen(known, if_match)

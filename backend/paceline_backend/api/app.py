@@ -1,7 +1,7 @@
 """The web application: middleware, REST routes, event streams, health, metrics and plug-ins.
 
-`create_app` builds the application; `web.run` serves it. Packages add pages through the entry
-points `paceline.web`.
+`create_app` builds the application; `web.run` serves it. Other packages add pages with entry points
+in the group `paceline.web`.
 """
 
 from __future__ import annotations
@@ -180,7 +180,10 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 
 
 def _telemetry() -> TelemetryConfig:
-    """Exclude requests that carry a secret in their URL from traces and metrics."""
+    """Return FastAPI's settings for traces and metrics.
+
+    Requests for the paths `_UNOBSERVED` are left out: for one, the URL of a login has a secret.
+    """
     observed = tracing.now()
     return {
         "tracer_provider": observed.tracers,

@@ -40,7 +40,7 @@ class AskedNode(BaseModel):
 class LogHolder:
     """A node that may have logs of a run.
 
-    `alive`: the node's agent answers. `signed`: the node's agent has a session on the bus.
+    `alive`: the node's agent sends heartbeats. `signed`: the agent has a session on the bus.
     """
 
     node: str
@@ -136,7 +136,7 @@ def refusal(answers: Sequence[object]) -> Exception:
 
 
 def missing(known: Sequence[LogHolder], answers: Sequence[object]) -> str:
-    """Return the reasons why nodes do not have what was requested; empty: there are none."""
+    """Return why nodes do not have what was requested; empty if no node says that it lacks it."""
     whys = [
         f"node {holder.node}: {answer.why}"
         for holder, answer in zip(known, answers, strict=True)

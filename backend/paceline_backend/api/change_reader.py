@@ -78,7 +78,7 @@ class PendingEvent:
 
 
 class ChangeReader:
-    """Reader of the stream of changes, which works while clients follow a run.
+    """Reader of the stream of changes. It reads only while clients follow a run.
 
     `tell` and `tell_end` raise `StoreUnavailableError` while the database is away.
     """
@@ -130,7 +130,8 @@ class ChangeReader:
         follower = PendingEvent()
         self._followers.setdefault(run, set()).add(follower)
         if self._task is None or self._task.done():
-            # The reader was stopped, so its state of the bus is outdated.
+            # The reader was stopped meanwhile, so its position and the state of the bus are
+            # outdated.
             self._bus_away = False
             self._position = None
             self._task = asyncio.create_task(self._run())
@@ -146,7 +147,10 @@ class ChangeReader:
             del self._followers[run]
 
     async def tell(self, changed: Mapping[str, int | None]) -> None:
-        """Give the followers of changed runs an event. `changed` maps runs to new steps, if any."""
+        """Give the followers of changed runs an event.
+
+        `changed` maps each run to its earliest new step, None if it has no new step.
+        """
         wanted = [run for run in changed if run in self._followers]
         if not wanted:
             return

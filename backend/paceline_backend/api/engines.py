@@ -29,7 +29,7 @@ from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
 
-# Time for which the answer of an engine is cached, because clients may send this request often.
+# `GET /backends` asks an engine at most once in this time, because clients may send it often.
 _KEPT_S = 5.0  # seconds
 
 

@@ -94,7 +94,7 @@ def forbidden(wanted: str, role: str) -> tuple[HTTPStatus, str]:
 
 
 def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route for OpenAPI."""
+    """Return the `responses` of a route, which document these error statuses in OpenAPI."""
     schema = {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}
     return {
         status.value: {"description": status.phrase, "content": {MEDIA_TYPE: schema}}

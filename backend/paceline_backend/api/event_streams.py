@@ -29,7 +29,7 @@ from paceline_backend.store import StoreError
 
 # Maximum time for which a stream outlives its token.
 CHECK_S = 2.0  # seconds
-# Time after which cached results of `Rights` are dropped: open streams renew theirs before.
+# `Rights` forgets the result of a token that no stream has checked for this time.
 _KEPT_S = 60.0  # seconds
 
 # Interval of comments, because proxies close connections that are silent for longer.
@@ -115,7 +115,7 @@ def _client(scope: Scope) -> Client:
 class _TokenCheck:
     # Time of the last check, by the event loop's clock.
     at: float
-    # The guard has just checked the token of a new stream.
+    # True until the first check, because the guard has just checked the token of a new stream.
     valid: bool = True
 
 

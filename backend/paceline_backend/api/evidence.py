@@ -385,7 +385,7 @@ def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
     }
 
 
-# Number of newest steps that a response covers if the request gives no range.
+# Number of newest steps in a timeline if the request gives no range.
 _STEPS = 3
 _MOST_STEPS = 50
 _MOST_RANKS = 64
@@ -459,7 +459,7 @@ def get_hang(
         return hangs.look(connection, runs.key_of(connection, run), after_s)
 
 
-# Deadline for ranks. A rank that is able to write its stacks takes a fraction of a second.
+# Ranks have this time to write their stacks. If a rank is able to, it takes a fraction of a second.
 WRITING_S = 3.0  # seconds
 
 _PAUSE_S = 0.15  # seconds between two polls

@@ -116,7 +116,7 @@ def _csv(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
         yield text.getvalue().encode()
         text.seek(0)
         text.truncate()
-    # Without any part, the header is still in the buffer.
+    # If there were no rows, the header is still in the buffer.
     if rest := text.getvalue():
         yield rest.encode()
 

@@ -82,7 +82,7 @@ class Repeats:
         await answer(scope, receive, send)
 
     def _seal(self, key: str) -> Fernet:
-        """Return the cipher for the response to a key.
+        """Return the cipher for the stored response to a request with this key.
 
         The key is not stored, so the database alone does not reveal secrets in responses.
         """
@@ -151,13 +151,13 @@ class _Execution:
 
 
 def key_id(requester: Identity, key: str) -> str:
-    """Return a digest of a key and its requester. Equal keys of two requesters differ."""
+    """Return a digest of a key and its requester, so that requesters may use equal keys."""
     who = f"token {requester.token}" if requester.token else f"user {requester.name}"
     return hashlib.sha256(f"{who}\n{key}".encode()).hexdigest()
 
 
 def _digest(scope: Scope, body: bytes) -> str:
-    """Return a digest that excludes `If-Match`: a repeated request may have a newer revision."""
+    """Return a request's digest, without `If-Match`: a repetition may send a newer revision."""
     place = f"{scope['path']}?{scope['query_string'].decode('latin-1')}\n"
     return hashlib.sha256(place.encode() + body).hexdigest()
 

@@ -39,9 +39,10 @@ from paceline_backend.store.quality import evaluations
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-# Maximum number of steps with `since` or `last`.
+# Maximum number of steps in a view that is requested with `since` or `last`.
 _STEPS = 2_000
-# Maximum number of newest segments in a view. Spans without a controller are listed in `coasts`.
+# Maximum number of newest segments in a view. Spans that no controller planned are also in
+# `coasts`, for the whole range.
 _SEGMENTS = 200
 # Maximum number of newest segments, and of newest evaluations, in a view with `since`.
 _NEW_SEGMENTS = 50
@@ -166,7 +167,8 @@ async def _stream(
     spoke = time.monotonic()
     try:
         yield b": welcome\n\n"
-        # If the database is away, this client gets an event with all others when it is back.
+        # If the database is unavailable, this client gets an event together with all other clients
+        # once the database is back.
         with suppress(StoreUnavailableError):
             await reader.tell_end(run, follower)
         while not closing() and await allowed():

@@ -145,7 +145,7 @@ Node = Annotated[
 class Listing:
     """Logs that nodes have, and the reasons why logs of other nodes are missing."""
 
-    # Node and log.
+    # Pairs of a node and one of its logs.
     logs: list[tuple[str, LogFile]]
     # Node → its problem; None: the node has answered.
     nodes: dict[str, str | None]
@@ -159,7 +159,7 @@ class LogText:
     attempt: int | None
     # Offset of the first byte.
     offset: int  # bytes
-    # Offset of the part that follows.
+    # Offset of the text that follows this part.
     next: int  # bytes
     # Size of the whole log.
     size: int  # bytes
@@ -250,8 +250,8 @@ def _as_text(node: str, part: LogPart) -> LogText:
 class Follow:
     """Events of a growing log, from the position in `wanted` on.
 
-    `node` is None for the node of the rank. `closing` returns whether the server shuts down,
-    `allowed` whether the client may still read.
+    `node` is the node that has the log; None: the node of the rank. `closing` returns whether the
+    server shuts down, and `allowed` whether the client may still read.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Follow:
         self._allowed = allowed
         # The problem that was last reported to the client.
         self._problem = ""
-        # The log has more text after the last part.
+        # True if there is text to read now, after the part that was read last.
         self._more = False
         self._pause_s = _SOON_S
 
@@ -328,7 +328,8 @@ class Follow:
             return False, encoded({"type": "text", **self._shown(part)}, position)
         if part.may_grow:
             return False, b""
-        # Check this before listing the logs: after the end, no attempt is added to the list.
+        # Check whether the run has ended before listing the logs: an ended run gets no further
+        # attempt, so the list is then complete.
         ended = await self._ended()
         later = await self._later(part.attempt)
         if later is None:
@@ -378,7 +379,10 @@ class Follow:
         return b"" if words == self._problem else encoded({"type": "problem", "detail": str(error)})
 
     async def _rest(self) -> None:
-        """Pause; the pause grows while the log does not. Return at once if there is more text."""
+        """Pause before the next read, unless there is more text now.
+
+        Each pause is longer than the one before, until the log grows.
+        """
         if self._more:
             self._more = False
             return

@@ -61,8 +61,8 @@ _TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 class BodyLimit:
     """ASGI middleware that answers 413 to a body of more than `limit` bytes, without reading it.
 
-    FastAPI's `max_body_size` does not suffice: if no route reads the body, its response is no
-    problem document, and Dash turns the error that it raises into a 500.
+    FastAPI's `max_body_size` does not suffice. If no route reads the body, the response is not a
+    problem document. And in pages of Dash, the error that `max_body_size` raises becomes a 500.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -114,9 +114,10 @@ class BodyLimit:
 
 
 class WakeWorkers:
-    """ASGI middleware that adds an entry to `CHANGES` after each request that is not a read.
+    """ASGI middleware that wakes the workers after each request that is not a read.
 
-    The middleware is behind the guard, so only requests with a token wake workers.
+    It adds an entry to the stream `CHANGES`, which workers read. The middleware is behind the
+    guard, so only authenticated requests wake workers.
     """
 
     def __init__(self, app: ASGIApp, bus: redis.Redis) -> None:

@@ -25,7 +25,7 @@ from paceline_backend.store import reads
 # Greatest integer that a database can store.
 BIGGEST = 2**63 - 1
 
-# Unix time beyond the range of any calendar.
+# Maximum absolute value of a Unix time in a request. It is beyond the range of any calendar.
 _LATEST = 1e12  # seconds
 
 Points = Annotated[
@@ -120,6 +120,6 @@ def _names(route: APIRoute) -> tuple[str, ...]:
 
 def _in_query(info: FieldInfo) -> bool:
     """Return whether a parameter is in the query, on its own or as a field of a query model."""
-    # FastAPI returns the fields of a query model as pydantic has them, without their origin. No
-    # route has a model of another kind of parameters.
+    # FastAPI returns the fields of a query model as pydantic's fields, which do not show that they
+    # belong to the query. All parameter models of routes are query models, so these fields do.
     return isinstance(info, params.Query) or not isinstance(info, params.Param)

@@ -52,7 +52,7 @@ class Allow:
 
     @property
     def changes(self) -> bool:
-        """Return True if the rule suits a route that changes something."""
+        """Return whether a route that changes something may have this rule."""
         return self.roles is None or "viewer" not in self.roles
 
 
@@ -137,7 +137,10 @@ def _ruled(app: FastAPI, context: RouteContext) -> Ruled:
 
 
 def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContext) -> Allow | None:
-    """Return the intersection of the rules that a route depends on; None: the route has none."""
+    """Return the intersection of the rules that a route depends on.
+
+    Return None if the route has no rule, or has a rule for reading but changes something.
+    """
     declared: dict[str, Allow] = app.state.rules
     if path in declared:
         return declared[path]

@@ -428,7 +428,7 @@ def get_run(request: Request, response: Response, run: str) -> Any:
 
 
 def _unsuited(store: Store, run: Mapping[str, Any]) -> str | None:
-    """Return why the run's policy cannot plan it; None: it can, or this server does not have it."""
+    """Return why a run's policy cannot plan the run; None if it can, or if it is not installed."""
     streamed = run["attempt"] is not None and run["samples"] is None
     if run["token_budget"] is None and not streamed:
         return None

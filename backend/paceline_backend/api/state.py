@@ -1,4 +1,4 @@
-"""Objects that `create_app` makes once per process, as routes get them from a request."""
+"""Functions with which routes get the objects that `create_app` makes once per process."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def settings_of(request: Request) -> Settings:
 
 
 def bus_url(request: Request, url: str) -> str:
-    """Return the URL of the bus for the caller. The embedded bus listens on the server's host."""
+    """Return the URL of the bus as the caller reaches it.
+
+    If the embedded bus is open to the network, the URL has the host of the request's URL, because
+    the bus listens on the same machine as this server.
+    """
     host = request.url.hostname
     return at_host(url, host) if settings_of(request).trust_network and host else url

@@ -32,10 +32,10 @@ from paceline_backend.store.rollups.reading import RankChoice
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-# Maximum number of choices of synchronisers. A chart cannot show more of them distinctly.
+# Maximum number of choices of synchronisers in a response. A chart cannot show more distinctly.
 _MOST_CHOICES = 200
 
-# Maximum number of rows to read for columns that have no roll-ups.
+# A request for columns without roll-ups is refused if it needs more rows than this.
 _MOST_ROWS = 2_000_000
 
 Column = list[float | None]

@@ -62,15 +62,16 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """Return one past the last step of an attempt that can count; None: no limit.
+    """Return the exclusive end of an attempt's steps that can still count; None: no limit.
 
-    The limit is the first step of a later attempt. `starts` maps each attempt to its first step.
+    The end is the smallest first step of all later attempts. `starts` maps each attempt to its
+    first step.
     """
     return min((step for other, step in starts.items() if other > attempt), default=None)
 
 
 def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[AttemptSpan]:
-    """Return, for each attempt, the range of its steps that count; the latest attempt is first.
+    """Return the range of each attempt's steps that no restart discarded, latest attempt first.
 
     `attempt` is the latest attempt, None if it is not known yet. The number of index seeks grows
     with the number of attempts, not with the length of the run.
@@ -99,8 +100,8 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if first == 0:
             break
         below = _adopting(connection, run, number)
-        # Attempts between `below` and `number` adopted no segment: a launch after a lost host skips
-        # 1,000 numbers.
+        # The attempts between `below` and `number` adopted no segment. There can be many of them,
+        # because a launch after a lost host skips 1,000 numbers.
         unused = number - 1 - (-1 if below is None else below)
         end = end_of(number - 1, starts)
         if unused and (end is None or end > 0):
@@ -124,7 +125,7 @@ def starts(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) -> sa.Row[Any] | None:
-    """Return `step` and `ended_at` of the newest record that counts, of any rank."""
+    """Return `step` and `ended_at` of any rank's newest record that no restart discarded."""
     c = worker_steps.c
     return _first(
         connection,
@@ -136,7 +137,7 @@ def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) ->
 def newest_complete(
     connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
-    """Return `step` and `epoch` of the newest step that counts and that all ranks reported."""
+    """Return `step` and `epoch` of the newest complete step that no restart discarded."""
     # The row of any rank shows to which attempt a complete step belongs.
     c = worker_steps.c
     return _first(
@@ -152,9 +153,10 @@ def newest_complete(
 def _first(
     connection: sa.Connection, query: sa.Select[Any], parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
-    """Return the first row of the latest attempt that has a row.
+    """Return the first row of the query, trying the latest attempt first; None if there is none.
 
-    If a step counts for a later attempt, it comes after all steps that count for an earlier one.
+    Steps that count for a later attempt come after all steps that count for an earlier one. So if
+    the latest attempt has a row, no earlier attempt has a newer one.
     """
     for part in parts:
         row = connection.execute(query.where(*part.rows()).limit(1)).one_or_none()
@@ -211,7 +213,7 @@ def devices(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def elsewhere(connection: sa.Connection, run: int, nodes: Sequence[str]) -> list[int]:
-    """Return the attempts with a known placement whose ranks were not all on these nodes."""
+    """Return the attempts whose placement is known and differs from `nodes`, each rank's node."""
     known = placements(connection, run, -1) if nodes else []
     return [attempt for attempt, _, placed in known if placed and placed != list(nodes)]
 
@@ -227,10 +229,10 @@ def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[in
 def mean_time(
     connection: sa.Connection, run: int, first: int, end: int | None, count: int
 ) -> tuple[float | None, int]:
-    """Return mean time (seconds) and number of the first `count` complete steps in a range.
+    """Return the mean time, in seconds, and the number of the complete steps in a range.
 
-    The mean is None if there are none. The range is from `first` to `end`, exclusive; None leaves
-    it open.
+    The range begins at `first` and ends before `end`; None: before `first + count`. Only its first
+    `count` complete steps are used. The mean is None if there are none.
     """
     c = steps.c
     where = [c.run == run, c.step >= first, c.step < (first + count if end is None else end)]

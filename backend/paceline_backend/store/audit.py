@@ -142,7 +142,7 @@ def newest(
 
 
 def owners(connection: sa.Connection, runs: Sequence[str]) -> dict[str, str]:
-    """Return the requester who started each run, by public id; unknown ones are left out."""
+    """Return the name of each run's creator, by public id; runs without an entry are left out."""
     c = audit.c
     first = sa.func.min(c.who).label("owner")
     query = sa.select(c.run, first).where(c.action == "run.create", c.run.in_(runs))
@@ -150,7 +150,7 @@ def owners(connection: sa.Connection, runs: Sequence[str]) -> dict[str, str]:
 
 
 def stop_of(connection: sa.Connection, run: str) -> dict[str, Any] | None:
-    """Return the audit row that requested the end of a run's latest launch, or None."""
+    """Return the audit row of the request to stop a run's latest launch; None if there is none."""
     change = newest(connection, run, ("run.create", "run.resume", "run.regroup", "run.stop"))
     return change if change is not None and change["action"] == "run.stop" else None
 
@@ -263,7 +263,10 @@ def record_change(
 
 
 def _as_seen(run: str, action: str, expected: int) -> Any:
-    """Return a run's revision if nothing relevant to `action` changed since `expected`."""
+    """Return the revision that a run must have so that `action` conflicts with no change.
+
+    `expected` is the revision that the requester has read.
+    """
     if action == NOTE:
         return expected
     c = audit.c

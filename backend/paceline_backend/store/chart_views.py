@@ -1,9 +1,9 @@
-"""Data that a page's charts draw for a range of steps, small for any length and any world size.
+"""Data of a range of steps for charts, of bounded size for any number of steps and ranks.
 
-A view has at most 512 columns of steps and at most 256 rows of ranks. Every column keeps the
-greatest value of its steps and ranks, so no spike is lost. The database combines steps, using
-roll-ups where they exist. The heat map is encoded as one byte per cell, and numbers are rounded to
-the precision that a chart needs.
+A view's heat map has at most 512 columns of steps and at most 256 rows of ranks. A cell that
+combines several steps or ranks shows their greatest compute time, so no spike is lost. The database
+combines steps, using roll-ups where they exist. The heat map is encoded as one byte per cell, and
+numbers are rounded to the precision that a chart needs.
 
     view = chart_views.view(connection, key, world=1024, span=(None, None))
 """
@@ -24,30 +24,34 @@ from paceline_backend.store.rollups import reading as rollups
 from paceline_backend.store.rollups.metrics import BLOCK, CELLS
 from paceline_backend.store.schema import steps, worker_steps
 
-# Maximum number of columns of a view.
+# Maximum number of columns in the lines of ranks and in the heat map.
 COLUMNS = 512
-# Default number of points of a view's steps.
+# Default maximum number of points in the columns of complete steps.
 POINTS = 1_000
-# Maximum number of ranks with a line each; the heat map shows more ranks.
+# If a run has more ranks than this, a view has no lines of ranks, only the heat map.
 LINES = 16
 
 # Metrics of a rank's step that a view shows.
 _SHOWN = ("compute_s", "ett_s", "share")
-# Maximum number of records that are read individually where roll-ups can avoid it.
+# If a range has more records than this, a column has at least one block of steps, so that roll-ups
+# are read instead of records.
 _MOST_SINGLE = 200_000
 # Maximum number of records that are read individually for the first response of a page, because the
 # first charts wait for it.
 _MOST_NEWEST = 80_000
-# Minimum number of newest steps that each have a column of their own, for any number of ranks.
+# In the first response of a page, lines and heat map have at least this many of the newest steps,
+# for any number of ranks.
 _LEAST_SHOWN = 20
-# Minimum number of blocks for a view with one column per block; fewer columns show too little.
+# In a range with fewer blocks than this, `_MOST_SINGLE` is ignored, because one column per block
+# would show too little.
 _FEW_BLOCKS = 4
 
 Floats = npt.NDArray[np.float64]
 
 # Maximum number of rows of a heat map.
 _ROWS = 256
-# Number of steps of the scale from the minimum to the maximum; code 0 means unknown.
+# The heat map's scale divides the range from the minimum to the maximum into this many intervals.
+# The minimum has code 1; code 0 means unknown.
 _CODES = 254
 
 _COMPUTE = (("compute_p10", 0.1), ("compute_p50", 0.5), ("compute_p90", 0.9))
@@ -81,7 +85,7 @@ def newest(
 ) -> dict[str, Any]:
     """Return a `view` of the newest `last` steps, each a point of its own.
 
-    With many ranks, lines and heat map begin later, because each step has a column of its own.
+    With many ranks, lines and heat map have fewer steps, because each step has a column of its own.
     """
     end = reads.bounds(connection, steps, run, (None, None))[1]
     newest_step = -1 if end is None else end
@@ -127,7 +131,7 @@ def _bucket(first: int | None, last: int | None, world: int, columns: int) -> in
 def _rows(
     connection: sa.Connection, run: int, span: reads.Range, bucket: int, world: int
 ) -> Sequence[Any]:
-    """Return row of ranks, step, means of `_SHOWN`, and extreme compute times for each cell."""
+    """Return a row for each cell, with the columns that `heat_of` expects in its `rows`."""
     covered = rollups.cover(connection, run, *span) if bucket >= BLOCK else None
     if covered is not None:
         return rollups.rank_buckets(
@@ -151,7 +155,7 @@ def _single(where: list[sa.ColumnElement[bool]], bucket: int, grouped: int) -> s
 
 
 def _together(world: int) -> int:
-    """Return the number of ranks in one row."""
+    """Return the number of ranks that share one row of the heat map."""
     return max(1, -(-world // _ROWS))
 
 
@@ -159,8 +163,9 @@ def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
     """Return the columns of ``heat`` in the response of `GET view`.
 
     Args:
-        rows: row of ranks, first step of the column, mean compute time (s), expected time, share of
-            the load or None, minimum and maximum compute time; in any order.
+        rows: one row per cell, in any order. Its columns are: index of the row of ranks, first step
+            of the column, means of compute time (s), expected time and share of the load (None:
+            unknown), minimum and maximum compute time.
         world: number of ranks of the run.
     """
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 7
@@ -226,7 +231,7 @@ def _rounded(column: Iterable[float | None]) -> list[float | None]:
 
 
 def _shortened(columns: dict[str, Any]) -> dict[str, Any]:
-    """Round columns of floating-point numbers; times of day keep their milliseconds."""
+    """Round columns of floating-point numbers; Unix times keep their milliseconds."""
     return {name: _short_column(name, value) for name, value in columns.items()}
 
 

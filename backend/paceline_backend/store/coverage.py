@@ -29,9 +29,9 @@ _MOST_EPOCHS = 100_000
 
 @dataclass(frozen=True)
 class Effective:
-    """A segment and the end of its steps that count (see `store.attempts`).
+    """A segment with steps that no restart discarded (see `store.attempts`).
 
-    `end` is one past its last step that counts.
+    `end` is the exclusive end of the steps that no restart discarded.
     """
 
     attempt: int
@@ -40,12 +40,12 @@ class Effective:
 
     @property
     def whole(self) -> bool:
-        """Return whether all steps of the segment count."""
+        """Return whether no step of the segment was discarded."""
         return self.end == self.segment.first_step + self.segment.steps
 
 
 def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Iterator[Effective]:
-    """Yield the segments of a run that count, in the order of their steps.
+    """Yield a run's segments, except those that restarts discarded, in the order of their steps.
 
     `hello` is the Hello of the latest attempt, if there was an attempt.
     """
@@ -79,10 +79,10 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
 def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     """Count how often each epoch used its samples; `exact` means that each was used once.
 
-    An epoch of a stream has the samples that ranks have read, up to the last one that they used.
+    An epoch of a stream has the samples from the first to the last one that any rank used.
 
-    An epoch is complete when each rank reported its last step or a later one. Until then, missing
-    samples may still arrive, unless the run is over.
+    An epoch is complete when every rank has reported the epoch's last step or a later one. Until
+    then, missing samples may still arrive, unless the run has ended.
 
     A sample counts as used when the rank that it was assigned to reported the step. If a checkpoint
     shows that samples were used before the latest attempt, they count, too: their records may have
@@ -119,7 +119,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
                 complete.add(segment.epoch)
     rest = (samples or 0) % hello.global_batch if hello.drop_last else 0
     allowed = range(rest, rest + 1)
-    # For a stream, the number of samples left over at the end of an epoch is unknown.
+    # For a stream, it is unknown how many samples `drop_last` drops at the end of an epoch.
     if samples is None and hello.drop_last:
         allowed = range(hello.global_batch)
     if not uses:
@@ -142,7 +142,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
 
 
 def _reported_until(connection: sa.Connection, run: int, hello: Hello) -> int:
-    """Return one past the newest step up to which every rank of the latest attempt has reported."""
+    """Return the exclusive end of the steps that all ranks of the latest attempt have reported."""
     since = hello.step
     # With a single attempt, every complete step belongs to it. Starting at the newest complete step
     # avoids reading millions of earlier rows.
@@ -176,7 +176,7 @@ def _reported(
 
     In most cases these numbers suffice to decide that all records of a segment have arrived.
     """
-    # With a single attempt, the rows of complete steps contain the same facts: one row per step.
+    # With a single attempt, `steps` has the same numbers in fewer rows: one per complete step.
     if hello.attempt == 0:
         c = steps.c
         complete = connection.execute(
@@ -227,12 +227,13 @@ def _epoch(
     unfinished: bool,
     allowed: range,
 ) -> dict[str, Any]:
-    """Count one epoch's samples; `allowed` is the range of numbers of samples that may be dropped.
+    """Count how often one epoch used its samples.
 
     `parts` are the used samples, with repetitions. `samples` is the size of the data set, or None
-    for a stream, which has the samples up to the last that was used. Memory is bounded by the
-    number of used samples, not by the greatest sample number: a rank of a stream may report any
-    number for a sample.
+    for a stream, which has the samples up to the last one that was used. `allowed` has the numbers
+    of missing samples that a complete epoch may have, because `drop_last` drops them. Memory is
+    bounded by the number of used samples, not by the greatest sample number: a rank of a stream may
+    report any number for a sample.
     """
     numbers, uses = np.unique(_together(parts), return_counts=True)
     distinct = len(numbers)

@@ -36,8 +36,8 @@ _CONNECT_TIMEOUT_S = 5
 _WRITES, _WAIT_S = "paceline_writes", "paceline_wait_s"
 
 
-# For psycopg, a value that exceeds a limit of Postgres (such as an index row's size) is an
-# OperationalError, although a retry cannot succeed.
+# Errors of psycopg after which a retry cannot succeed. psycopg raises `ProgramLimitExceeded`, an
+# OperationalError, if a value exceeds a limit of Postgres, such as the size of an index row.
 _REFUSALS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
 
 

@@ -92,7 +92,8 @@ def bound(
 ) -> None:
     """Delete incomplete Hellos of a run, so that they cannot fill the database.
 
-    Keep those in `complete`, because the caller validates them next, and up to `most` others.
+    The Hellos in `complete` are kept, because the caller validates them next, and at most `most`
+    others, those of the latest attempts.
     """
     c = hello_parts.c
     query = (

@@ -8,7 +8,7 @@ they are empty:
 
 * `replaces`, ``{part: node}``: parts that were requested so that the node can leave.
 * `begun`, a list of parts whose jobs run or have ended, according to the engine.
-* `last`, a number: the highest part that was withdrawn. No other part gets this number.
+* `last`, a number: the highest part that was withdrawn, so that its number is never used again.
 
 The table `engine_runs` lists the engines that may have jobs of a run, even after the run moved
 elsewhere or was deleted. A row is inserted in the transaction that requests jobs (`mark`), and
@@ -66,7 +66,7 @@ class EngineRun:
 
 
 def ordered(nodes_min: int, nodes_max: int, launch: int = 0) -> dict[str, Any]:
-    """Return `runs.backend_jobs` for a run whose jobs are still to be submitted."""
+    """Return `runs.backend_jobs` for a run of which no job has been submitted yet."""
     parts = range(1 + nodes_max - nodes_min)
     return {"launch": launch, "jobs": {str(part): None for part in parts}}
 
@@ -78,8 +78,9 @@ def order_anew(
 
     Revoke the token that the nodes of earlier jobs used.
 
-    Labels of jobs are never reused, even if the run was elsewhere in between: each launch has
-    attempt numbers of its own, so its first attempt number serves as the number of the launch.
+    The number of a launch, and so the labels of its jobs, must never be used again. If the run was
+    on no engine before, the number of its last launch there is unknown. Then `first_attempt` is the
+    number, because no two launches of a run share attempt numbers.
     """
     tokens.revoke_of_run(connection, run)
     query = sa.select(runs.c.backend, runs.c.backend_jobs).where(runs.c.id == run)
@@ -148,9 +149,9 @@ def _asked_now(
 
 
 def note(connection: Connection, run: EngineRun, part: str, ref: str | None) -> bool:
-    """Store the engine's name of a job, or with None that the job will never exist.
+    """Store the name that the engine gave a job; `ref` None records that the job will never exist.
 
-    Return False if the run was relaunched or the part withdrawn meanwhile.
+    Return False if the run was relaunched or the part was withdrawn meanwhile.
     """
     asked = _locked(connection, run.id)
     if asked["launch"] != run.launch or part not in asked["jobs"]:
@@ -192,7 +193,10 @@ def add(connection: Connection, run: str, count: int, replaces: str | None = Non
 
 
 def expected(connection: Connection, run: str) -> int:
-    """Return the number of requested nodes, without replacements, whose jobs have not begun."""
+    """Return the number of requested nodes whose jobs have not begun.
+
+    The job that starts the run does not count, nor do jobs that replace nodes.
+    """
     asked = _locked(connection, run)
     return len(asked["jobs"].keys() - asked["replaces"].keys() - {*asked["begun"], "0"})
 
@@ -222,7 +226,7 @@ def withdraw(connection: Connection, run: str, node: str) -> None:
 
 
 def forget_replacing(connection: Connection, run: EngineRun, part: str) -> None:
-    """Record that a job that was to bring a replacement has ended."""
+    """Record that a job has ended that was requested to replace a node."""
     asked = _locked(connection, run.id)
     if asked["launch"] == run.launch and asked["replaces"].pop(part, None):
         _write(connection, run.id, asked)
@@ -270,7 +274,10 @@ def queue(connection: Connection, run: EngineRun, why: str) -> bool:
 
 
 def admit(connection: Connection, run: str) -> None:
-    """Record that a node has joined a run: the run leaves the queue, and its silence counts."""
+    """Record that a node has joined a run, which therefore no longer waits in a queue.
+
+    From now on, the run is assumed lost if it sends no messages.
+    """
     c = runs.c
     query = sa.update(runs).where(c.id == run, c.state.in_(WAITING))
     connection.execute(query.values(message=None, seen_at=time.time()))

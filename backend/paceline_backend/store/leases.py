@@ -2,7 +2,7 @@
 
 A worker holds a lease on a run to plan it or to manage its jobs on an engine, and a lease on all
 runs for work that one worker does for all of them, such as evaluating alerts. A lease expires by
-the database's clock. If the worker dies, another worker can take the lease after that. All
+the database's clock. If a worker dies, another worker can take its lease once it has expired. All
 functions raise `StoreError` if the database fails; then existing leases remain until they expire.
 """
 
@@ -55,7 +55,10 @@ def acquire(store: Store, run: int, owner: str, lease_s: float, purpose: Purpose
 def extend(
     store: Store, held: Collection[tuple[int, str]], lease_s: float, purpose: Purpose = "plan"
 ) -> set[int]:
-    """Extend leases, given as (key of the run, owner); return the runs whose leases remain held."""
+    """Extend leases, given as (key of the run, owner).
+
+    Return the keys of the runs whose leases were extended; the other leases have been lost.
+    """
     of_owners: dict[str, list[int]] = {}
     for run, owner in held:
         of_owners.setdefault(owner, []).append(run)
@@ -100,14 +103,14 @@ def reap(store: Store) -> int:
 
 
 def held_now(connection: sa.Connection) -> int:
-    """Return the number of runs that are being planned: their leases have not expired."""
+    """Return the number of runs that a worker plans: their planning leases have not expired."""
     planned = (leases.c.purpose == "plan", leases.c.expires_at > now(connection))
     query = sa.select(sa.func.count()).select_from(leases).where(*planned)
     return int(connection.execute(query).scalar_one())
 
 
 def planners(connection: sa.Connection, keys: Collection[int]) -> dict[int, tuple[str, float]]:
-    """Return owner and expiry of the leases to plan some runs, by the runs' keys."""
+    """Return the owner and the expiry of each run's planning lease, by the run's key."""
     c = leases.c
     query = sa.select(c.run, c.owner, c.expires_at).where(c.purpose == "plan", c.run.in_(keys))
     return {row.run: (row.owner, row.expires_at) for row in connection.execute(query)}

@@ -74,7 +74,7 @@ def ask(store: Store) -> None:
 
 
 def control_id(store: Store) -> str:
-    """Return the id of this database's control plane, independent of its address; created once."""
+    """Return the control plane's id, which is created once and does not depend on its address."""
     return _kept(store, "id", secrets.token_hex(8))
 
 
@@ -87,7 +87,7 @@ def secret(store: Store) -> bytes:
 
 
 def _kept(store: Store, name: str, made: str) -> str:
-    """Return the stored value of a name; the first process that needs it stores `made`."""
+    """Return the stored value of a name; if there is none yet, store `made` and return it."""
     query = sa.select(meta.c.value).where(meta.c.name == name)
     with store.read() as connection:
         value = connection.execute(query).scalar()

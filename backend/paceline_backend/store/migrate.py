@@ -93,8 +93,8 @@ def _alone(writer: sa.Engine) -> Iterator[sa.Connection]:
             yield connection
         return
     # WAL mode is a persistent property of the file. Two processes that enable it at the same time
-    # do not wait for each other, whatever the busy timeout, so lock the directory. (Locks on the
-    # file belong to SQLite.)
+    # do not wait for each other, whatever the busy timeout, so lock the directory. (The file itself
+    # is not locked, because SQLite uses its locks.)
     directory = os.open(Path(str(writer.url.database)).resolve().parent, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

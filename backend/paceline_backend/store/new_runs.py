@@ -76,8 +76,8 @@ def stored(connection: sa.Connection, run: str) -> tuple[NewRun, State]:
 
     `first_attempt` is the first attempt number of the next launch. It is higher than all attempts
     so far. If the run was lost, it is also higher than all attempts that the run might still reach,
-    because its processes may still be running. The policy is the policy in force. Values of
-    environment variables are left out.
+    because its processes may still be running. The policy is the one that was requested last.
+    Values of environment variables are left out.
 
     Raises:
         UnknownRunError: no such run.
@@ -153,7 +153,7 @@ def resume(
         "first_attempt": new.first_attempt,
         "signed": new.signed,
         "attempts": new.first_attempt + 1,
-        # The time limit for the start begins now.
+        # The time limit within which the run must send a message begins now.
         "seen_at": time.time(),
         "lost": False,
         "ended_at": None,

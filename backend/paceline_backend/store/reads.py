@@ -29,7 +29,7 @@ joined = worker_steps.outerjoin(steps, of_same_step)
 # Maximum number of ranks in one result, because a chart cannot show more. In a larger world, only
 # every k-th rank is shown.
 _SHOWN_RANKS = 1_024
-# Maximum number of ranks × steps in one result for a large world.
+# If not all ranks are shown, a result covers at most this number of steps × ranks (of all ranks).
 _SHOWN_CELLS = 250_000
 
 # First and last step, both included. None: no bound.
@@ -89,7 +89,7 @@ def worker_step_columns(
         run: key of the run.
         span: first and last step.
         points: maximum number of steps or buckets.
-        which: the ranks; see `shown_every`.
+        which: selection of the ranks; see `shown_every`.
         more: further columns, of `MORE_CELLS`. Roll-ups lack these columns, so each row is read.
     """
     first, last = bounds(connection, worker_steps, run, span)
@@ -118,9 +118,9 @@ def worker_step_columns(
 def grids(
     names: Sequence[str], rows: Sequence[Any]
 ) -> tuple[list[int], list[int], dict[str, list[list[Any]]]]:
-    """Convert rows, sorted by rank and step in their first columns, to tables.
+    """Convert rows to tables; return ranks, steps, and ``name[rank][step]``.
 
-    Return ranks, steps, and ``name[rank][step]``.
+    The first two columns of the rows are rank and step, and the rows are sorted by them.
     """
     width = 2 + len(names)
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * width
@@ -156,14 +156,15 @@ def _cells(
 
 
 def shown_every(world: int | None) -> int:
-    """Return k, so that every k-th rank of a world is shown by default."""
+    """Return k: by default, only every k-th rank of a run with `world` ranks is shown."""
     return max(1, -(-(world or 1) // _SHOWN_RANKS))
 
 
 def shown_steps(world: int | None, most: int) -> int:
-    """Return the number of steps in one result, at least 2; less than `most` only in huge worlds.
+    """Return the maximum number of steps in one result.
 
-    The database reads all ranks, even those that are not shown.
+    This is `most` if all ranks are shown. If not, it can be less, but at least 2, because the
+    database reads all ranks, even those that are not shown.
     """
     return most if shown_every(world) == 1 else max(2, min(most, _SHOWN_CELLS // (world or 1)))
 

@@ -44,8 +44,8 @@ class Records:
     def by_step(self, world: int | None = None) -> tuple[Floats, Floats]:
         """Return the steps, [steps], and [columns, steps, ranks]; NaN where there is no row.
 
-        `world` is the minimum number of ranks; None: the number of ranks of the latest attempt. An
-        earlier attempt may have had more.
+        The result has at least `world` ranks (None: the number of ranks of the latest attempt), and
+        more if an earlier attempt had more.
         """
         ranks = self.table[:, 1].astype(np.int64)
         steps, at = np.unique(self.table[:, 0], return_inverse=True)
@@ -78,9 +78,10 @@ def of_attempt(
     newest: tuple[int, int],
     older: Steps,
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
-    """Yield step, rank and values (`columns`) of an attempt and of earlier steps, by step and rank.
+    """Yield (step, rank, values of `columns`), ordered by step and rank.
 
-    The steps are those in the half-open range `newest`, and those in the ranges `older` before it.
+    The rows are those of an attempt, and those of comparable earlier steps (see `_known`). The
+    steps are those in the half-open range `newest`, and those in the ranges `older` before it.
     """
     since, before = newest
     c = worker_steps.c
@@ -126,9 +127,9 @@ def since(
     columns: Sequence[str],
     first: int,
 ) -> Floats:
-    """Return an attempt's rows from step `first` on, by step and rank: [rows, 2 + columns].
+    """Return an attempt's rows from step `first` on: [rows, 2 + columns].
 
-    `world` is the attempt's number of ranks.
+    The rows are ordered by step and rank. `world` is the attempt's number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -169,10 +170,10 @@ def newest_complete(
     count: int,
     most_rows: int,
 ) -> Records:
-    """Return the rows that count in a range up to the newest complete step, ascending by step.
+    """Return the rows of a range of steps up to the newest complete step, ascending by step.
 
-    Without a first step in `span`, the range has `count` steps. If it has more than `most_rows`
-    rows, the oldest steps are left out.
+    Rows that a restart discarded are left out. Without a first step in `span`, the range has
+    `count` steps. If it has more than `most_rows` rows, the oldest steps are left out.
     """
     attempt, world, parts = counting(connection, run)
     newest = attempts.newest_complete(connection, run, parts)
@@ -195,10 +196,10 @@ def newest(
     most_rows: int,
     fewest: int,
 ) -> Records:
-    """Return the rows of the newest steps that count, complete or not, ascending by step.
+    """Return the rows of the newest steps, complete or not, ascending by step.
 
-    The result has at most `count` steps, and fewer if they have more than `most_rows` rows, but at
-    least `fewest` steps.
+    Rows that a restart discarded are left out. The range ends at the newest step. It has `count`
+    steps, or fewer so that it has at most `most_rows` rows, but not fewer than `fewest` steps.
     """
     attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)
@@ -256,7 +257,7 @@ def samples_before(connection: sa.Connection, run: int, step: int) -> int:
 def sums(
     connection: sa.Connection, run: int, attempt: int | None, world: int | None
 ) -> list[tuple[float, float, float, float, float]]:
-    """Return sums over each rank's rows with samples; the database computes them.
+    """Return sums for each rank, over its rows with samples; the database computes them.
 
     The sums are, for each rank: the number n of rows, Σx, Σy, Σx² and Σxy, where x is the rank's
     load and y its compute time. `attempt` is the latest attempt (None: there was none), and `world`
@@ -293,7 +294,7 @@ _Attempts = tuple[int | None, int | None, list[attempts.AttemptSpan]]
 
 
 def counting(connection: sa.Connection, run: int) -> _Attempts:
-    """Return the latest attempt, its number of ranks, and the steps of each attempt that count."""
+    """Return the latest attempt, its number of ranks, and the result of `attempts.spans`."""
     query = sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
     attempt, world = connection.execute(query).one()
     return attempt, world, attempts.spans(connection, run, attempt)

@@ -1,8 +1,9 @@
-"""Validate telemetry messages that the database could not store or readers could not use.
+"""Find telemetry messages that the database could not store or readers could not use.
 
-Ingest calls these functions before it stores a message. Each returns a reason that names the field,
-or None. Any program that can write to the bus can send messages, so the types of fields are no
-guarantee. Segments have `Segment.problem`, which the leader also uses.
+Ingest calls these functions before it stores a message. Each function returns the reason to refuse
+a message, which begins with the name of a field, or None if the message is valid. Any program that
+can write to the bus can send messages, so fields of the right type may have invalid values.
+Segments are validated by `Segment.problem`, which the leader also calls.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from paceline.wire.states import REPORTED, State
 # Maximum number of ranks, because the state of all ranks must fit into memory.
 MOST_RANKS = 2**17
 
-# Postgres raises an error if a product, quotient or sum of finite numbers overflows a double. With
-# larger values, one rank's invalid report could make a whole step fail.
+# Upper bound of reported numbers. Postgres raises an error if a product, quotient or sum of finite
+# numbers overflows a double, so with larger numbers, one rank's invalid report could make the
+# transaction of a whole step fail.
 HUGE = 1e100
 
 # One more than the greatest integer in columns of 16, 32 and 64 bits.
@@ -198,7 +200,7 @@ def of_fallback(message: Fallback) -> str | None:
 
 
 def of_long_phase(message: LongPhase) -> str | None:
-    """Validate a report that a rank has been in the same phase for long."""
+    """Validate a report that a rank has been in the same phase for a long time."""
     # Step -1 means that the rank has not started its first step.
     if message.step == -1:
         message = msgspec.structs.replace(message, step=0)

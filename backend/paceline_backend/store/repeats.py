@@ -31,7 +31,7 @@ class Earlier(NamedTuple):
 
 
 def begin(store: Store, identity: str, request: str) -> Earlier | None:
-    """Record a request; return an earlier one with the same key instead, if there is one.
+    """Record a request and return None, or return an earlier request with the same key.
 
     `identity` is a digest of the key and its requester, `request` a digest of the whole request.
     """
@@ -44,7 +44,8 @@ def begin(store: Store, identity: str, request: str) -> Earlier | None:
             query = insert(connection, repeats).values(values).on_conflict_do_nothing()
             if connection.execute(query).rowcount:
                 return None
-            # None if the earlier request has been released since: Postgres shows that at once.
+            # None if the earlier request was released after the INSERT found it. Only Postgres
+            # shows that within this transaction.
             earlier = connection.execute(known).one_or_none()
             if earlier is not None:
                 return Earlier(*earlier)

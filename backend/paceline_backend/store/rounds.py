@@ -23,7 +23,7 @@ _Plan = tuple[int, str, str]
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Return the durations in seconds of at most `limit` rounds, by rank and newest first."""
+    """Return the reduction times of at most `limit` rounds in seconds, by rank, newest first."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
@@ -32,7 +32,7 @@ def newest_reduced_s(
 
 
 def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[dict[str, Any]]:
-    """Return the last `limit` rounds in a range of steps, oldest first, like `wire.RoundRecord`."""
+    """Return the last `limit` rounds in a range of steps as `RoundRecord` fields, oldest first."""
     c = rounds.c
     query = (
         sa.select(*(c[name] for name in RoundRecord.__struct_fields__))
@@ -85,18 +85,18 @@ class _Sums:
     reduced_s: float = 0.0
     copied_s: float = 0.0
     bytes: int = 0
-    # Number of a stretch → Unix time of its start, and of its end.
+    # Unix times of the start and of the end of each stretch, by the number of the stretch.
     began: dict[int, float] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
 
     @property
     def lasted_s(self) -> float:
-        """Return wall-clock seconds, without the time between its stretches."""
+        """Return the total duration of the stretches in seconds, without the time between them."""
         return sum(ended - self.began[stretch] for stretch, ended in self.ended.items())
 
     @property
     def staleness(self) -> list[int]:
-        """Return the number of gradients by age."""
+        """Return the number of gradients of each age, [age]."""
         total: list[int] = []
         for shape, times in self.shapes.items():
             pairs = zip_longest(total, _counts(shape), fillvalue=0)
@@ -114,15 +114,17 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     if not by_segment:
         return []
     with_rounds = {tuple(row[:2]) for row in by_segment}
-    # The join is done here, because Postgres plans it badly while the tables are new.
+    # Rounds are joined with segments in Python, because Postgres chooses a bad plan for this join
+    # while the tables are new.
     by_plan: dict[_Plan, _Sums] = defaultdict(_Sums)
     of_segment: dict[tuple[int, int], _Sums] = {}
-    # Increases with each change of attempt or plan.
+    # (attempt, segment) → number of its stretch, which increases with each change of attempt or
+    # plan.
     stretch_of: dict[tuple[int, int], int] = {}
     stretch, before = 0, None
     touching = _segments(connection, run, span)
     for attempt, seq, fallback, samples, *plan in connection.execute(touching):
-        # Leave out a segment whose gradients were all all-reduced.
+        # Leave out a segment without rounds, because all its gradients were all-reduced.
         if fallback and (attempt, seq) not in with_rounds:
             before = None
             continue
@@ -204,7 +206,7 @@ def _sums(where: list[sa.ColumnElement[bool]]) -> sa.Select[Any]:
         "dropped": func.sum(c.dropped),
         "reduced_s": func.sum(c.reduced_s),
         "copied_s": func.sum(c.copied_s),
-        # Sums of integers may overflow.
+        # Sum doubles, because a sum of integers may overflow.
         "bytes": func.sum(sa.cast(c.bytes, sa.Double)),
         "began": func.min(c.ended_at - c.waited_s - c.reduced_s),
         "ended": func.max(c.ended_at),

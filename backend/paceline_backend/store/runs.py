@@ -43,7 +43,7 @@ _MOST_REGROUPINGS = 1_000
 _KEPT = runs.c.pruned_at.is_(None)
 # Number of newest steps whose mean time predicts the rest of the run.
 _RECENT = 50
-# Time that a script may spend before its first step without a notice.
+# A run without steps gets a notice this many seconds after its start.
 PATIENCE_S = 60.0
 
 _HELPS = (
@@ -209,7 +209,7 @@ def whole_id(connection: sa.Connection, given: str) -> str:
 def end(
     connection: sa.Connection, run: str, state: str, message: str, *, lost: bool = False
 ) -> bool:
-    """End a run that has no process left to end it; return False if it had ended before.
+    """End a run that has no process left to report its end; return False if it has already ended.
 
     `lost` means that the end is only assumed: the run's supervisor may still report another end.
 
@@ -220,7 +220,7 @@ def end(
 
 
 def end_silent(connection: sa.Connection, silent: Unfinished, message: str) -> bool:
-    """Fail a run that is assumed lost; return False if it ended or sent a message meanwhile."""
+    """Mark a silent run as failed; return False if it ended or sent a message meanwhile."""
     unheard = runs.c.seen_at.is_not_distinct_from(silent.seen_at)
     return _end(connection, silent.id, State.FAILED, message, unheard, lost=True)
 
@@ -261,7 +261,7 @@ def get(store: Store, run: str) -> dict[str, Any]:
 
 
 def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return when a run first met a target, which need not be its own; see `target.reached`.
+    """Return the result of `target.reached` for a run and a target that may not be its own.
 
     `wanted` is `{metric, value, direction}`.
     """
@@ -452,7 +452,7 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:
     run = {str(name): value for name, value in row._mapping.items()}
-    # Other variables are not shown, because they are private.
+    # Of the environment variables, show only whether the driver's is set: others are private.
     run["driver"] = driver.VARIABLE in run.pop("env")
     return run
 
@@ -507,10 +507,11 @@ def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> flo
 
 
 def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
-    """Explain why a run shows no steps, or why no policy can be in force; None if neither is so.
+    """Explain why a run shows no steps, or why no policy can be in force.
 
-    `run` is the row of the run. `equal_because` is why its ranks get equal local batches whatever
-    the policy plans, empty if they do not.
+    Return None if a policy can be in force and the run shows steps, or need not show any yet. `run`
+    is the row of the run. `equal_because` is why its ranks get equal local batches whatever the
+    policy plans, empty if they do not.
     """
     if equal_because:
         return f"Ranks train with equal local batches, whatever the policy: {equal_because}"
@@ -545,12 +546,14 @@ def _trained_unseen(run: Mapping[str, Any]) -> bool:
 
 
 def cursor_at(key: int) -> str:
-    """Return the cursor of a page that continues below this row."""
+    """Return the cursor of a page that continues with the rows whose keys are below `key`."""
     return base64.urlsafe_b64encode(b"%d" % key).decode().rstrip("=")
 
 
 def key_at(cursor: str, call: str = "GET /runs") -> int:
-    """Return the row below which a page continues; `call` names the API call in the error message.
+    """Return the key from a cursor: the page continues with the rows whose keys are below it.
+
+    `call` names the API call in the error message.
 
     Raises:
         CursorError: `cursor` was not made by `cursor_at`.

@@ -1,8 +1,8 @@
-"""Tables, declared once for SQLite and Postgres. migrations/ must reproduce them exactly.
+"""Tables, declared once for SQLite and Postgres. The migrations must create exactly these tables.
 
-In this order: tables of the control plane itself, of nodes, of runs and their launches, of the
-telemetry of ranks, of sums of telemetry, of findings about runs, and of alerts. Rows of a run are
-deleted with the run, except where `run` is a public id: these rows outlive the run.
+The order of the tables is: control plane, nodes, runs and their launches, telemetry of ranks, sums
+of telemetry, findings about runs, alerts. If a table's column `run` is a foreign key, its rows are
+deleted together with the run. If `run` is a public id, the rows outlive the run.
 
 A column without a comment has the meaning of the message field or REST field of the same name.
 Times are Unix times in seconds. Columns with the suffix `_s` are durations in seconds.
@@ -43,7 +43,7 @@ metadata = MetaData(
 
 
 class Text(TypeDecorator[str]):
-    """Text from any source: replaces NUL, which Postgres does not accept in text, by U+FFFD."""
+    """Text column that accepts any string: NUL, which Postgres rejects, is stored as U+FFFD."""
 
     impl = AnyText
     cache_ok = True
@@ -53,7 +53,7 @@ class Text(TypeDecorator[str]):
         return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-# SQLite autoincrements only INTEGER.
+# Type of keys that the database generates. SQLite generates only keys of type INTEGER.
 BigKey = BigInteger().with_variant(Integer, "sqlite")
 
 # Facts and settings of the control plane as a whole, such as its "id" and changed alert rules.
@@ -103,7 +103,7 @@ repeats = Table(
     # Digest of the whole request.
     Column("request", Text, nullable=False),
     Column("at", Double, nullable=False),
-    # The encrypted response. NULL: being executed, or unknown.
+    # The encrypted response. NULL: the request is being executed, or its result is unknown.
     Column("answer", LargeBinary),
     Index("ix_repeats_at", "at"),
 )
@@ -116,7 +116,7 @@ audit = Table(
     Column("key", BigKey, primary_key=True),
     Column("at", Double, nullable=False),
     Column("who", Text, nullable=False),
-    # What the requester may do. Empty for the control plane itself.
+    # Scope of the requester's token. Empty if the control plane itself made the change.
     Column("scope", Text, nullable=False),
     # Network address of the client.
     Column("address", Text, nullable=False),
@@ -134,13 +134,14 @@ audit = Table(
     Index("ix_audit_run_key", "run", "key"),
 )
 
-# Exclusive rights of workers, see `store.leases`. Only the owner of an unexpired lease may act.
+# Leases of worker processes, see `store.leases`. Only the owner of an unexpired lease may do the
+# work that the lease is for.
 leases = Table(
     "leases",
     metadata,
     # One of plan, jobs, alerts, fleet.
     Column("purpose", Text, primary_key=True),
-    # Key of the run; 0: the lease is on all runs, so this is not a foreign key.
+    # Key of the run. 0: the lease is on all runs. Because of the 0, this is not a foreign key.
     Column("run", BigInteger, primary_key=True, autoincrement=False),
     Column("owner", Text, nullable=False),
     Column("expires_at", Double, nullable=False),
@@ -157,13 +158,16 @@ nodes = Table(
     # The machine and its runs, from the last heartbeat: {"hostname", "cores", "memory_bytes",
     # "gpus", "paceline", "runs", "gpu_states"}.
     Column("report", JSON, nullable=False),
-    # Speed of the node, as its agent measured it; `at` is by the node's clock. NULL: unknown.
+    # Speeds of the node and the time `at` (by the node's clock) when its agent measured them. NULL:
+    # unknown.
     Column("check", JSON(none_as_null=True)),
-    # Whether the agent has a session. If so, it requires MACs and can open sealed launches.
+    # Whether the agent has a session. If so, it accepts only messages with a MAC, and can decrypt
+    # the secrets of launches.
     Column("signed", Boolean, nullable=False, server_default=false()),
     # The only run that the agent serves, because the run's token admitted it. NULL: any run.
     Column("only_run", Text),
-    # The engine and its name of the machine. NULL: none, or unknown.
+    # The engine that provides the node, and the engine's name of the machine. NULL: no engine, or
+    # unknown.
     Column("backend", Text),
     Column("host", Text),
     # The token that the agent's session was created with. The session ends when the token ends.
@@ -185,15 +189,16 @@ cordons = Table(
     Column("lifted_at", Double),
     Column("lifted_by", Text),
     Column("lifted_why", Text),
-    # For an engine's node: the engine and its name of the machine, and when the engine was told of
-    # the cordon (or, once it is lifted, of its end) or why it refused. If both are NULL, the engine
-    # still has to be told.
+    # For a node that an engine provides: the engine, and the engine's name of the machine.
+    # `told_at` is the time when the engine accepted the cordon or, if the cordon is lifted, its
+    # end. `refusal` is the engine's error if it refused. If both are NULL, the cordon or its end
+    # must still be sent to the engine.
     Column("backend", Text),
     Column("host", Text),
     Column("told_at", Double),
     Column("refusal", Text),
     Index("ix_cordons_node_key", "node", "key"),
-    # Of two concurrent operators, only one can cordon the node.
+    # Two concurrent operators cannot cordon the same node twice.
     Index(
         "uq_cordons_present",
         "node",
@@ -203,8 +208,8 @@ cordons = Table(
     ),
 )
 
-# Engines that may have jobs of a run, from the launch until the engine has none. Rows outlive the
-# run, so `run` is a public id and not a foreign key.
+# Engines that may have jobs of a run. A row exists from the launch until the engine has no more
+# jobs of the run. Rows outlive the run, so `run` is a public id and not a foreign key.
 engine_runs = Table(
     "engine_runs",
     metadata,
@@ -235,7 +240,7 @@ runs = Table(
     # Ranks on each node.
     Column("nproc", Integer, nullable=False),
     Column("max_restarts", Integer, nullable=False),
-    # The policy in force, or the one that was requested last.
+    # The policy that was requested last. It may not be in force yet.
     Column("policy", Text, nullable=False),
     # Policy version: increases by 1 with each switch.
     Column("version", Integer, nullable=False),
@@ -244,13 +249,14 @@ runs = Table(
     Column("ended_at", Double),
     # When a message of the run was last stored, by the clock of the process that stored it.
     Column("seen_at", Double),
-    # Whether the run's end is only assumed, because no messages arrive. A later message revives it.
+    # Whether the run was ended only because no messages of it arrived. A later message makes the
+    # run active again.
     Column("lost", Boolean),
     Column("exit_code", Integer),
     Column("message", Text),
     # Number of telemetry records that were lost because a spool was full.
     Column("dropped", BigInteger, nullable=False),
-    # From the leader's Hello, like the next three columns; NULL before it.
+    # This and the next three columns come from the leader's Hello. NULL until the Hello arrives.
     Column("attempt", Integer),
     Column("world", Integer),
     Column("samples", BigInteger),
@@ -267,11 +273,12 @@ runs = Table(
     Column("attempts", Integer, nullable=False, server_default="0"),
     # Time since which the run is hidden and its rows are being deleted. NULL: it is kept.
     Column("pruned_at", Double),
-    # Whether it has its own user and stream on the bus, so that nobody else can send its messages.
+    # Whether the run has its own user and stream on the bus, so that no other client can send
+    # messages of the run.
     Column("signed", Boolean, nullable=False, server_default=false()),
     Column("nodes_min", Integer, nullable=False, server_default="1"),
     Column("nodes_max", Integer, nullable=False, server_default="1"),
-    # For several nodes: phase of the rendezvous of their launchers, see `wire.states.Rendezvous`.
+    # For a multi-node run: phase of its launchers' rendezvous, see `wire.states.Rendezvous`.
     Column("rendezvous", Text, nullable=False, server_default="waiting"),
     # Address of the rendezvous, "address:port". NULL unless the phase is `ready`.
     Column("rendezvous_address", Text),
@@ -281,12 +288,12 @@ runs = Table(
     Column("replace_slow_nodes", Boolean, nullable=False, server_default=false()),
     # Options for its training backend, such as a partition.
     Column("backend_options", JSON(none_as_null=True)),
-    # For an engine: {"launch": n, "jobs": {part: the engine's name of the job, or null}}, and more:
-    # see `store.jobs`.
+    # For a run on an engine: {"launch": n, "jobs": {part: the engine's name of the job, or null}}
+    # and further keys, see `store.jobs`.
     Column("backend_jobs", JSON(none_as_null=True)),
     # The ranks are restarted after hanging for this many seconds. NULL: never.
     Column("restart_hung_s", Double),
-    # The attempt that the control plane ended last because the run was hanging.
+    # The latest attempt that the control plane ended because the run was hanging.
     Column("hang_ended", Integer),
     # A new node may be at most this many times slower than the median to join. 0: any speed.
     Column("join_check", Double, nullable=False, server_default="1.5"),
@@ -294,7 +301,8 @@ runs = Table(
     Column("device", Text),
     # The note that users wrote about the run.
     Column("note", Text, nullable=False, server_default=""),
-    # When its `run_days` were last recomputed, by the clock of that process.
+    # When the run's rows of `run_days` were last recomputed, by the clock of the process that did
+    # it.
     Column("summed_at", Double),
     # The operator's target for the model: {"metric", "value", "direction"}. NULL: none.
     Column("target", JSON(none_as_null=True)),
@@ -303,7 +311,8 @@ runs = Table(
     # What an operator allows `auto` to do: {"mode", "relaxed", "requested_at", "requested_by"}.
     # NULL: nothing.
     Column("auto", JSON(none_as_null=True)),
-    # From this step on, blocks may lack roll-ups, see `rollups.writing.fill`. NULL: none lacks any.
+    # Blocks of steps from this step on may lack roll-ups, see `rollups.writing.fill`. NULL: no
+    # roll-up is due.
     Column("rollups_due", BigInteger),
     # The scenario of a simulated run. NULL: the run is not simulated.
     Column("scenario", JSON(none_as_null=True)),
@@ -347,7 +356,8 @@ run_nodes = Table(
     Column("reported_at", Double),
     # Whether the node was sent the address of the rendezvous.
     Column("met", Boolean, nullable=False),
-    # Whether the node's agent sends no heartbeats. A later report revives the node.
+    # Whether the node is assumed lost because its agent sends no heartbeats. A later report of the
+    # node sets this to false.
     Column("lost", Boolean, nullable=False),
     # Whether the node was ordered to leave the run.
     Column("leaving", Boolean, nullable=False),
@@ -426,7 +436,8 @@ worker_steps = Table(
     Column("ett_s", Double),
     Column("loss", Double),
     Column("memory_bytes", BigInteger, nullable=False),
-    Column("squares", Double, nullable=False, server_default="0"),  # Σ λ²
+    # Sum of the squared sizes of the rank's samples.
+    Column("squares", Double, nullable=False, server_default="0"),
     Column("longest", Double, nullable=False, server_default="0"),
     Column("recompiles", Integer, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
@@ -443,20 +454,22 @@ steps = Table(
     Column("workers", Integer, nullable=False),
     Column("samples", Integer, nullable=False),
     Column("load_sum", Double, nullable=False),
-    Column("load_sq", Double, nullable=False),  # Σ Λ_j²
+    # Sum of the squared loads of the ranks.
+    Column("load_sq", Double, nullable=False),
     Column("compute_min", Double, nullable=False),
     Column("compute_max", Double, nullable=False),
     Column("compute_sum", Double, nullable=False),
-    # Minimum over ranks: the duration of the communication, because the last rank does not wait.
+    # Minimum of `sync_s` over ranks. The slowest rank does not wait for others, so this is the
+    # duration of the communication alone.
     Column("sync_min", Double, nullable=False),
     # Mean step time over ranks.
     Column("step_s", Double, nullable=False),
     # Σ |ETT − T| / T over ranks with an ETT.
     Column("ett_error_sum", Double),
     Column("ett_count", Integer, nullable=False),
-    # Loss of the global batch, weighted as the gradients are.
+    # Loss of the global batch: mean over ranks with the weights that their gradients have.
     Column("loss", Double),
-    # The end of the step on the last rank.
+    # Time when the last rank ended the step.
     Column("ended_at", Double, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -488,10 +501,11 @@ segments = Table(
     # Why ranks all-reduced gradients in spite of the synchroniser. Empty: they did not, or it is
     # unknown.
     Column("fallback", Text, nullable=False, server_default=""),
-    # Number of the samples in `moved` that change to another node.
+    # Number of the samples counted in `moved` that move to another node.
     Column("across", Integer, nullable=False, server_default="0"),
     Index("ix_segments_run_first_step", "run", "first_step"),
-    # Segments that no controller planned; the index avoids reading the bodies in between.
+    # Segments that the leader planned while the planner was offline. With the index, a query for
+    # them does not read the `body` of the other segments.
     Index(
         "ix_segments_coasts",
         "run",
@@ -541,7 +555,7 @@ rounds = Table(
     Column("step", BigInteger, nullable=False),
     Column("world", Integer, nullable=False),
     Column("contributors", Integer, nullable=False),
-    # Numbers of gradients by age, as MessagePack.
+    # Number of gradients of each age, a list as MessagePack.
     Column("staleness", LargeBinary, nullable=False),
     Column("dropped", Integer, nullable=False),
     Column("waited_s", Double, nullable=False),
@@ -553,7 +567,7 @@ rounds = Table(
     sqlite_with_rowid=False,
 )
 
-# The newest report of each rank that it has been in the same phase for long.
+# For each rank, its newest report that it has been in the same phase for a long time.
 long_phases = Table(
     "long_phases",
     metadata,
@@ -571,8 +585,8 @@ long_phases = Table(
     sqlite_with_rowid=False,
 )
 
-# For data that lives on nodes: one row per epoch and rank. Only one rank of each node reports what
-# moved.
+# For data that lives on nodes: one row per epoch and rank. Only the first rank of each node reports
+# the data that moved to the node.
 data_epochs = Table(
     "data_epochs",
     metadata,
@@ -606,7 +620,7 @@ worker_metrics = Table(
     Column("name", Text, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("attempt", SmallInteger, nullable=False),
-    # The rank's samples or load, as for the loss.
+    # Weight of the rank in the mean over ranks: its samples or its load, as for the loss.
     Column("weight", Double, nullable=False),
     # NULL: not a finite number.
     Column("value", Double),
@@ -635,22 +649,23 @@ evaluations = Table(
     Column("name", Text, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("epoch", Integer, nullable=False),
-    # Samples that the run had trained on by then, over all ranks.
+    # Number of samples that all ranks together had trained on before the evaluation.
     Column("trained", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    # Samples that the rank evaluated. NULL: only rank 0's value counts.
+    # Number of samples that the rank evaluated: the weight of its value in the mean over ranks.
+    # NULL: not reported, so only rank 0's value counts.
     Column("samples", BigInteger),
     # NULL: not a finite number.
     Column("value", Double),
     sqlite_with_rowid=False,
 )
 
-# Metrics of one step; `metrics.METRICS` derives each from the row of the step.
+# Names of a step's metrics. `rollups.metrics.METRICS` computes each of them from a row of `steps`.
 METRIC_NAMES = (
     *("step_s", "compute_max", "compute_min", "compute_mean", "se", "sp"),
     *("dif", "waste", "ett_error", "comm_s", "loss"),
 )
-# Metrics that steps may lack.
+# Metrics that are NULL for some steps.
 OPTIONAL_METRICS = ("se", "dif", "waste", "ett_error", "loss")
 
 
@@ -663,7 +678,7 @@ def _of_metrics() -> Iterator[Column[float] | Column[int]]:
             yield Column(f"{name}_{kind}", Double)
 
 
-# One row per block whose steps are all complete.
+# One row per block (`rollups.metrics.BLOCK` consecutive steps) whose steps are all complete.
 step_rollups = Table(
     "step_rollups",
     metadata,
@@ -678,7 +693,7 @@ step_rollups = Table(
     sqlite_with_rowid=False,
 )
 
-# One row per block and rank, for the same blocks.
+# One row per block and rank, for the blocks that have a row in `step_rollups`.
 rank_rollups = Table(
     "rank_rollups",
     metadata,
@@ -686,7 +701,7 @@ rank_rollups = Table(
     # The first step of the block.
     Column("step", BigInteger, primary_key=True),
     Column("rank", Integer, primary_key=True),
-    # The latest attempt of the records.
+    # The latest attempt among the rank's records in the block.
     Column("attempt", SmallInteger, nullable=False),
     # Number of records in the block.
     Column("count", Integer, nullable=False),
@@ -721,7 +736,8 @@ run_days = Table(
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
-    # The time of all ranks in these steps, and the part that they waited for slower ranks.
+    # Duration of these steps, summed over all ranks, and the part of it in which ranks waited for
+    # slower ranks.
     Column("worker_s", Double, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("se_sum", Double, nullable=False),
@@ -734,7 +750,7 @@ run_days = Table(
     sqlite_with_rowid=False,
 )
 
-# Progress of a run when the worker process last saw it.
+# Progress of a run when the worker process last checked it.
 run_progress = Table(
     "run_progress",
     metadata,
@@ -747,15 +763,15 @@ run_progress = Table(
     Column("step_at", Double, nullable=False),
     # Number of records that were lost because a spool was full.
     Column("lost", BigInteger, nullable=False),
-    # When `dropped` last increased.
+    # When `lost` last increased.
     Column("lost_at", Double),
     # Number of epochs with samples that were used twice or skipped. NULL: unknown.
     Column("inexact", Integer),
     sqlite_with_rowid=False,
 )
 
-# Verdicts over a run's newest steps: one row for as long as the causes stay the same. Rows outlive
-# the runs that they are about, so `run` is a public id and not a foreign key.
+# Verdicts about a run's newest steps. Consecutive verdicts with the same causes share one row. Rows
+# outlive the runs that they are about, so `run` is a public id and not a foreign key.
 verdicts = Table(
     "verdicts",
     metadata,
@@ -780,7 +796,7 @@ slow_nodes = Table(
     Column("at", Double, primary_key=True),
     Column("node", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
-    # The newest step that the first verdict used.
+    # The newest step that the first verdict of the period was based on.
     Column("step", BigInteger, nullable=False),
     # The node's time ÷ the other nodes' time, from the newest verdict.
     Column("factor", Double),
@@ -790,7 +806,7 @@ slow_nodes = Table(
     sqlite_with_rowid=False,
 )
 
-# Forecasts of each preset's time, from a run's telemetry up to a step.
+# Forecasts of the time that each preset would take, from a run's telemetry up to a step.
 forecasts = Table(
     "forecasts",
     metadata,
@@ -810,13 +826,13 @@ effects = Table(
     Column("version", Integer, nullable=False),
     Column("policy", Text, nullable=False),
     Column("backend", Text, nullable=False),
-    # Number of nodes of the ranks. NULL: unknown.
+    # Number of nodes that the ranks ran on. NULL: unknown.
     Column("nodes", Integer),
     Column("ranks", Integer),
     # Time of the switch.
     Column("at", Double, nullable=False),
     Column("noted_at", Double, nullable=False),
-    # Whether the effect is final: no later step counts.
+    # Whether the effect is final, so that later steps cannot change it.
     Column("complete", Boolean, nullable=False),
     # Whether both the effect and a forecast of it are known.
     Column("scored", Boolean, nullable=False),
@@ -849,7 +865,7 @@ alerts = Table(
     Column("acknowledged_why", Text),
     Index("ix_alerts_raised_at", "raised_at"),
     Index("ix_alerts_run", "run"),
-    # Of two concurrent workers, only one can raise the alert.
+    # Two concurrent workers cannot raise the same alert twice.
     Index(
         "uq_alerts_open",
         "rule",

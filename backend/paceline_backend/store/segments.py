@@ -53,7 +53,10 @@ def row(message: Adopted) -> dict[str, Any]:
 
 
 def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segment]:
-    """Yield the segments of an attempt as they ran, without those that do not fit its Hello."""
+    """Yield an attempt's segments in the order in which they ran.
+
+    Segments that do not fit the attempt's Hello are left out.
+    """
     query = (
         sa.select(segments.c.body)
         .where(segments.c.run == run, segments.c.attempt == hello.attempt)
@@ -79,7 +82,8 @@ def before(connection: sa.Connection, run: int, hello: Hello) -> Segment | None:
     )
     body = connection.execute(query.order_by(c.attempt.desc(), c.seq.desc()).limit(1)).scalar()
     last = None if body is None else blobs.segment(body, None, hello.samples)
-    # The number of ranks may change, so a different number is no reason for a warning.
+    # The number of ranks is not passed to `blobs.segment`, because it may change between attempts
+    # and is then no reason for a warning.
     return last if last is not None and len(last.counts[0]) == hello.world else None
 
 
@@ -141,7 +145,10 @@ def apart_in(step: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return the condition of the index `ix_segments_apart`, with literals so that it is used."""
+    """Return the condition of the index `ix_segments_apart`.
+
+    It has literals instead of parameters, so that the database can use the index.
+    """
     relaxed = c.synchroniser != sa.literal_column(f"'{ALLREDUCE.name}'")
     return relaxed, c.fallback == sa.literal_column("''")
 
@@ -186,9 +193,10 @@ def first_version(connection: sa.Connection, run: int, attempt: int | None) -> i
 
 
 def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int) -> str:
-    """Return why the newest started relaxed segment was all-reduced; empty if it was not.
+    """Return why ranks all-reduced gradients in the newest segment with a relaxed synchroniser.
 
-    `step` is the newest step: later segments have not started.
+    Return an empty string if they did not. `step` is the newest step: segments that begin later
+    have not started and are ignored.
     """
     c = segments.c
     begun = [c.run == run, c.attempt == attempt, c.first_step <= step]

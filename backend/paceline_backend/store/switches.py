@@ -22,7 +22,7 @@ from paceline_backend.store.schema import runs, switches
 class Switch:
     """A requested policy; version 0 is the policy at the start.
 
-    `effective_step` is the first step that it planned, None if it has planned none yet.
+    `effective_step` is the first step that the policy planned, None if it has planned none yet.
     """
 
     version: int

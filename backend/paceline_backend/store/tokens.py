@@ -43,7 +43,7 @@ _SHOWN = (
 
 
 class Secret(NamedTuple):
-    """Id and secret of a token or link, in the form that its holder has."""
+    """Id and secret of a token or link; as a string, the text that its holder has."""
 
     id: str
     secret: str
@@ -61,7 +61,7 @@ class Holder:
         name: the token's name.
         scope: what the token allows.
         used_at: Unix time of the last use; None: never used.
-        refused: why the token is no longer valid; empty if it is.
+        refused: why the token is no longer valid; empty if it is valid.
         node: the only node that an agent's token is valid for; None: all.
         run: the only run whose nodes may use an agent's token; None: all.
     """
@@ -106,8 +106,8 @@ def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret
     """Store a link that logs in one browser, once, within `LINK_S` seconds.
 
     `parent` is the id of the token or browser that requests the link, `name` the name of its
-    holder, and `scope` what the new browser may do. The link belongs to the token at the root: if a
-    browser requests it, to the token that this browser logged in with.
+    holder, and `scope` what the new browser may do. If a browser requests the link, the new browser
+    becomes a child of the token that the requesting browser logged in with.
     """
     now = time.time()
     unused = (tokens.c.kind == "browser", tokens.c.used_at.is_(None), tokens.c.expires_at <= now)
@@ -165,7 +165,7 @@ def enter(connection: Connection, holder: Holder) -> Holder:
     now = time.time()
     over = (tokens.c.kind == "browser", tokens.c.expires_at <= now)
     connection.execute(sa.delete(tokens).where(*over))
-    # The signed cookie names the row, so this secret is never given to anybody.
+    # The browser gets a signed cookie with the id of the row, so the row's secret is never used.
     made = _new()
     rights = {"name": holder.name, "scope": holder.scope, "parent": holder.id}
     until = now + BROWSER_S
@@ -289,7 +289,10 @@ def revoke_of_run(connection: Connection, run: str) -> None:
 
 
 def revoke_derived(connection: Connection) -> None:
-    """Revoke the tokens with secrets derived from the server's secret: its own and runs' tokens."""
+    """Revoke all tokens whose secrets are derived from the server's secret.
+
+    They are the server's own token and the tokens of runs.
+    """
     own = sa.select(facts.c.value).where(facts.c.name == _EMBEDDED)
     derived = tokens.c.run.is_not(None) | tokens.c.id.in_(own)
     query = sa.update(tokens).where(derived, tokens.c.revoked_at.is_(None))

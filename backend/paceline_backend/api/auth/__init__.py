@@ -12,7 +12,7 @@ from paceline_backend.api.auth.credentials import COOKIE, CredentialCheck
 from paceline_backend.api.auth.guard import Authentication
 from paceline_backend.api.auth.proxies import ProxyIdentity
 
-# For OpenAPI only: the guard checks credentials before a route runs.
+# Declared only for the OpenAPI document, because the guard checks credentials before a route runs.
 CREDENTIALS = [
     Security(HTTPBearer(auto_error=False, description="token from `paceline token create`")),
     Security(

@@ -26,7 +26,7 @@ COOKIE = "paceline"
 _SALT = "paceline session"
 # Minimum length, in characters, of a token that cannot be found by guessing.
 _UNGUESSABLE = 20
-# Resolution of the time at which a token was last used.
+# The time of a token's last use is stored at most once in this interval.
 _NOTED_S = 60.0  # seconds
 
 
@@ -146,7 +146,8 @@ def _record(
 def _configured(text: str, role: tokens.Scope) -> Holder:
     """Return the holder of a token from the configuration.
 
-    The holder's ID depends on the token, so a change of the configuration logs out its browsers.
+    The holder's ID depends on the token. So if the configuration gets another token, the browsers
+    that logged in with the previous one are logged out.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = "configured" if role == "admin" else f"configured {role}"

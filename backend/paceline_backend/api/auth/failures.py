@@ -1,7 +1,7 @@
 """Failed logins: a limit on their rate, and their record in the log and the audit log.
 
-An attacker tries tokens from one network or from many. `LoginThrottle` bounds the attempts of each
-network, `FailedLogins` the rows that all attempts together write.
+An attacker tries tokens from one network or from many. `LoginThrottle` limits the attempts of each
+network, and `FailedLogins` the number of audit rows that all attempts together cause.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MOST_ROWS = 60  # per minute
 _MINUTE_S = 60.0
-# Time after which a client that repeats a wrong token is recorded again.
+# A client that repeats a wrong token is recorded again only if it has sent none for this time.
 _QUIET_S = 600.0  # seconds
 # Maximum number of remembered clients.
 _MOST_REPEATING = 4096
@@ -57,7 +57,10 @@ class LoginThrottle:
             self._wrong.popitem(last=False)
 
     def right(self, address: str) -> None:
-        """Undo the newest call of `wrong`: each login counts as wrong until it has been checked."""
+        """Undo the newest call of `wrong`, because the login that it counted has succeeded.
+
+        Callers count each login as wrong before they check it.
+        """
         if times := self._wrong.get(network_of(address)):
             times.pop()
 
@@ -80,8 +83,8 @@ def network_of(address: str) -> str:
 class FailedLogins:
     """Recorder of failed logins. Thread-safe.
 
-    An attacker with many addresses must not fill the database. At most `MOST_ROWS` rows are
-    therefore written per minute; the next row counts those that were left out.
+    An attacker with many addresses must not fill the database. So at most `MOST_ROWS` rows are
+    written per minute, and the next row has the number of rows that were left out.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,7 +126,7 @@ class FailedLogins:
             self.record(address, holder, "request", reason)
 
     def _admitted(self) -> int | None:
-        """Return the number of rows left out before this one; None: leave this one out, too."""
+        """Return how many rows were left out since the last one; None: leave this one out, too."""
         with self._lock:
             now = self._clock()
             if len(self._written) == MOST_ROWS and now - self._written[0] < _MINUTE_S:

@@ -35,8 +35,9 @@ class Authentication:
     with requests that a page of another site makes. The guard recognises such requests by their
     `Origin` header and refuses those that change something.
 
-    `rules` returns the rule of a request's route. `throttle` limits wrong logins, `bearers` wrong
-    tokens in requests: a client with an outdated token must not block logins from its address.
+    `rules` returns the rule of a request's route. `throttle` limits wrong logins, and `bearers`
+    limits wrong tokens in requests. They are separate, so that a client with an outdated token does
+    not block logins from its address.
     """
 
     def __init__(
@@ -72,7 +73,10 @@ class Authentication:
             await run_in_threadpool(self.credentials.touch, answer)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | Holder | None:
-        """Return a refusal, or the holder whose request is passed on; None: the route is public."""
+        """Return the response to a request that is not passed on, or the holder of the request.
+
+        Return None if the route is public. The responses are refusals, and those of `Login`.
+        """
         if scope["type"] == "http":
             if scope["path"] == login.PATH:
                 return await self.login(Request(scope, receive))

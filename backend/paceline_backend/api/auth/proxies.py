@@ -19,7 +19,8 @@ class ProxyIdentity:
     """ASGI middleware that accepts the user and the client address from trusted proxies.
 
     Uvicorn can set the client address itself, but then trusts every user of this machine. So this
-    is turned off in Uvicorn, and this middleware sets the address, for the same proxies.
+    is turned off in Uvicorn, and this middleware sets the address for requests from trusted
+    proxies.
     """
 
     def __init__(self, app: ASGIApp, proxies: Proxies) -> None:

@@ -49,11 +49,11 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
 
 
 def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
-    """Return a step near the end of an epoch before the newest `limit` epochs; None if unknown.
+    """Return a step before which no step belongs to the newest `limit` epochs; None if unknown.
 
-    A roll-up has the epoch in which its block of steps begins. The newest `limit` epochs of
-    roll-ups are not newer than the newest `limit` epochs of all steps. The block may end in a later
-    epoch, so its steps are read, too.
+    A roll-up has the epoch of its block's first step. The result is the first step of the last
+    block that begins before the newest `limit` epochs of roll-ups, which are not newer than the
+    newest `limit` epochs of all steps. The block may end in a later epoch, so it is read, too.
     """
     r = step_rollups.c
     begun = sa.select(sa.func.max(r.step)).where(r.run == run).group_by(r.epoch)
@@ -206,7 +206,7 @@ def data_moved(connection: sa.Connection, run: int, limit: int) -> list[dict[str
     query = (
         sa.select(
             *keys,
-            # Sums of integers may overflow.
+            # Sum doubles, because a sum of integers may overflow.
             *(func.sum(sa.cast(c[name], sa.Double)).label(name) for name in sums),
             func.max(c.at).label("at"),
         )

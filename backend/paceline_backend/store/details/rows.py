@@ -1,6 +1,6 @@
 """Read a run's tables in chunks of some thousand rows, each in a transaction of its own.
 
-The export of a long run therefore holds only one chunk in memory, and no long transaction that
+So the export of a long run holds only one chunk in memory. And it needs no long transaction, which
 would keep the database from cleaning up old rows.
 """
 
@@ -103,7 +103,7 @@ class Wanted:
     until: float | None = None
 
     def conditions(self, table: Exported) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions for which this table has columns."""
+        """Return the SQL conditions, without those on columns that the table does not have."""
         where = [] if table.step is None else within(table.step, self.span)
         if table.rank is not None and self.ranks is not None:
             where.append(table.rank.in_(self.ranks))

@@ -55,7 +55,7 @@ def assigned(
 def effective(
     connection: sa.Connection, run: int, first: int, last: int | None
 ) -> Iterator[tuple[int, Any, int]]:
-    """Yield attempt, segment and one past its last step that counts; see `store.attempts`."""
+    """Yield (attempt, segment, exclusive end of its steps that count); see `store.attempts`."""
     c = segments.c
     begins = sa.select(c.attempt, sa.func.min(c.first_step)).where(c.run == run).group_by(c.attempt)
     starts = {int(attempt): int(step) for attempt, step in connection.execute(begins)}

@@ -65,7 +65,7 @@ def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
 
 
 def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:
-    """Extend a run's newest verdict to `at`: the run trains, and its causes are unchanged.
+    """Extend the period of a run's newest verdict to `at`, because its causes are unchanged.
 
     A row that ended more than `gap_s` seconds before `at` is not extended.
     """

@@ -25,12 +25,12 @@ _SETTLE_S = 30.0
 # Minimum time between two computations of a run's sums.
 _REST_S = 10.0
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
-# Columns of a step. A block of steps has the values of its first step.
+# Columns of `steps` that roll-ups lack. For a block, the values of its first step are used.
 _OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
 
 
 def due(connection: sa.Connection, limit: int) -> list[int]:
-    """Return the keys of runs with steps that may be missing in their sums, the oldest sums first.
+    """Return the keys of runs whose sums may lack newer steps, runs with the oldest sums first.
 
     Other transactions may see a row somewhat later than it was stored. So a run is summed up until
     `_SETTLE_S` after its newest record.
@@ -181,7 +181,7 @@ def of_runs(
 
 
 def spent(connection: sa.Connection, run: int, span: Range) -> tuple[float, float]:
-    """Return the total time of all ranks in a range of steps, and their waiting, in seconds."""
+    """Return the seconds that all ranks together spent in a range of steps, and spent waiting."""
     rows = _sums_of(connection, run, span)
     return sum(row["worker_s"] for row in rows), sum(row["waited_s"] for row in rows)
 

@@ -17,7 +17,8 @@ from paceline_backend.store.schema import run_days, run_nodes, run_tags, runs, s
 Conditions = list[sa.ColumnElement[bool]]
 FIGURES = ("step_s", "se", "waste")
 _COLUMNS = ("created_at", "started_at", "ended_at", "name", "policy", "state")
-# A cost is proportional to its time, so runs are sorted by the time.
+# Names of costs → columns of `run_days` with times. A cost is proportional to its time, so a list
+# that should be sorted by a cost is sorted by the time.
 COSTS = {"cost": "worker_s", "waited_cost": "waited_s"}
 # Names by which a list can be sorted.
 SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)
@@ -40,7 +41,7 @@ class RunFilter:
 
     Args:
         states: any of these; empty: every state.
-        policy: the policy that is in force or was requested last.
+        policy: the policy that was requested last.
         used: a policy that was in force or requested at any time.
         parameters: parameters of the policy in force, as they were requested: name → value.
         name: part of the name, case-insensitive.
@@ -171,7 +172,10 @@ def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
 
 
 def figure(name: str) -> sa.ColumnElement[Any]:
-    """Return a run's mean of a metric over all complete steps, or their number; NULL if none."""
+    """Return a run's mean of a metric over its complete steps, or, for `steps`, their number.
+
+    The expression is NULL if the run has no complete steps.
+    """
     c = run_days.c
     total = {"steps": c.steps}.get(name, c.get(f"{name}_sum"))
     assert total is not None
@@ -203,7 +207,7 @@ class RunOrder:
 
     @classmethod
     def of(cls, text: str) -> RunOrder:
-        """Parse ``waste``, or ``-waste`` for the greatest first."""
+        """Parse a text such as ``waste``, or ``-waste`` for the greatest first."""
         return cls(text.removeprefix("-"), text.startswith("-"))
 
     @property

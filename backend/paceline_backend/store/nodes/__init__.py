@@ -48,7 +48,8 @@ __all__ = [
     "states_of_gpus",
 ]
 
-# Three heartbeats. A node that misses them is shown as dead and gets no new runs.
+# A node that sent no heartbeat for this many seconds (three intervals) is shown as dead and gets no
+# new runs.
 ALIVE_S = 7.0
 
 
@@ -71,7 +72,7 @@ def known(connection: sa.Connection, node: str) -> dict[str, Any]:
 
 
 def hosts(connection: sa.Connection, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the engine's names of nodes' machines; None if the node does not report the name."""
+    """Return the engine's name of each node's machine, by node; None if it is unknown."""
     names = list(names)
     query = sa.select(nodes.c.id, nodes.c.host).where(nodes.c.id.in_(names))
     return dict.fromkeys(names) | {row.id: row.host for row in connection.execute(query)}

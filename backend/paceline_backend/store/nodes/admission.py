@@ -1,6 +1,6 @@
 """Admission of nodes: the token that a node's session on the bus depends on, and its validity.
 
-`expect` records that an agent gets a session, and `bind` that a run's node requests to join it. A
+`expect` records that an agent gets a session, and `bind` that a node requests to join its run. A
 node of the fleet is admitted by an agent's or an admin's token and stays a node of the fleet: no
 token of a run can take it over. A node of a run is admitted by the run's token and stays bound to
 this run. Its name ends with the run's id (`is_name`), so that a run cannot occupy other names.
@@ -23,13 +23,13 @@ from paceline_backend.store.schema import meta, nodes, tokens
 
 # `heartbeat_at` of a node whose agent has a session and has not sent a heartbeat yet.
 UNHEARD = 0.0
-# Prefix of the key in the table `meta` of a token from the server's configuration; the id of the
-# token follows.
+# The table `meta` has a row for each token from the server's configuration. Its name is this
+# prefix and the id of the token.
 _CONFIGURED = "token "
 
 
 def admitted() -> sa.ColumnElement[bool]:
-    """Return the condition for nodes whose session is valid, because its token is.
+    """Return the condition for nodes whose session is valid, because the session's token is valid.
 
     Agents without a session, and agents that a proxy authenticated, have no token, so nothing can
     end their admission.

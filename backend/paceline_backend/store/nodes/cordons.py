@@ -30,12 +30,12 @@ class UnknownNodeError(PacelineError):
 
 
 class CordonedError(PacelineError):
-    """The node is already cordoned, or is not cordoned."""
+    """The node is already cordoned (raised by `cordon`), or is not cordoned (by `lift`)."""
 
 
 @dataclass(frozen=True)
 class Cordon:
-    """An active row of `cordons`: not lifted, or lifted before its engine received that."""
+    """An active row of `cordons`: not lifted, or lifted but its engine does not know that yet."""
 
     key: int
     node: str

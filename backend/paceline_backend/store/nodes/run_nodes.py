@@ -1,7 +1,8 @@
 """The nodes of multi-node runs: the launches on each node, and how they ended.
 
-Rows of a run change only under the lock of the run's row, except the column `met`. A row stays when
-a later launch does not use its node, because the node may still report about the earlier launch.
+Rows change only in transactions that have locked the run's row, except the column `met`. If a later
+launch does not use a node, the node's row stays, because the node may still report about the
+earlier launch.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def watched(connection: sa.Connection, owner: str) -> list[RunOnNodes]:
 
 
 def present(connection: sa.Connection, run: int) -> Slow | None:
-    """Return the node of a run that is named slow; None if there is none."""
+    """Return the node of a run that verdicts currently name slow; None if there is none."""
     c = slow_nodes.c
     columns = [c[name] for name in Slow.__dataclass_fields__]
     query = sa.select(*columns).where(c.run == run, c.ended_at.is_(None))
@@ -65,7 +65,8 @@ def present(connection: sa.Connection, run: int) -> Slow | None:
 def name(connection: sa.Connection, slow: Slow) -> Slow:
     """Record a verdict that names a node slow; return the row that is stored then.
 
-    The row stays, with the newest figures, while verdicts about the attempt name the same node.
+    While verdicts about the same attempt name the same node, the row stays and only its figures are
+    updated.
     """
     known = present(connection, slow.run)
     if known is None or (known.node, known.attempt) != (slow.node, slow.attempt):

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from paceline.wire import ENDED, State
 from paceline_backend.store.schema import runs
 
-# A list of states, so that the database can use the index on states.
+# The states of a run that has not ended, as a list, so that the database can use the index on
+# states.
 _GOING_ON = [state for state in State if state not in ENDED]
 
 

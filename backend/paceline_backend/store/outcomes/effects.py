@@ -15,7 +15,7 @@ from paceline_backend.store.database import now
 from paceline_backend.store.runs import cursor_at, key_at
 from paceline_backend.store.schema import effects, runs, switches
 
-# After a run's end, its last telemetry arrives within this time.
+# This many seconds after a run's end, its last telemetry is assumed to have arrived.
 SETTLE_S = 60.0
 
 
@@ -126,8 +126,8 @@ def outcomes(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return switches with a forecast and a final effect, newest first, and the next cursor.
 
-    Incomplete effects are left out. Including effects as soon as they are significant would select
-    outcomes that are large by chance.
+    Effects that are not final are left out. If effects were included as soon as they are
+    significant, the result would have too many that are large only by chance.
 
     Raises:
         CursorError: `cursor` does not come from an earlier page.

@@ -52,7 +52,7 @@ def _acted(body: Mapping[str, Any]) -> bool:
 
 
 def bodies(connection: sa.Connection, run: int, limit: int = -1) -> list[dict[str, Any]]:
-    """Return the newest forecasts, oldest first."""
+    """Return the newest `limit` forecasts of a run (-1: all), oldest first."""
     query = sa.select(forecasts.c.body).where(forecasts.c.run == run)
     query = query.order_by(forecasts.c.made_at.desc())
     if limit >= 0:

@@ -1,4 +1,4 @@
-"""Read the evaluations that count, combined over ranks."""
+"""Read the evaluations that no restart discarded, combined over ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read(
         connection: connection to read from.
         run: key of the run.
         counting: the steps that count, from `store.attempts.spans`.
-        limit: maximum number of evaluations, the newest; None: all.
+        limit: return at most this many evaluations, the newest ones; None: all.
         since: only evaluations after this step or a later one.
         metric: only this metric; None: all.
     """
@@ -125,7 +125,8 @@ def _combined(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
 def _counts(counting: Sequence[AttemptSpan]) -> sa.ColumnElement[bool]:
     """Return the condition for evaluations that no later attempt has discarded.
 
-    An attempt that resumes at a step may evaluate before it trains that step.
+    An attempt that resumes at a step may evaluate before it trains that step, so its first
+    evaluation can have the step before.
     """
     c = evaluations.c
     parts = []

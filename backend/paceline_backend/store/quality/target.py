@@ -19,7 +19,7 @@ from paceline_backend.store.quality import evaluations
 from paceline_backend.store.rollups.metrics import BLOCK, over
 from paceline_backend.store.schema import runs, step_rollups, steps
 
-# Time after a run's newest record from which on every reader sees all stored records.
+# This many seconds after a run's newest record was stored, every transaction sees all its records.
 _SETTLE_S = 30.0
 MEETS = {">=": operator.ge, "<=": operator.le}
 
@@ -77,7 +77,7 @@ class _Found:
 
 
 def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | None:
-    """Return when the last record of an ended run arrived; None if more may arrive."""
+    """Return the time when an ended run's last record arrived; None if more records may arrive."""
     if run["state"] not in ENDED:
         return None
     query = sa.select(runs.c.seen_at).where(runs.c.key == run["key"])
@@ -157,7 +157,7 @@ def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> 
 
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return a step's epoch, and the samples that a run has trained on after it."""
+    """Return a step's epoch, and the number of samples that the run has trained on after it."""
     batch, samples = run["global_batch"] or 1, run["samples"] or 0
     per_epoch = run["steps_per_epoch"]
     if run["token_budget"] is None:

@@ -24,8 +24,8 @@ _w = sa.cast(steps.c.workers, sa.Double)
 _mean_square = over(steps.c.load_sum * steps.c.load_sum, _w)
 _variance = over(steps.c.load_sq - _mean_square, _w - 1)
 
-# Metrics of one step, defined in docs/glossary.md. Rounding can make the variance of equal loads
-# negative.
+# Metrics of one step, defined in docs/glossary.md. For `dif`, a negative variance counts as 0,
+# because rounding can make the variance of equal loads negative.
 METRICS: dict[str, sa.ColumnElement[Any]] = {
     "step_s": steps.c.step_s,
     "compute_max": steps.c.compute_max,
@@ -40,7 +40,8 @@ METRICS: dict[str, sa.ColumnElement[Any]] = {
     "loss": steps.c.loss,
 }
 
-# A cell is one rank's step. Values that depend on all ranks are NULL until all have reported.
+# Columns of a cell, that is, of one rank's step. Values that depend on all ranks are NULL until all
+# ranks have reported the step.
 CELLS: dict[str, sa.ColumnElement[Any]] = {
     "compute_s": worker_steps.c.compute_s,
     "ett_s": worker_steps.c.ett_s,
@@ -61,7 +62,10 @@ of_same_step = (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_ste
 
 
 def rolled_count(name: str) -> sa.ColumnElement[Any]:
-    """Return how many steps of a roll-up have a value of a metric, labelled like a column."""
+    """Return the column with the number of a roll-up's steps that have a value of a metric.
+
+    If all steps have a value, this is a constant with the label of such a column.
+    """
     if name in OPTIONAL_METRICS:
         return step_rollups.c[f"{name}_count"]
     return sa.literal_column(str(BLOCK), sa.Integer).label(f"{name}_count")

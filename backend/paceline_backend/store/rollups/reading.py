@@ -22,7 +22,8 @@ from paceline_backend.store.schema import rank_rollups, step_rollups, steps, wor
 # Maximum number of gaps in a range. If there are more, every step is read, because the SQL grows
 # with the number of gaps.
 _MOST_GAPS = 50
-# Cells that a record may lack. The number of records that have them is therefore stored, too.
+# Columns of `CELLS` that a record may lack. For these, roll-ups also store the number of records
+# that have a value.
 _OWN_COUNT = ("ett_s", "share")
 _Where = list[sa.ColumnElement[bool]]
 
@@ -53,7 +54,11 @@ class Cover:
     gaps: list[tuple[int, int]]
 
     def rolled(self, table: sa.Table) -> _Where:
-        """Return the condition for roll-ups, except roll-ups of gaps that were filled meanwhile."""
+        """Return the condition for the range's roll-ups.
+
+        Roll-ups that were written in a gap since then are left out, because the steps of gaps are
+        read individually.
+        """
         c = table.c
         inside = c.step.between(-(-self.first // BLOCK) * BLOCK, self.last - BLOCK + 1)
         return [c.run == self.run, inside, *(~c.step.between(a, b) for a, b in self.gaps)]
@@ -119,7 +124,7 @@ def step_buckets(connection: sa.Connection, of: Cover, bucket: int) -> Sequence[
 
 @dataclass(frozen=True)
 class RankChoice:
-    """Ranks that a result has: some, or every n-th rank.
+    """Selection of the ranks in a result: some ranks, or every n-th rank.
 
     Args:
         ranks: only these ranks; None: all.
@@ -151,9 +156,9 @@ def rank_buckets(
 
     Args:
         connection: connection to read from.
-        of: the range of steps.
+        of: division of the range of steps.
         bucket: size of a bucket, in steps.
-        which: the ranks.
+        which: selection of the ranks.
         cells: names of `CELLS`.
         together: number of consecutive ranks that are combined; the rank is then the group's index.
     """

@@ -27,10 +27,10 @@ from paceline_backend.store.schema import (
 
 log = logging.getLogger(__name__)
 
-# Possible numbers of blocks in one query. There are few different numbers, because databases cache
-# prepared statements by their text.
+# Numbers of blocks that one query handles. There are only a few different numbers, so that few
+# statements differ: databases cache prepared statements by their text.
 _CHUNKS = (64, 8, 1)
-# Blocks per transaction, which then takes some milliseconds.
+# Number of blocks that one call of `fill` writes. Its transaction then takes some milliseconds.
 _FILLED = 5
 
 _RUN, _FIRST, _END = (sa.bindparam(name, type_=sa.BigInteger) for name in ("r", "first", "end"))
@@ -67,7 +67,7 @@ def _insert_steps() -> sa.Insert:
 
 
 def _insert_ranks() -> sa.Insert:
-    """Build the insert for one block, whose ranks are the ranks of its first step.
+    """Build the INSERT of one block's rows, one for each rank that reported the first step.
 
     Each record is looked up by its whole key, in the order of the groups. Both databases then
     choose a good plan whatever their statistics are. A new database has no statistics, and there a
@@ -135,11 +135,11 @@ def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> N
 
 
 def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
-    """Update the roll-ups of blocks with some of these steps: incomplete blocks get none.
+    """Write the roll-ups of all blocks that contain some of these steps; delete earlier ones.
 
-    The runs' rows must be locked. Without the locks, two transactions that each see a part of a
-    block would both find the block incomplete. `touched` has the keys of runs, each with a range of
-    steps.
+    Incomplete blocks get no roll-ups. The runs' rows must be locked. Without the locks, two
+    transactions that each see a part of a block would both find the block incomplete. `touched` has
+    the keys of runs, each with a range of steps.
     """
     blocks = sorted({(run, at) for run, part in touched for at in _starts(part)})
     full: dict[int, list[int]] = {}
@@ -188,9 +188,9 @@ def add(connection: sa.Connection, run: int, within: range) -> None:
 
 
 def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
-    """Record from which step on the roll-ups of runs are due; the runs' rows must be locked.
+    """Record that the roll-ups of runs are due; the runs' rows must be locked.
 
-    `starts` maps the key of a run to the step.
+    `starts` maps the key of each run to the step from which on its roll-ups are due.
     """
     if not starts:
         return

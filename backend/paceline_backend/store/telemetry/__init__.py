@@ -70,7 +70,7 @@ class Written:
         steps: earliest new step of each run.
         complete: Hellos whose parts have all arrived, with the run's id. Such a Hello becomes the
             run's Hello only when it is written.
-        again: runs for whose current Hello a part arrived again.
+        again: runs whose current Hello was complete already when a part of it arrived again.
     """
 
     rows: int

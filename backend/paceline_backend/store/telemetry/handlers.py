@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 _KEPT_OF_NODES = ("id", "registered_at", "signed", "only_run", "token", "seed", "backend", "host")
 
 _SPAN = "run = :run AND step >= :first AND step < :end"
-# A step's metric is computed like its loss: from its newest attempt, over ranks with a value.
+# A step's metric is computed like the step's loss: as the weighted mean over the ranks that
+# reported a value in the newest attempt at the step.
 SUM_UP_METRICS = sa.text(
     "INSERT INTO step_metrics (run, name, step, value) SELECT :run, name, step, "
     "sum(CASE WHEN abs(value) > 1e-100 THEN value * weight ELSE 0 END)"
@@ -83,7 +84,7 @@ def write_attempts(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, 
 
 
 def write_segments(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
-    """Store the segments that are not stored yet; refuse those that no leader adopts."""
+    """Store the segments that are not stored yet; refuse invalid ones, which no leader adopts."""
     if not adopted:
         return
     for run, message in adopted:
@@ -179,7 +180,7 @@ def _round_row(run: LockedRun, record: RoundRecord) -> dict[str, Any]:
 def write_data_epochs(
     connection: sa.Connection, messages: Sequence[tuple[LockedRun, DataEpoch]]
 ) -> None:
-    """Store one row for each attempt, epoch and rank."""
+    """Store one row for each attempt, epoch and rank; a later message replaces an earlier one."""
     c = schema.data_epochs.c
     for run, message in messages:
         run.refuse("DataEpoch", refusals.of_data_epoch(message))
@@ -194,7 +195,7 @@ def write_data_epochs(
 def write_metrics(
     connection: sa.Connection, batches: Sequence[tuple[LockedRun, MetricBatch]]
 ) -> None:
-    """Store metrics of steps, and their means over ranks. The newest attempt counts.
+    """Store metrics of steps, and their means over ranks, from the newest attempt at each step.
 
     If a run has more names than `MOST_METRICS`, further names are dropped.
     """
@@ -291,7 +292,7 @@ def write_nodes(connection: sa.Connection, states: Sequence[NodeState]) -> None:
     rows = insert(connection, schema.nodes)
     mutable = [c.name for c in schema.nodes.c if c.name not in _KEPT_OF_NODES]
     changes: dict[str, sa.ColumnElement[Any]] = {name: rows.excluded[name] for name in mutable}
-    # An agent that was just started has made no check, so keep the stored one.
+    # An agent that was just started has not measured the node's speeds yet: keep the stored speeds.
     changes["check"] = sa.func.coalesce(rows.excluded["check"], schema.nodes.c["check"])
     upsert = rows.on_conflict_do_update(index_elements=["id"], set_=changes)
     connection.execute(
@@ -325,9 +326,9 @@ def _speeds(check: NodeCheck) -> dict[str, float | None]:
 def settle_stops(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
     """Change runs that have just finished to `stopped` if a stop was requested.
 
-    A run that had completed its last epoch nevertheless stays finished. A run whose number of
-    epochs is unknown becomes stopped. Call this in the transaction that wrote the runs' newest
-    segments, after the runs' changes were saved.
+    A run that completed its last epoch although a stop was requested stays finished. A run whose
+    number of epochs is unknown becomes stopped. Call this in the transaction that wrote the runs'
+    newest segments, after the runs' changes were saved.
     """
     for run in of:
         if run.changes.get("state") is not State.FINISHED:

@@ -84,7 +84,7 @@ class LockedRun:
             raise StoreRefusedError(f"run {self.id}: {what}.{reason}")
 
     def check_rank(self, attempt: int, rank: int) -> None:
-        """Refuse ranks that the attempt does not have according to its Hello.
+        """Raise `StoreRefusedError` if, by its Hello, the attempt does not have this rank.
 
         Other attempts than the latest may have had more ranks.
         """
@@ -154,7 +154,8 @@ class LockedRun:
     def sum_up(self, change: RunState) -> None:
         """Apply the combined state of all nodes, after a change of one of them."""
         together = several.summed(list(self.nodes.values()), change)
-        # While a relaunch is in progress, ends belong to the previous launch.
+        # While the run is relaunched because its host was lost, nodes report only the end of the
+        # previous launch.
         lost = self.rendezvous == Rendezvous.HOST_LOST
         if together is not None and not (together.state.final and lost):
             self._become(together)
@@ -178,7 +179,7 @@ class LockedRun:
         elif allowed:
             self._advance(after)
         if change.message is not None and (allowed or not before.final):
-            # The message is the reason of the restart.
+            # In a report of a state before the end, the message is the reason of the restart.
             self.set(message=change.message)
 
     def _advance(self, state: State) -> None:
@@ -200,7 +201,8 @@ class LockedRun:
 _READ = [part.name for part in fields(LockedRun) if part.init]
 
 
-# Built once, because building it takes as long as executing it.
+# Query that locks and reads rows of runs. It is built only once, because building it takes as long
+# as executing it.
 _LOCK = (
     sa.select(*(schema.runs.c[name] for name in _READ))
     .where(
@@ -231,9 +233,10 @@ def read_nodes(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
 
 
 def lose(connection: sa.Connection, run: str, node: str, message: str) -> str | None:
-    """Fail a node of an active run that is assumed lost; a later report of the node revives it.
+    """Mark a node of an active run as failed because it is assumed lost.
 
-    Return the run's new state, or None if there was nothing to fail.
+    A later report of the node reverts that. Return the run's new state, or None if the run or the
+    node had ended already.
     """
     locked = runs(connection, {run}).get(run)
     if locked is None or State(locked.state).final:
@@ -251,7 +254,7 @@ def lose(connection: sa.Connection, run: str, node: str, message: str) -> str | 
 
 
 def save(connection: sa.Connection, of: Iterable[LockedRun], *, seen: bool = True) -> None:
-    """Write the changes of some runs' rows, and, if `seen`, that messages of these runs arrived."""
+    """Write the changes of some runs' rows; if `seen`, also update their `seen_at`."""
     now = time.time()
     only_seen: list[int] = []
     for run in of:

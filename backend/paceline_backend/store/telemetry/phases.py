@@ -1,4 +1,4 @@
-"""Store the phases in which ranks have been for long, and read them with the usual step times."""
+"""Store phases in which ranks have been for a long time; read them with the newest step times."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 # Phases that are over when the step has ended.
 _IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)
-# Number of newest steps whose times are returned.
+# `standing` returns the times of this many newest steps.
 _STEPS = 50
 
 
 @dataclass(frozen=True)
 class RunPhases:
-    """Progress of a run, with the phases in which ranks have been for long.
+    """Progress of a run, with the phases in which ranks have been for a long time.
 
     Args:
         state: of the run.
@@ -32,7 +32,8 @@ class RunPhases:
         step: the newest step that all ranks have ended; None if there is none.
         steps_s: times of the newest steps, in seconds.
         phases: current phases by rank, if they were reported recently.
-        begun: ranks of which any message of the latest attempt has arrived.
+        begun: ranks that have reported a step or a long phase in the latest attempt; all ranks once
+            a step is complete.
     """
 
     state: str

@@ -1,4 +1,4 @@
-"""Combine the reports of a multi-node run's nodes to the state of the run.
+"""Compute the state of a multi-node run from the reports of its nodes.
 
 * If a node trains, the run trains.
 * A node that ends while others continue changes only its own row.
@@ -19,7 +19,7 @@ _NAMED = 8
 
 
 def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
-    """Return the new values of a node's row after a report of its latest launch."""
+    """Return the columns of a node's row that a report of its latest launch changes."""
     before, after = State(row.state), report.state
     if before.final and not row.lost:
         return {}
@@ -40,26 +40,30 @@ def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
 
 
 def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
-    """Combine the states of all nodes of a launch to one report; `report` is the latest of them.
+    """Combine the states of all nodes of a launch into one report.
 
-    Return None if all have ended but the result is not known yet, because the rendezvous was lost
-    (see `control.multi_node`).
+    `report` is the newest report of a node. Return None if all nodes have ended but the result is
+    not known yet, because the rendezvous was lost (see `control.multi_node`).
     """
     going_on = {row.state for row in rows if not row.ended}
     if not going_on:
         return outcome(rows)
     state = State.RUNNING if State.RUNNING in going_on else State.STARTING
     attempt = max(row.attempt for row in rows)
-    # The end of a single node is stored in its own row.
+    # The message of a node that has ended is stored only in the node's own row.
     message = None if report.state.final else _named(report.node, report.message)
     return RunState(state, report.at, report.node, attempt, message=message)
 
 
 def outcome(rows: Collection[RunNode]) -> RunState | None:
-    """Return the end of a run whose nodes have all ended; None if some only lost the rendezvous.
+    """Return the final state of a run whose nodes have all ended.
 
-    A node's failure fails the run, unless others continued without the node. Attempts are the same
-    on all nodes, so a node that finished or was stopped in a later attempt trained without it.
+    Return None if the result is not known yet: nodes failed only because the rendezvous was lost,
+    and no node finished.
+
+    A node's failure fails the run, unless other nodes continued without it. Attempt numbers are the
+    same on all nodes, so nodes that finished or were stopped in a later attempt than the failed
+    node's continued without the failed node.
     """
     heard = [row for row in rows if not row.lost] or list(rows)
     finished = [row for row in heard if row.state == State.FINISHED]
@@ -75,10 +79,10 @@ def outcome(rows: Collection[RunNode]) -> RunState | None:
 
 
 def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
-    """Return the end of a run from `rows`, all of its nodes, and `ends`, the nodes that decide.
+    """Return the final state of a run with the nodes `rows`; the nodes `ends` decide the result.
 
-    The earliest end of `ends` provides state and message; if that node was lost, the message names
-    all lost ones. The last end of `rows` provides the time.
+    State and message are those of the node in `ends` that ended first; if this node was lost, the
+    message names all lost nodes. The time is that of the node in `rows` that ended last.
     """
     first = min(ends, key=lambda row: (row.reported_at or 0.0, row.node))
     at = max(row.reported_at or row.launched_at for row in rows)
@@ -89,7 +93,7 @@ def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
 
 
 def _silent(lost: Collection[RunNode]) -> str:
-    """Return why a run has failed whose nodes are all lost."""
+    """Return the message of a run that failed because nodes were lost."""
     in_order = sorted(lost, key=lambda row: row.node)
     said = [_named(row.node, row.message) or row.node for row in in_order[:_NAMED]]
     more = len(in_order) - len(said)

@@ -20,10 +20,10 @@ from paceline_backend.store.telemetry.locked import LockedRun
 from paceline_backend.store.telemetry.validation import STEPS
 
 _ALL_STEPS = range(2**62)
-# Runs with at least this many ranks first check which steps are complete.
+# For runs with at least this many ranks, `sum_up` first counts rows to find the complete steps.
 _MANY = 64
-# Possible numbers of steps in one query. There are few different numbers, because databases cache
-# prepared statements by their text.
+# Numbers of steps that one query handles. There are only a few different numbers, so that few
+# statements differ: databases cache prepared statements by their text.
 _CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)
@@ -36,7 +36,7 @@ _NEWER_ATTEMPT_WINS = (
     + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS if c not in ("run", "step", "rank"))
     + " WHERE excluded.attempt > worker_steps.attempt"
 )
-# All rows of a statement belong to one run.
+# Placeholders of one row. `?1` is the run, which is the same for all rows of a statement.
 _ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"
 # Python's driver releases the GIL once per statement, and may then wait for other threads, so a
 # statement inserts many rows. There are few sizes, so that each statement is prepared once.
@@ -58,8 +58,8 @@ _POSTGRES_TYPES = {
 }
 _COPY_TYPES = [_POSTGRES_TYPES[type(schema.worker_steps.c[name].type)] for name in _COLUMNS]
 
-# A rank without samples counts in every sum except the ETT error, because its forward and backward
-# passes are real.
+# Condition for records that have an ETT error. A rank without samples has none, but it counts in
+# all other sums, because it runs forward and backward passes, too.
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
 # A rank's weight in the mean loss of the global batch equals its gradient's weight in the update.
 _WEIGHTS = {"samples": "samples", "size": "(CASE WHEN load > 1e-100 THEN load ELSE 0 END)"}
@@ -93,7 +93,7 @@ def _sum_up(weight: str) -> sa.TextClause:
         f"INSERT INTO steps ({', '.join(sums)}) SELECT {', '.join(sums.values())} "
         "FROM worker_steps WHERE run = :run AND step >= :first AND step < :end GROUP BY run, step "
         "HAVING count(*) = :world AND min(attempt) = max(attempt) "
-        # Records of any rank may arrive before the Hello.
+        # Records that arrive before the Hello may have any rank.
         "AND max(rank) < :world "
         "ON CONFLICT (run, step) DO UPDATE SET "
         + ", ".join(f"{c} = excluded.{c}" for c in sums if c not in ("run", "step"))
@@ -101,7 +101,7 @@ def _sum_up(weight: str) -> sa.TextClause:
 
 
 _SUM_UP = {kind: _sum_up(weight) for kind, weight in _WEIGHTS.items()}
-# A step with records of different attempts never ran as a whole.
+# If the records of a step belong to different attempts, no attempt completed the step.
 _DROP_MIXED = sa.text(
     "DELETE FROM steps WHERE run = :run AND step >= :first AND step < :end AND step IN ("
     "SELECT step FROM worker_steps WHERE run = :run AND step >= :first AND step < :end "
@@ -141,7 +141,7 @@ def _by_run(
 
 
 def _latest(rows: Iterable[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
-    """Return each row once, of the latest attempt; an upsert of Postgres fails on duplicates."""
+    """Return one row per key, from the latest attempt: upserts in Postgres fail on duplicates."""
     latest: dict[Any, tuple[Any, ...]] = {}
     for row in rows:
         earlier = latest.get(_KEY(row))
@@ -185,7 +185,7 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 
 
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
-    """Return the complete steps among the touched ones, by key of the run, for large runs.
+    """Return the touched steps of large runs that are complete, by key of the run.
 
     A batch has only a few rows of each step of a large run, and counting a step's rows is much
     faster than summing them up.
@@ -236,9 +236,10 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
 
 
 def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
-    """Write rows to Postgres with COPY, in half the time if all of them are new and distinct.
+    """Write rows to Postgres with COPY. Of several attempts at a step, the latest stays.
 
-    With `new`, try that first. Of several attempts at a step, the latest stays.
+    `new` means that the rows are probably new and distinct. Then first try to copy them directly
+    into the table, which takes half the time.
     """
     if new:
         try:

@@ -1,8 +1,9 @@
-"""Validate messages before they are stored: their fields against the columns that they go to.
+"""Validate messages before they are stored: each field must fit the column that it is stored in.
 
 Steps are most of the traffic, so `decode` validates them while msgspec decodes them, in C.
-`problem` validates any single message, so that ingest can reject it without its batch. Both use
-`Columns`, which compares the fields of a record with the table columns of the same names.
+`problem` validates any single message, so that ingest can reject it without rejecting its whole
+batch. Both use `Columns`, which compares the fields of a record with the table columns of the same
+names.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ from paceline_backend.store import refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.refusals import HUGE
 
-# COPY in binary truncates integers silently, and SQLite accepts any integer of 64 bits.
+# Integers must be below these bounds, by the type of their column. The database does not check
+# them: binary COPY truncates integers silently, and SQLite accepts any integer of 64 bits.
 _BOUNDS: dict[type, int] = {sa.SmallInteger: 2**15, sa.Integer: 2**31, sa.BigInteger: 2**63}
 
 R = TypeVar("R", StepRecord, RoundRecord)
 
 
 class Columns(Generic[R]):
-    """A kind of record and its table: each field is a column of the same name.
+    """Validator of a kind of record, each field of which is stored in a column of the same name.
 
     Integers must fit into their columns. Required numbers must be finite and at least 0, and their
     sum below `HUGE`. An optional number counts as missing if it is infinite or NaN.
@@ -108,7 +110,7 @@ class Columns(Generic[R]):
 def _bounded(
     record: type[R], whole: dict[str, int], needed: Sequence[str], optional: Sequence[str]
 ) -> type[R]:
-    """Return a subtype of the record with bounds in the types, which msgspec checks in C."""
+    """Return a subtype of the record whose field types have bounds, which msgspec checks in C."""
     bounds: dict[str, Any] = {
         name: Annotated[int, msgspec.Meta(ge=0, le=bound - 1)] for name, bound in whole.items()
     }
@@ -162,7 +164,7 @@ STEPS = Columns(StepRecord, schema.worker_steps)
 ROUNDS = Columns(RoundRecord, schema.rounds)
 
 
-# Most messages are steps that can be stored unchanged.
+# Decodes step batches whose records can all be stored unchanged, as most can.
 _fitting = msgspec.msgpack.Decoder(
     msgspec.defstruct(
         StepBatch.__name__,

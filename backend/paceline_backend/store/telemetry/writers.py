@@ -30,8 +30,8 @@ class Owner:
 def signed_nodes(connection: sa.Connection) -> list[str]:
     """Return the nodes whose sessions are valid.
 
-    A run's token ends when its engine has no more jobs of the run. Reports that its nodes sent
-    until then are still read.
+    Also return the nodes of runs that ended recently, even if the run's token is revoked: that
+    happens when the engine has no more jobs of the run, and the nodes' last reports may be unread.
     """
     only = nodes.c.only_run
     of_run = only.in_(_lately_signed())
@@ -47,7 +47,7 @@ def signed_runs(connection: sa.Connection) -> list[str]:
 
 
 def adopted_over(connection: sa.Connection) -> list[str]:
-    """Return ended runs without an engine whose nodes have a token that is no longer needed."""
+    """Return runs without an engine that ended some time ago and whose token is not revoked."""
     used = sa.select(tokens.c.run).where(tokens.c.run.is_not(None), tokens.c.revoked_at.is_(None))
     own = (runs.c.id.in_(used), runs.c.backend_jobs.is_(None))
     query = sa.select(runs.c.id).where(*own, runs.c.id.not_in(_lately_signed()))

@@ -1,4 +1,5 @@
-"""Maintenance of a whole database: `prune`, `check`, `backup`, `secret`.
+"""Maintenance of a whole database.
 
-The worker process prunes automatically if the server has limits. `paceline db` does the rest.
+- `prune`: delete ended runs beyond limits. The worker process does so if the server has limits.
+- `administration`: back up, restore and check the database, and replace the server's secret.
 """

@@ -2,8 +2,8 @@
 
 A run is deleted as a whole. First, the run is marked: from then on it is hidden, and ingest accepts
 nothing about it. Then the run's rows are deleted, `_ROWS` per transaction, or `_LONG_ROWS` if a row
-can have 100 kB. Between two transactions, other processes get at least as much time to write. The
-next `prune` continues an interrupted one.
+can have 100 kB. After each transaction, `prune` pauses for at least as long as it took, so that
+other processes can write. If `prune` is interrupted, the next call continues its work.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ def next_run(store: Store, keep: Keep) -> tuple[int, str] | None:
 
 
 def used_bytes(connection: sa.Connection) -> int:
-    """Return the size of the rows. A file does not shrink with deletions, but reuses the space.
+    """Return the size of all rows, in bytes.
+
+    This is not the size of a file, which does not shrink when rows are deleted, but reuses their
+    space.
 
     For Postgres this is an estimate from the number of rows and the length of some of them.
     """
