@@ -27,7 +27,8 @@ WIDTH, HEIGHT = 860, 190
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 20, 34
 _TICKS = 5
 
-# If there are more ranks, neighbours share a row, which shows the slowest of them.
+# The heat map has at most this many rows. If there are more ranks, consecutive ranks share a row,
+# which shows the slowest of them.
 _MOST_ROWS = 256
 _SHADES = 64
 # This ratio and its reciprocal have the strongest colours.

@@ -50,7 +50,7 @@ class RelaxedSpan:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether ranks do not synchronise at the segment's end, unless the epoch ends."""
+        """Return whether ranks do not synchronise at the segment's end, except at an epoch's end."""
         return synchronisers.goes_on(self.synchroniser)
 
     @property
@@ -85,7 +85,7 @@ class MeasuredSteps:
     relaxed_spans: tuple[RelaxedSpan, ...] = ()
     # Median duration in the records of the newest reduction rounds; None: there are no rounds.
     reported_round_s: float | None = None
-    # Reason why the newest relaxed segment was all-reduced; empty: no relaxed segment was.
+    # Reason why ranks all-reduced in the newest relaxed segment; empty: they did not.
     fallback: str = ""
     # Mask of records that cover several batches; None: there are no such records.
     several: npt.NDArray[np.bool_] | None = None  # [S, W]
@@ -231,7 +231,7 @@ class MeasuredSteps:
 
     @property
     def round_s(self) -> float:
-        """Return the duration of a reduction among all ranks, for the last rank to arrive."""
+        """Return the duration of a reduction among all ranks, after the last rank has arrived."""
         together = self.together
         if together.any():
             return float(np.median(self.sync_s[together].min(axis=1)))
@@ -324,7 +324,7 @@ def with_spans(
 
 
 class _Exchange(NamedTuple):
-    """Cost of an exchange: consecutive messages, and how many times all gradients are sent."""
+    """Cost of an exchange: consecutive messages, and bytes sent ÷ bytes of all gradients."""
 
     messages: float
     vectors: float

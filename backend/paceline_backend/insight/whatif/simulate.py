@@ -75,13 +75,13 @@ class SimulatedOption:
     policy: Policy
     in_force: bool = False
     variant: bool = False
-    # Bootstrapped means.
+    # Mean times of the counted steps in bootstrap draws.
     draws: Floats = field(default_factory=lambda: np.empty(0))  # [draws]
-    # Mean of the counted steps.
+    # Mean time of the counted steps, which are the steps after the warm-up.
     mean: float = 0.0
-    # Mean of the first `early_steps` counted steps.
+    # Mean time of the first `early_steps` counted steps.
     early: float = 0.0
-    # Logarithms of early means with other models ÷ the early mean with the fitted models.
+    # For each simulation with other models: logarithm of its early mean time ÷ `early`.
     shifts: list[float] = field(default_factory=list)
     # Largest `Synchronisation.alone` of the counted segments; None if it is None in any of them.
     alone: int | None = 0
@@ -127,9 +127,9 @@ def simulate(
 ) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
     """Return simulated options and the reasons for options that are left out, both by label.
 
-    The first simulation of each option uses the fitted models and includes all variants. Only the
-    best variant of a preset is kept, if it takes less time than the defaults. Pairs of shorter
-    simulations follow, with other models that fit the measured steps equally well.
+    First, all options, including all variants, are simulated with the fitted models. Of each
+    preset's variants, only the best is kept, and only if it takes less time than the defaults.
+    Pairs of shorter simulations follow, with other models that fit the measured steps equally well.
 
     `presets` are labels, or names of presets with their defaults; None: all, with their variants.
     Presets that change the training are included if `relaxed` is true. The policy in force is
@@ -221,7 +221,10 @@ def _options(
 
 
 def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], why: str) -> None:
-    """Replace or leave out relaxed options, because their gradients would be all-reduced."""
+    """Simulate the policy in force with an all-reduce if it is relaxed; leave out other relaxed options.
+
+    `why` is the reason why the ranks would all-reduce their gradients under a relaxed policy.
+    """
     for name, option in list(options.items()):
         if option.policy.relaxed and option.in_force:
             option.policy = replace(option.policy, synchroniser=ALLREDUCE)

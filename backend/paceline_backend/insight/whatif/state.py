@@ -43,11 +43,11 @@ class PlanningState:
     version: int
     policy: str
     parameters: dict[str, Any]
-    # None: there is no Hello yet.
+    # None if the run has no Hello yet, because its ranks have not started.
     history: History | None = None
     window: Window | None = None
     measured: MeasuredSteps | None = None
-    # Steps after the warm-up that the policy in force planned.
+    # Mask of the steps that the policy in force planned, without its warm-up steps.
     steady: npt.NDArray[np.bool_] | None = None  # [S]
     # True if the script divides its batches itself, in the way `policy` would.
     observed: bool = False
