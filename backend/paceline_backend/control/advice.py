@@ -80,7 +80,10 @@ class NextLook:
 
     @property
     def presets(self) -> list[str] | None:
-        """Presets to forecast; None means all. Warnings compare the option with `PLAIN`."""
+        """Presets to forecast; None means all.
+
+        `PLAIN` is among them, because warnings compare the option with it.
+        """
         return None if self.option is None else [self.option, PLAIN]
 
     def after(self, made: Forecast | None, step: int, now: float, longest_s: float) -> NextLook:

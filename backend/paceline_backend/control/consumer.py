@@ -75,14 +75,14 @@ class Consumer:
         self._name = name
         self._claim_idle_s = claim_idle_s
         self._streams: list[str] = []
-        # Positions in streams whose unacknowledged entries must be read first.
+        # Positions in streams on which this member's unacknowledged entries must be read first.
         self._own_after: dict[str, bytes] = {}
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0
         self._kept: set[tuple[str, bytes]] = set()
         # Number of entries of the next read, unless there are more streams than that.
         self._first = 1
-        # The last read returned entries that had been delivered before.
+        # True if the last read returned entries that had been delivered before.
         self.repeated = False
         # Streams that may hold more entries than the last batch took.
         self.unread: set[str] = set()
@@ -102,7 +102,7 @@ class Consumer:
         }
 
     def reset(self) -> None:
-        """Start over: first own unacknowledged entries, then entries of dead members, then new."""
+        """Start over: `read` then returns own unacknowledged entries, claimed entries, then new ones."""
         self._own_after = dict.fromkeys(self._streams, b"0")
         self._claim_from = {}
         self._claim_at = 0.0
@@ -184,7 +184,7 @@ class Consumer:
         if not self._own_after:
             return []
         entries = self._read_group(self._own_after, self._part(count), None)
-        # A stream without an entry in the answer has none left.
+        # If the answer has no entry of a stream, no unacknowledged entry is left on it.
         self._own_after = {entry.stream: entry.number for entry in entries}
         return self._present(entries)
 
@@ -246,7 +246,7 @@ class Consumer:
         return entries
 
     def _part(self, count: int) -> int:
-        """Return each stream's quota of `count` entries."""
+        """Return the number of entries that each stream may contribute to a batch of `count`."""
         return max(min(_LEAST, count), count // max(1, len(self._streams)))
 
     def _read_group(

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 # Time after which another worker takes over the runs on engines of a worker that was killed.
 LEASE_S = 10.0
-# Interval at which an engine is queried. Jobs to submit cause a query at once.
+# Interval at which an engine is queried. If there is a job to submit, the query is made at once.
 _LOOK_S = 3.0
 # Maximum time until reports from the nodes of an ended job have arrived.
 _SETTLE_S = 5.0
@@ -76,7 +76,8 @@ class Engines:
         self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
         # By engine: time of the next query.
         self._look_at: dict[str, float] = {}
-        # Outages, by engine, by engine and kind of work (cordons, leftovers), or by run.
+        # Outages. A key names an engine, an engine and a kind of work (cordons, leftovers), or a
+        # run.
         self._outages: dict[str, Outage] = {}
 
     def keep_claims(self) -> None:
@@ -240,11 +241,11 @@ class Attendant:
         self._claims = claims
         self._listened = ListeningClock(pause_s, clock)
         self._plane_id = ""
-        # By run: time since which its jobs or the run itself have ended, and the time of the run's
-        # last message by then.
+        # By run: the time at which this worker first found that its jobs, or the run itself, had
+        # ended, and the time of the run's last message at that moment.
         self._since: dict[str, tuple[float, object]] = {}
-        # By run: the parts whose jobs the engine listed last. Only runs that this worker has seen
-        # active, and whose jobs it has not stopped since.
+        # By run: the parts whose jobs the engine listed last. Contains only runs that this worker
+        # has seen active, and whose jobs it has not stopped since.
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
@@ -434,7 +435,7 @@ class Attendant:
                     jobs.forget_replacing(connection, run, part)
 
     def _by_part(self, run: EngineRun, known: Sequence[Job]) -> dict[str, Job]:
-        """Return the jobs of the run's latest launch, and the oldest if a label occurs twice."""
+        """Return the jobs of the run's latest launch, by part; if a label occurs twice, the oldest job."""
         wanted = {self._label(run, part): part for part in run.jobs}
         by_part: dict[str, Job] = {}
         for job in sorted(known, key=_age):
@@ -467,7 +468,7 @@ def _seen_to_begin(run: EngineRun, by_part: Mapping[str, Job]) -> set[str]:
 
 
 def _age(job: Job) -> tuple[int, str]:
-    """Return a sort key by age, because engines number their jobs.
+    """Return a sort key that orders jobs by age: engines number their jobs in ascending order.
 
     Of two jobs with the same label, the older one is kept.
     """

@@ -55,7 +55,7 @@ _Order: TypeAlias = tuple[str, str, str, float]
 
 # Pause before an order is repeated to a node that has not followed it and may have missed it.
 _ORDER_AGAIN_S = 10.0
-# Pause after a spare could not take the place of a lost node.
+# Pause before the next attempt to replace a lost node, after no spare could take its place.
 _STAND_IN_AGAIN_S = 30.0
 
 
@@ -257,7 +257,7 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
 
 
 def _host_left(group: MultiNodeRun) -> bool:
-    """Return True if the host went away while other nodes were active, or if this ended them."""
+    """Return True if the host went away while other nodes were active, or if its loss ended them."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:
         return False

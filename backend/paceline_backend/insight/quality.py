@@ -112,7 +112,7 @@ def _changes(switch: Switch) -> bool:
 
 
 def between(seen: Sequence[Evaluated], first: int, end: int | None) -> list[Evaluated]:
-    """Return evaluations after steps in [first, end); if `first` is 0, also those before training."""
+    """Return evaluations after steps in [first, end); if `first` is 0, also those before step 0."""
     least = -1 if first == 0 else first
     return [each for each in seen if least <= each.step and (end is None or each.step < end)]
 

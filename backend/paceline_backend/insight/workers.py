@@ -67,8 +67,8 @@ def _fitted(
 ) -> dict[str, list[Any]]:
     """Return the predictor's `a`, `c` and `b` of some ranks; None where they are unknown.
 
-    Each request fits again, and scikit-learn's regressors take milliseconds per rank. The linear
-    predictor replaces them here.
+    The models are fitted again for each request, and scikit-learn's regressors take milliseconds
+    per rank, so the linear predictor replaces them here.
     """
     models = Models.unknown(0)
     if isinstance(predictor, EstimatorPredictor):

@@ -217,7 +217,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Estimate σ of a step's time from absolute deviations, [R], after a fit of `fitted` medians."""
+    """Estimate σ of a step's time from absolute deviations, [R]; `fitted` medians were fitted."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 

@@ -221,7 +221,7 @@ def _options(
 
 
 def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], why: str) -> None:
-    """Simulate the policy in force with an all-reduce if it is relaxed; leave out other relaxed options.
+    """Leave out relaxed options; if the policy in force is relaxed, simulate it with an all-reduce.
 
     `why` is the reason why the ranks would all-reduce their gradients under a relaxed policy.
     """
