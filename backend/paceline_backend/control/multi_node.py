@@ -257,7 +257,7 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
 
 
 def _host_left(group: MultiNodeRun) -> bool:
-    """Return True if the host went away while other nodes were active, or if its loss ended them."""
+    """Return True if the host went away while other nodes were active, or its loss ended them."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:
         return False

@@ -42,9 +42,10 @@ def _binary() -> str:
 
 
 def password(directory: Path) -> str:
-    """Return the password of a directory's bus, which is created once.
+    """Return the password of the bus in a directory; the first call creates the password.
 
-    Only this user can read it, because any client that can write to the bus can start programs.
+    Only the current user of the machine can read the file, because any client that can write to the
+    bus can start programs.
     """
     path = directory / "password"
     try:
