@@ -185,7 +185,7 @@ def check_path(new: NewRun) -> None:
 def launch_on(
     bus: redis.Redis, run: str, new: NewRun, credentials: Credentials, nodes: Iterable[str]
 ) -> None:
-    """Order the agents of some nodes to launch a run. Secrets are encrypted for each agent.
+    """Order the agents of these nodes to launch a run. Secrets are encrypted for each agent.
 
     Raises:
         redis.RedisError: the bus is unavailable.

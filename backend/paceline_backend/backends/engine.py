@@ -103,7 +103,7 @@ class Job:
         ref: the engine's own id of the job.
         state: state of the job. It counts as running once all of its nodes run.
         reason: why the job waits or how it ended, in the engine's words.
-        cancelled: a user has cancelled the job, so its run is stopped and has not failed.
+        cancelled: a user has cancelled the job, so its run counts as stopped, not as failed.
     """
 
     label: str

@@ -4,8 +4,9 @@
 not have Paceline installed. The driver requests a placement group with one bundle on each node, all
 at once or none. An actor in each bundle starts a keeper, which starts ``paceline node``.
 
-The keeper is a separate process because Ray kills the children of a worker that ends with SIGKILL.
-When the keeper is killed, the kernel sends SIGTERM to the node, which then leaves its run cleanly.
+The keeper is a separate process because, when a worker of Ray ends, Ray sends SIGKILL to the
+worker's children. When the keeper is killed, the kernel sends SIGTERM to the node, which then
+leaves its run cleanly.
 """
 
 from __future__ import annotations

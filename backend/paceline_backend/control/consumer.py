@@ -102,7 +102,7 @@ class Consumer:
         }
 
     def reset(self) -> None:
-        """Start over: read own unacknowledged entries first, then those of dead members, then new."""
+        """Start over: read own unacknowledged entries, then those of dead members, then new."""
         self._own_after = dict.fromkeys(self._streams, b"0")
         self._claim_from = {}
         self._claim_at = 0.0

@@ -177,7 +177,7 @@ class Guard:
         return dropped
 
     def _switch_off(self, stream: str) -> tuple[bool, bool]:
-        """Switch a stream's writer off; return whether it is off now, and whether it was on before."""
+        """Switch a stream's writer off; return whether it is off now, and whether it was on."""
         user = user_of(stream)
         try:
             if not self._exists(user):

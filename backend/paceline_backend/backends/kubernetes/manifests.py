@@ -105,7 +105,7 @@ def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]
 
 
 def _away_from(machines: Sequence[str]) -> dict[str, Any]:
-    # A requirement on the name accepts only one value, so each machine needs its own.
+    # A requirement on the name accepts only one value, so each machine needs its own requirement.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in machines]
     required = {"nodeSelectorTerms": [{"matchFields": fields}]}
     key = "requiredDuringSchedulingIgnoredDuringExecution"

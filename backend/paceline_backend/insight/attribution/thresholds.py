@@ -39,8 +39,8 @@ class AttributionThresholds:
     clearly: float = 0.8
     # Shape and speeds are fitted in turn this many times; more iterations change nothing.
     rounds: int = 5
-    # Standard deviation of the prior that cost is proportional to load; the linear predictor has
-    # the same prior. Chosen on runs of the kind "uneven sizes that cost nothing".
+    # Strength of the prior that cost is proportional to load; the linear predictor has such a
+    # prior, too. Chosen on runs of the kind "uneven sizes that cost nothing".
     prior: float = 0.12
     # Prior standard deviation of a rank's slope: its load-dependent cost relative to its whole
     # cost.

@@ -148,9 +148,9 @@ class VerdictThresholds:
     in_turn: float = 0.35
     # Planning: ranks must wait in the first step of at least `fewest_plans` segments. At least
     # `plans_share` of the steps in which all ranks wait must be first steps, and all ranks must
-    # wait in at least `plans_share` of the first steps. Of a rank's wait, only up to `longest_plan`
-    # times the shortest wait of the step is attributed to planning. Chosen on runs of the kind
-    # "planning that is slow".
+    # wait in at least `plans_share` of the first steps since such a wait was seen. Of a rank's
+    # wait, only up to `longest_plan` times the shortest wait of the step is attributed to planning.
+    # Chosen on runs of the kind "planning that is slow".
     fewest_plans: int = 3  # segments
     plans_share: float = 0.75
     longest_plan: float = 1.5  # × the shortest wait of a rank

@@ -50,7 +50,7 @@ class RelaxedSpan:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether ranks do not synchronise at the segment's end, unless the epoch ends there."""
+        """Return whether ranks do not synchronise at the segment's end, unless the epoch ends."""
         return synchronisers.goes_on(self.synchroniser)
 
     @property
