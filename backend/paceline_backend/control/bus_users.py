@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # Lifetime of a stream after its run has lost its session.
 _LEFT_S = 3_600
-# Pause after the bus refused to create users.
+# Pause before the next attempt to create users, after the bus refused to create them.
 _REFUSED_S = 60.0
 
 

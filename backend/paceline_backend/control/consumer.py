@@ -53,7 +53,8 @@ class Consumer:
     fill at most half of a batch's bytes. Streams with large entries contribute fewer of them.
 
     Args:
-        client: returns bytes, not strings. Its timeout must be longer than `read` blocks.
+        client: client of the bus that returns bytes, not strings. Its timeout must be longer than
+            the time for which `read` blocks.
         streams: names of the streams to read.
         group: name of the group. On a stream where it does not exist (or no longer exists), it is
             created at the start of the stream.

@@ -215,7 +215,8 @@ class Controller:
             self._adopted(self._history, message.segment)
 
     def _adopted(self, state: History, segment: Segment) -> None:
-        # An adopted offer was validated before it was proposed, and its samples are unpacked.
+        # If the leader adopted one of the offers, use the offer: it was validated before it was
+        # proposed, and its samples are unpacked already.
         taken = next((made for made in self._offers if made.segment == segment), None)
         if taken is not None:
             segment = taken.segment

@@ -81,7 +81,7 @@ class Engines:
         self._outages: dict[str, Outage] = {}
 
     def keep_claims(self) -> None:
-        """Extend the claims on runs; another thread than that of `look` calls this."""
+        """Extend the claims on runs. Called by a thread of its own, not by the thread of `look`."""
         self._claims.keep()
 
     def end(self) -> None:
@@ -157,7 +157,7 @@ class Engines:
     ) -> None:
         outage = self._outage(engine)
         prefix = f"paceline.{self._attendant.plane}."
-        # Claims must be older than the engine's answer.
+        # Take the claims before the engine is queried, because they must be older than its answer.
         self._attendant.claim(own, left)
         try:
             of_run: dict[str, list[Job]] = defaultdict(list)
@@ -359,7 +359,7 @@ class Attendant:
                 self._queue(client, run, f"waits for the nodes of job {ref} of {engine.title}")
             return
         since, said = self._since.setdefault(run.id, (self._listened(), run.seen_at))
-        # Messages from the run's nodes still arrive.
+        # Messages from the run's nodes still arrive, so the waiting time starts again.
         if said != run.seen_at:
             self._since[run.id] = (self._listened(), run.seen_at)
         elif self._listened() - since >= _SETTLE_S and self._mine(run):

@@ -167,7 +167,7 @@ class Ingest:
         name: name of this consumer: unique among running ones, and preferably the same after a
             restart.
         linger_s: minimum time in seconds from the start of a batch to the start of the next, so
-            that a batch is large enough for the cost of its transaction.
+            that batches are large enough to be worth the cost of their transactions.
         claim_idle_s: seconds after which this ingest claims the entries of a consumer that
             acknowledges nothing.
     """

@@ -39,7 +39,7 @@ class _Owned:
 
 
 class ControllerManager:
-    """Owner of this worker's controllers: it takes leases of unplanned runs and starts controllers.
+    """Owner of this worker's controllers, which takes the leases of runs that no worker plans yet.
 
     Args:
         owner: name of this control plane, unique among running ones.

@@ -102,7 +102,7 @@ class NodeReconciler:
             self._dismiss(client, group)
 
     def _gather(self, client: redis.Redis, group: MultiNodeRun) -> bool:
-        """Bring the launchers to the rendezvous; return False if the launch is over instead."""
+        """Bring the launchers to the rendezvous; return False if the launch has failed instead."""
         if failed := _failed_to_start(group):
             self._give_up(client, group, failed)
         elif group.rendezvous is Rendezvous.WAITING:
@@ -273,5 +273,5 @@ def _makes_way(group: MultiNodeRun) -> list[RunNode]:
 
 
 def _host_is_gone(group: MultiNodeRun) -> bool:
-    # The run is relaunched then, together with its spares.
+    # If the host is gone, the run is relaunched together with its spares.
     return any(row.gone for row in group.nodes if row.node == group.host)

@@ -137,7 +137,7 @@ class IdleMonitor:
         self._set(quiet=False)
 
     def pause(self, seconds: float, quiet_s: float, stop: threading.Event) -> bool:
-        """Wait for `seconds`, or up to `quiet_s` in quiet times. Return whether to stop."""
+        """Wait for `seconds`, in quiet times for up to `quiet_s`; return whether `stop` is set."""
         if stop.wait(seconds):
             return True
         with self._changed:

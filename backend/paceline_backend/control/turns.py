@@ -30,7 +30,7 @@ class Turns:
 
     Each controller rests in proportion to its own plans, and all get the same share of the time. So
     a small run, which plans in a millisecond, does not rest for the seconds that a large one takes.
-    Controllers that wait for a plan's end are served first come, first served.
+    Controllers that wait for another plan to end get their turns in the order in which they came.
 
     Args:
         busy: returns True while ingest is behind.

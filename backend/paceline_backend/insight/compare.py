@@ -202,7 +202,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter for steps at numbers of trained samples that both sides have reached."""
+    """Return a filter that keeps steps in the range of trained samples that both sides cover."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -210,7 +210,7 @@ def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
 
 
 def _drawn(parts: Floats, seed: int) -> Floats:
-    """Return the figure of steps drawn with replacement, in blocks: [`_SAMPLES`]."""
+    """Return bootstrap samples of a figure, [`_SAMPLES`]; blocks of steps are drawn with replacement."""
     count = parts.shape[1]
     # The blocks are short enough that there are at least four of them.
     length = max(2, round(count ** (1 / 3)))

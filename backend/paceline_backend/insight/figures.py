@@ -66,7 +66,7 @@ class MonitoredRun:
     # Rank that was most often the last to finish computing, and the share of steps in which it was.
     slowest_rank: int | None
     slowest_share: float | None
-    # Time that controllers took to plan a segment.
+    # Mean time that controllers took to plan one of the newest segments.
     plan_s: float | None
     # Share of the newest segments that the leader planned itself.
     coasting: float | None

@@ -176,7 +176,7 @@ def _words(standing: RunPhases, hang: Hang) -> str:
         return " ".join(sentences)
     who = "They wait" if len(waiting) > 1 else "It waits"
     for what, ranks in _by_phase(known):
-        # All ranks in the same phase either wait or do not.
+        # Of the ranks in one phase, either all wait or none does.
         if ranks[0] in waiting:
             sentences.append(f"{named(ranks)} {_be(ranks)} {_DOES[what]}.")
     for what, ranks in _by_phase(known):

@@ -69,7 +69,8 @@ def _mean_words(mean: float | None, count: int) -> str:
 def after_switches(connection: Connection, run: int) -> dict[int, list[MetricChange]]:
     """Return each metric of evaluations before and after switches, by policy version.
 
-    Only switches from or to a policy that changes the training, compared with plain DDP, count.
+    Only switches count of which the old or the new policy changes the training, compared with plain
+    DDP.
     """
     begun = [
         change

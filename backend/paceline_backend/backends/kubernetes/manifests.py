@@ -17,7 +17,7 @@ from paceline_backend.backends.kubernetes.options import KubernetesOptions
 # Key of the Kubernetes label whose value is the label of the `Order`.
 LABEL = "paceline-label"
 RUN = "paceline-run"
-# Directory that survives restarts of the container, but not the pod.
+# Directory whose files survive restarts of the container, but not the end of the pod.
 STATE = "/paceline"
 GRACE_S = 30
 # Maximum number of failures of a Job. It is very high, because each restart of a container counts

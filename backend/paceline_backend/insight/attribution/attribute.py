@@ -194,11 +194,11 @@ class Split:
     mean_s: Floats  # [K]
     # Share of the ranks' time spent waiting.
     waste: Floats  # [K]
-    # `sp_s` by cause.
+    # The parts of `sp_s` that the five causes explain.
     sp_parts: Floats  # [5, K]
     # Time that other ranks waited for each rank, by cause.
     caused: Floats  # [5, K, W], seconds
-    # Time that all ranks waited in all steps.
+    # Total time that ranks waited, summed over all ranks and steps.
     waited_s: float
 
 

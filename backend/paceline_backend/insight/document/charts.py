@@ -259,7 +259,10 @@ def ratios(compute_s: Floats) -> Floats:
 
 
 def heat_map(cells: Mapping[str, Any], switched: Sequence[Mark]) -> Markup:
-    """Return the heat map of `store.reads.worker_step_columns`; empty below two ranks or steps."""
+    """Return the heat map of `cells`; empty if there are fewer than two ranks or steps.
+
+    `cells` come from `store.reads.worker_step_columns`.
+    """
     ranks, steps = cells["ranks"], np.array(cells["step"], dtype=np.float64)
     if len(ranks) < 2 or len(steps) < 2:
         return Markup()

@@ -223,7 +223,7 @@ def _newest(earlier: Sequence[Forecast], version: int) -> Forecast | None:
 
 
 def same_conditions(first: Forecast, second: Forecast) -> bool:
-    """Return whether each rank was about as fast in both forecasts."""
+    """Return whether each rank had about the same speed in both forecasts."""
     return len(first.speeds) == len(second.speeds) and all(
         min(a, b) > 0 and abs(math.log(a / b)) <= math.log(1 + THRESHOLDS.changed_conditions)
         for a, b in zip(first.speeds, second.speeds, strict=True)

@@ -129,7 +129,7 @@ class MeasuredSteps:
         )
 
     def of_segments(self, segments: list[Segment]) -> MeasuredSteps:
-        """Return the steps with `several` set from the plans of these segments."""
+        """Return a copy in which `several` is set according to the plans of these segments."""
         trained = self.features.samples > 0
         left = single_batches(self._feedback(trained), segments).samples.reshape(trained.shape)
         return replace(self, several=trained & (left == 0))
@@ -342,11 +342,11 @@ def _all_reduce(ranks: int) -> _Exchange:
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
     """Return the exchange whose duration a synchroniser records."""
     if isinstance(synchroniser, Pairwise):
-        # The recorded duration covers only the answer.
+        # The recorded duration covers only one of the pair's two messages, the answer.
         return _Exchange(1, 1)
     if isinstance(synchroniser, Hierarchical):
         largest = max(map(len, synchroniser.parameters.groups))
-        # A rank alone in its group reduces nothing.
+        # A group of one rank reduces nothing, so count at least two ranks.
         return _all_reduce(max(largest, 2))
     return _all_reduce(world)
 
