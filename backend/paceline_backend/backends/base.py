@@ -29,7 +29,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 class Credentials:
     """Keys and bus URL with which a run's processes use the bus and verify signed messages.
 
-    The URL names the run's own user if the run has one.
+    The URL contains the run's own user of the bus, if the run has one.
     """
 
     keys: Keys

@@ -69,7 +69,7 @@ class Order:
     """Job to submit.
 
     On each node, the job runs ``paceline node --run RUN --slot SLOT --host HOST``. HOST is the
-    engine's name of the machine, which `cordon` needs. It may be left out.
+    engine's name of the machine, which `cordon` needs; the option may be left out.
 
     Args:
         label: at most 63 letters, digits and dots. The engine stores it with the job.

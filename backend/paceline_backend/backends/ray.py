@@ -115,7 +115,7 @@ class Ray(Engine):
         _check_environment(options.runtime_env)
 
     def facts(self) -> Facts:
-        """Query Ray's version. Versions without features that jobs need count as unreachable."""
+        """Query Ray's version. A version without features that jobs need counts as unreachable."""
         try:
             version = str(ask("GET", "/api/version")["ray_version"])
             if _too_old(version):

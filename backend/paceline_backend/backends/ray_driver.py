@@ -64,7 +64,7 @@ def drive(settings: dict[str, Any]) -> int:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     ray.init()
-    # `ray.init` has replaced the handler.
+    # Set the handler again, because `ray.init` has replaced it.
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     group = _granted(settings, stopping)
     if group is None:

@@ -210,7 +210,7 @@ def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
 
 
 def _drawn(parts: Floats, seed: int) -> Floats:
-    """Return bootstrap samples of a figure, [`_SAMPLES`]; blocks of steps are drawn with replacement."""
+    """Return bootstrap samples of a figure, [`_SAMPLES`], from randomly drawn blocks of steps."""
     count = parts.shape[1]
     # The blocks are short enough that there are at least four of them.
     length = max(2, round(count ** (1 / 3)))

@@ -123,7 +123,7 @@ def _by_rank(
     np.maximum.at(last, at, table["step"])
     memory = np.zeros(count)
     np.maximum.at(memory, at, table["memory_bytes"])
-    # Count the steps up to a rank's last step whose records were lost on the way.
+    # Number of steps, up to the rank's last step, whose records were lost.
     missing = last - table["step"].min() + 1 - steps
     means = ("samples", "load", "share", "compute_s", "ett_s", "data_s", "wait_s", "sync_s")
     return {

@@ -144,7 +144,8 @@ class EmbeddedBus:
             while self._process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()
-                    # Another program's server may use the port. Then the embedded server ends.
+                    # The answer may come from another program's server on this port; the embedded
+                    # server then ends.
                     if client.info("server")["process_id"] == self._process.pid:
                         return self
                 except redis.RedisError:

@@ -22,7 +22,8 @@ from paceline.node.processes import die_with_parent
 
 _READY = re.compile(r"Paceline on (http://\S+:(\d+))")
 _READY_S = 180.0
-# An agent ends its ranks within 28 s; a server ends its streams well before.
+# A child that has not stopped after this time is killed. An agent needs up to 28 s to end its
+# ranks; a server ends its streams well before.
 _STOP_S = 35.0  # seconds
 
 

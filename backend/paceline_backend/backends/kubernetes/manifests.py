@@ -1,6 +1,6 @@
 """Manifests of a run's Job and Secret, and patches of machines that are cordoned.
 
-The fields exist in Kubernetes 1.20 and later.
+All fields that are used here exist in Kubernetes 1.20 and later.
 
 All functions are pure.
 """
@@ -113,7 +113,7 @@ def _away_from(machines: Sequence[str]) -> dict[str, Any]:
 
 
 def _apart(order: Order) -> dict[str, Any]:
-    # Each pod of a run must be on another machine, including pods of different jobs of the run.
+    # No two pods of a run may be on the same machine, even if they belong to different jobs.
     term = {
         "labelSelector": {"matchLabels": {RUN: order.run}},
         "topologyKey": "kubernetes.io/hostname",

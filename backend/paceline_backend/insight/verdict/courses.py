@@ -347,7 +347,7 @@ def occurrences(
 
 @dataclass(frozen=True)
 class Trend:
-    """Level that grows in a straight line, then stays constant."""
+    """Slowdown factor that grows linearly, and then stays constant."""
 
     begin: int
     end: int

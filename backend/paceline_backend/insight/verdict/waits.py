@@ -40,9 +40,10 @@ class Excess:
 
 
 def excess_of(series_s: Floats, unit_s: float) -> Excess:
-    """Return the excess of a wait, [K], over its lowest level that covers a quarter of the steps.
+    """Return the excess of a wait, [K], over its usual length.
 
-    `unit_s` is the time of a usual step, to which noise and thresholds are relative.
+    The usual length is the lowest level that lasts long enough; see `lowest_level`. `unit_s` is the
+    time of a usual step, to which noise and thresholds are relative.
     """
     values = (series_s / unit_s)[:, None]
     known = np.ones_like(values, bool)

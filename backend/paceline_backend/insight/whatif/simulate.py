@@ -94,7 +94,7 @@ class SimulatedOption:
         return self.policy.changes
 
     def add(self, trained: list[TrainedSegment], count: int) -> None:
-        """Add the results of the simulation with the fitted models, `count` steps after the warm-up."""
+        """Add the simulation with the fitted models, which has `count` steps after the warm-up."""
         step_s, load = _counted(trained, count)
         drawn = blocks(np.random.default_rng(1), count, count, THRESHOLDS.draws)
         self.draws = step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1)
@@ -106,7 +106,7 @@ class SimulatedOption:
         self.stale = any(run.segment.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
-        """Add the results of a simulation with other models, `early_steps` after the warm-up."""
+        """Add a simulation with other models, which has `early_steps` steps after the warm-up."""
         step_s, load = _counted(trained, THRESHOLDS.early_steps)
         self.shifts.append(float(np.log(step_s.sum() / load.sum() / self.early)))
 

@@ -106,7 +106,10 @@ def _read_steps(
 def _with_segments(
     connection: Connection, run: int, hello: Hello, measured: MeasuredSteps
 ) -> MeasuredSteps:
-    """Return `measured` with its relaxed spans; segments that fell back count as all-reduced."""
+    """Return `measured` with its relaxed spans.
+
+    A segment whose ranks fell back to an all-reduce gets no span.
+    """
     if not len(measured):
         return measured
     kept: list[Segment] = []

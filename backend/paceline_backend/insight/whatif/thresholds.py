@@ -1,10 +1,10 @@
 """Thresholds of forecasts, and of the decisions of `auto`.
 
-``benchmarks/forecasts.py`` checks the thresholds of forecasts: it compares forecasts with the times
-that presets then take, and counts the times inside the 95 % intervals. A comment quotes the kind of
-run on which the threshold was chosen. No measurement has shown yet for which kinds the forecasts
-change if a threshold is halved. ``benchmarks/regret.py`` checks the thresholds of `auto`.
-docs/decisions/0020 and 0033 explain the choices.
+``benchmarks/forecasts.py`` checks the thresholds of forecasts: it compares forecasts with the step
+times that presets then have, and counts the step times that are inside the 95 % intervals. A
+comment quotes the kind of run on which the threshold was chosen. No measurement has shown yet for
+which kinds the forecasts change if a threshold is halved. ``benchmarks/regret.py`` checks the
+thresholds of `auto`. docs/decisions/0020 and 0033 explain the choices.
 
 The number of steps of a forecast and the minimum saving (`answer.STEPS`, `FEWEST`, `MARGIN`), and
 the steps at which `auto` makes forecasts (`auto.AUTO_STEPS`, `FIRST_STEP`), are also used by the
@@ -73,8 +73,8 @@ class ForecastThresholds:
     # Maximum numbers of steps and of samples that count in each simulation; the limits save time.
     simulated_steps: int = 100  # steps
     simulated_samples: int = 400_000  # samples
-    # Number of steps that count in simulations with other models, and the minimum for all
-    # simulations.
+    # Number of counted steps in simulations with other models, and minimum number of counted steps
+    # in every simulation.
     early_steps: int = 24  # steps
     # Number of bootstrap draws for the interval. Draws consist of blocks of steps, because
     # slowdowns last for several steps.
