@@ -125,7 +125,7 @@ def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
 
 
 def _end(reference: Any) -> str:
-    """Describe how a node ended; empty for exit code 0."""
+    """Return a text about the end of a node; empty for exit code 0."""
     import ray
 
     try:

@@ -1,4 +1,4 @@
-"""Reconciliation of engines with the database: engines have the jobs that runs request, no others.
+"""Reconciliation of engines with the database, so that engines have exactly the requested jobs.
 
 The database holds the requested jobs (`store.jobs`), and `Engine.look` lists the jobs that exist.
 The worker compares both lists every few seconds, so it can be killed at any time:
@@ -342,7 +342,7 @@ class Attendant:
     def _judge(
         self, client: redis.Redis, engine: Engine, run: EngineRun, by_part: dict[str, Job]
     ) -> None:
-        """Record why a run waits, or end the run if none of its jobs is left."""
+        """Record the reason why a run waits, or end the run if none of its jobs is left."""
         left = [job for job in by_part.values() if job.state != "ended"]
         last = self._last[run.id]
         begins_with = by_part.get("0")

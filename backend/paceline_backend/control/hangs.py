@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 AGAIN_S = 30.0
 
 SCAN_S = 2.0
-# After the first check that finds a run hung, it must make no progress for this long. A rank whose
-# steps take less than ten seconds reports only the ends of its steps, so a check cannot see that it
-# still computes while other ranks wait for it.
+# After the first check that finds a run hung, it must make no progress for this long. Other ranks
+# may wait for a rank whose steps take less than ten seconds. Such a rank reports only the ends of
+# its steps, so only a later check shows whether it makes progress.
 _CONFIRM_S = 15.0
 
 

@@ -342,11 +342,12 @@ class Ingest:
         return len(items)
 
     def _whole(self, client: redis.Redis, received: list[Received]) -> list[Received]:
-        """Hold back the ends of runs whose own streams hold more entries; return all others.
+        """Hold back messages that end a run if the run's stream holds more entries; return the rest.
 
         The end of a run must be stored last. Stored entries are deleted from their stream. An entry
-        that is left has not been read, or a worker has read it but not stored it (yet). An end that
-        is held back is not acknowledged, so the successor of a worker that died receives it.
+        that is still there has not been read, or a worker has read it but has not stored it yet. A
+        message that is held back is not acknowledged, so the successor of a worker that died
+        receives it.
         """
         over = [each for each in received if ends(each)]
         self._held = []

@@ -65,7 +65,7 @@ def summary(
 def _fitted(
     table: dict[str, Floats], ranks: npt.NDArray[np.int64], world: int, predictor: Predictor | None
 ) -> dict[str, list[Any]]:
-    """Return the predictor's `a`, `c` and `b` of some ranks; None where they are unknown.
+    """Return the predictor's `a`, `c` and `b` of each of `ranks`; None where they are unknown.
 
     The models are fitted again for each request, and scikit-learn's regressors take milliseconds
     per rank, so the linear predictor replaces them here.

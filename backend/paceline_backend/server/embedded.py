@@ -44,8 +44,8 @@ def _binary() -> str:
 def password(directory: Path) -> str:
     """Return the password of the bus in a directory; the first call creates the password.
 
-    Only the current user of the machine can read the file, because any client that can write to the
-    bus can start programs.
+    The password is in a file that only the current user of the machine can read, because any client
+    that can write to the bus can start programs.
     """
     path = directory / "password"
     try:

@@ -314,7 +314,7 @@ def _positive(parts: Floats, total: Floats) -> Floats:
 
 
 def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
-    """Return seconds that others waited for each rank, [K, W], and all waiting of each step, [K].
+    """Return the seconds that others waited for each rank, [K, W], and their sum by step, [K].
 
     In the time between one rank becoming ready and the next, the ranks that are ready wait for all
     ranks that are not. Waiting is therefore divided by the Shapley values of an airport (runway

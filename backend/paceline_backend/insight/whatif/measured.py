@@ -55,7 +55,7 @@ class RelaxedSpan:
 
     @property
     def over(self) -> bool:
-        """Return whether the epoch ends with the last row."""
+        """Return whether the epoch ends with the span's last row."""
         return self.whole and self.epoch_end
 
     @property
