@@ -342,7 +342,7 @@ class Ingest:
         return len(items)
 
     def _whole(self, client: redis.Redis, received: list[Received]) -> list[Received]:
-        """Hold back messages that end a run if the run's stream holds more entries; return the rest.
+        """Hold back messages that end a run if the run's stream has more entries; return the rest.
 
         The end of a run must be stored last. Stored entries are deleted from their stream. An entry
         that is still there has not been read, or a worker has read it but has not stored it yet. A
