@@ -50,7 +50,7 @@ def example(name: str) -> Path:
 
 
 def emulation(slowdowns: list[float]) -> dict[str, list[float]]:
-    """Return PACELINE_EMULATE for ranks; `slowdowns` has each rank's factor on time per unit."""
+    """Return the value of PACELINE_EMULATE; `slowdowns` has each rank's factor of time per unit."""
     from paceline.node.starting import foreground
 
     text = ",".join(str(factor) for factor in slowdowns)
@@ -94,7 +94,8 @@ def follow(
         except InputError:
             raise
         except PacelineError:
-            # The supervisor restarts the server's web process. Training continues meanwhile.
+            # Retry, because the supervisor may be restarting the web process. Training continues
+            # meanwhile.
             time.sleep(0.5)
             continue
         screen.tick()

@@ -29,7 +29,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 class Credentials:
     """Keys and bus URL with which a run's processes use the bus and verify signed messages.
 
-    The URL names the run's own user if the run has one.
+    The URL contains the run's own user of the bus, if the run has one.
     """
 
     keys: Keys
@@ -185,7 +185,7 @@ def check_path(new: NewRun) -> None:
 def launch_on(
     bus: redis.Redis, run: str, new: NewRun, credentials: Credentials, nodes: Iterable[str]
 ) -> None:
-    """Order the agents of some nodes to launch a run. Secrets are encrypted for each agent.
+    """Order the agents of these nodes to launch a run. Secrets are encrypted for each agent.
 
     Raises:
         redis.RedisError: the bus is unavailable.

@@ -69,7 +69,7 @@ class Order:
     """Job to submit.
 
     On each node, the job runs ``paceline node --run RUN --slot SLOT --host HOST``. HOST is the
-    engine's name of the machine, which `cordon` needs. It may be left out.
+    engine's name of the machine, which `cordon` needs; the option may be left out.
 
     Args:
         label: at most 63 letters, digits and dots. The engine stores it with the job.
@@ -103,7 +103,7 @@ class Job:
         ref: the engine's own id of the job.
         state: state of the job. It counts as running once all of its nodes run.
         reason: why the job waits or how it ended, in the engine's words.
-        cancelled: a user has cancelled the job, so its run is stopped and has not failed.
+        cancelled: a user has cancelled the job, so its run counts as stopped, not as failed.
     """
 
     label: str

@@ -76,7 +76,7 @@ class Local:
 
 
 def taken(node: Mapping[str, Any]) -> str | None:
-    """Return why a node gets no new run, without a full stop; None if the node may get one."""
+    """Return the reason why a node gets no new run, as a clause; None if it may get one."""
     if node["cordoned"]:
         return f"{words(node['id'], node['cordoned'])}: `paceline uncordon {node['id']}` lifts it"
     if node["spare_of"]:

@@ -53,7 +53,7 @@ _STOP_WAIT_S = int(ray_driver.GRACE_S) + 15
 _MOST_GROUPS = 10_000
 _ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {ray_driver.NAME} drive'
 _ENDED = frozenset(("STOPPED", "SUCCEEDED", "FAILED"))
-# Errors raised while an answer is parsed that does not come from Ray.
+# Errors that occur when an answer that does not come from Ray is parsed.
 _STRANGE = (KeyError, TypeError, AttributeError)
 _OWN = {"CPU": "cpus_per_node", "GPU": "gpus_per_node", "memory": "memory"}
 
@@ -115,7 +115,7 @@ class Ray(Engine):
         _check_environment(options.runtime_env)
 
     def facts(self) -> Facts:
-        """Query Ray's version. Versions without features that jobs need count as unreachable."""
+        """Query Ray's version. A version without features that jobs need counts as unreachable."""
         try:
             version = str(ask("GET", "/api/version")["ray_version"])
             if _too_old(version):
@@ -146,7 +146,10 @@ class Ray(Engine):
         return order.label
 
     def look(self, prefix: str) -> Sequence[Job]:
-        """Return Paceline's jobs. Ray lists an ended job until deletion or its head node's end."""
+        """Return Paceline's jobs.
+
+        Ray lists an ended job until the job is deleted or Ray's head node ends.
+        """
         try:
             rows = ask("GET", "/api/jobs/")
             own = [row for row in rows if _label(row).startswith(prefix)]

@@ -4,8 +4,9 @@
 not have Paceline installed. The driver requests a placement group with one bundle on each node, all
 at once or none. An actor in each bundle starts a keeper, which starts ``paceline node``.
 
-The keeper is a separate process because Ray kills the children of a worker that ends with SIGKILL.
-When the keeper is killed, the kernel sends SIGTERM to the node, which then leaves its run cleanly.
+The keeper is a separate process because, when a worker of Ray ends, Ray sends SIGKILL to the
+worker's children. When the keeper is killed, the kernel sends SIGTERM to the node, which then
+leaves its run cleanly.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def drive(settings: dict[str, Any]) -> int:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     ray.init()
-    # `ray.init` has replaced the handler.
+    # Set the handler again, because `ray.init` has replaced it.
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     group = _granted(settings, stopping)
     if group is None:
@@ -124,7 +125,7 @@ def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
 
 
 def _end(reference: Any) -> str:
-    """Describe how a node ended; empty for exit code 0."""
+    """Return a text about the end of a node; empty for exit code 0."""
     import ray
 
     try:

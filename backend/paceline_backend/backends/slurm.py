@@ -40,8 +40,8 @@ _ENDED = frozenset(
 # Name of a single node: lists of nodes do not match.
 _HOST = re.compile(r"(?!ALL$)[a-z0-9][a-z0-9_.-]*", re.I)
 _QUEUED = frozenset(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"))
-# Messages of Slurm's commands if slurmctld does not answer now. Any other message means that Slurm
-# refuses the job for good.
+# Messages that Slurm's commands print if slurmctld does not answer now. Any other message means
+# that Slurm refuses the job for good.
 _AWAY = re.compile(
     "unable to contact|connection (refused|failure|reset)|timed out|zero bytes|try again|"
     "temporarily|munge|authentication|slurmctld",
@@ -204,7 +204,11 @@ def _arguments(order: Order) -> list[str]:
 
 
 def _script(order: Order) -> str:
-    """Return the script of the job's first node. `srun` keeps tasks running when others end."""
+    """Return the script that Slurm runs on the job's first node.
+
+    With these options, `srun` starts a task on each node, and lets the others continue when one
+    ends.
+    """
     options = order.options
     assert isinstance(options, SlurmOptions)
     paceline = options.paceline or shlex.join([sys.executable, "-P", "-m", "paceline"])

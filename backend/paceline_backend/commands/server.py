@@ -377,7 +377,8 @@ def token_kept(server: str, token: str, data: Path | None) -> Iterator[None]:
     """Let clients of this user find the token while the server runs.
 
     `data` is a directory that gets the file `token`, which stays there. If neither this file nor
-    the user's own token file can be written, no client could ever log in.
+    the user's own token file can be written, an error is raised, because no client could ever log
+    in.
 
     Raises:
         PacelineError: the file in `data`, or both files, cannot be written.

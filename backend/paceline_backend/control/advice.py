@@ -80,7 +80,10 @@ class NextLook:
 
     @property
     def presets(self) -> list[str] | None:
-        """Presets to forecast; None means all. Warnings compare the option with `PLAIN`."""
+        """Presets to forecast; None means all.
+
+        `PLAIN` is among them, because warnings compare the option with it.
+        """
         return None if self.option is None else [self.option, PLAIN]
 
     def after(self, made: Forecast | None, step: int, now: float, longest_s: float) -> NextLook:
@@ -143,7 +146,7 @@ class Advisor:
         self._next: dict[int, NextLook] = {}
 
     def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
-        """Check all runs in which `auto` is on and that are due."""
+        """Check all runs in which `auto` is on and whose next check is due."""
         with self._store.read() as connection:
             watched = forecasts.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
@@ -194,7 +197,7 @@ class Advisor:
             bodies = forecasts.bodies(connection, run.key)
         earlier = [forecast for forecast in kept(bodies) if forecast.decision is not None]
         if asked[-1].version != made.current.version:
-            # Return nothing if the policy was switched during the forecast.
+            # The policy was switched during the forecast, so the forecast is out of date.
             return None
         decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)
         logger.info("run %s: auto: %s: %s", run.id, decision.decided, decision.reason)
@@ -227,7 +230,7 @@ class Advisor:
 def _start(forecaster: Forecaster) -> None:
     try:
         forecaster.start()
-    # The first forecast tries to start the child again, and logs the error.
+    # Ignore the error here, because the first forecast starts the child again and logs the error.
     except Exception:
         logger.debug("the forecast process cannot be started", exc_info=True)
 
@@ -246,7 +249,7 @@ class Effects:
         self._looked: dict[int, int] = {}
 
     def look(self, stop: threading.Event) -> None:
-        """Store the effects in all runs that are due."""
+        """Store the effects of switches in all runs whose check is due."""
         with self._store.read() as connection:
             due = stored_effects.due(connection, self._owner, _MOST_ENDED)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in due}

@@ -45,7 +45,7 @@ class AlertWatch:
     """Evaluator of the alert rules, which updates the alerts. Not thread-safe.
 
     An alert and its webhook deliveries are written in one transaction, in which this worker holds
-    the lease. So no alert is raised or sent twice.
+    the lease. So two workers never raise the same alert, and never queue its deliveries twice.
     """
 
     def __init__(self, store: Store, owner: str) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # Lifetime of a stream after its run has lost its session.
 _LEFT_S = 3_600
-# Pause after the bus refused to create users.
+# Pause before the next attempt to create users, after the bus refused to create them.
 _REFUSED_S = 60.0
 
 
@@ -81,7 +81,8 @@ class UserReconciler:
             gone |= self._make(client, wanted, on_bus)
         for run in gone:
             client.expire(run_telemetry(run), _LEFT_S, nx=True)
-        # A run can continue after its end, for example when an operator resumes it.
+        # A run can continue after its end, for example when an operator resumes it, so its stream
+        # must no longer expire.
         for run in runs - (self._runs or set()):
             client.persist(run_telemetry(run))
         self._runs = runs

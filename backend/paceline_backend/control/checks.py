@@ -143,7 +143,7 @@ class Checks:
 
 
 def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
-    """Return what `telemetry.problem` returns, or the error that a malformed message causes."""
+    """Return the problem of a message, or None; an error during the check counts as a problem."""
     try:
         return telemetry.problem(message, world, samples)
     except Exception as error:

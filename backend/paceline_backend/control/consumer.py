@@ -53,7 +53,8 @@ class Consumer:
     fill at most half of a batch's bytes. Streams with large entries contribute fewer of them.
 
     Args:
-        client: returns bytes, not strings. Its timeout must be longer than `read` blocks.
+        client: client of the bus that returns bytes, not strings. Its timeout must be longer than
+            the time for which `read` blocks.
         streams: names of the streams to read.
         group: name of the group. On a stream where it does not exist (or no longer exists), it is
             created at the start of the stream.
@@ -75,14 +76,14 @@ class Consumer:
         self._name = name
         self._claim_idle_s = claim_idle_s
         self._streams: list[str] = []
-        # Positions in streams whose unacknowledged entries must be read first.
+        # Positions in streams on which this member's unacknowledged entries must be read first.
         self._own_after: dict[str, bytes] = {}
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0
         self._kept: set[tuple[str, bytes]] = set()
         # Number of entries of the next read, unless there are more streams than that.
         self._first = 1
-        # The last read returned entries that had been delivered before.
+        # True if the last read returned entries that had been delivered before.
         self.repeated = False
         # Streams that may hold more entries than the last batch took.
         self.unread: set[str] = set()
@@ -102,7 +103,7 @@ class Consumer:
         }
 
     def reset(self) -> None:
-        """Start over: first own unacknowledged entries, then entries of dead members, then new."""
+        """Start over: read own unacknowledged entries, then those of dead members, then new."""
         self._own_after = dict.fromkeys(self._streams, b"0")
         self._claim_from = {}
         self._claim_at = 0.0
@@ -184,7 +185,7 @@ class Consumer:
         if not self._own_after:
             return []
         entries = self._read_group(self._own_after, self._part(count), None)
-        # A stream without an entry in the answer has none left.
+        # If the answer has no entry of a stream, no unacknowledged entry is left on it.
         self._own_after = {entry.stream: entry.number for entry in entries}
         return self._present(entries)
 
@@ -246,7 +247,7 @@ class Consumer:
         return entries
 
     def _part(self, count: int) -> int:
-        """Return each stream's quota of `count` entries."""
+        """Return the number of entries that each stream may contribute to a batch of `count`."""
         return max(min(_LEAST, count), count // max(1, len(self._streams)))
 
     def _read_group(

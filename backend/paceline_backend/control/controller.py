@@ -52,7 +52,7 @@ _RETRY_S = 0.5
 _READ = 20
 # Pause before a controller that failed restarts.
 _AGAIN_S = 5.0
-# Maximum number of characters of a logged reason, and of logged reasons of a run.
+# Maximum length of a logged reason in characters, and maximum number of reasons logged for a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
 # Minimum pause before planning the same segment again, in multiples of the last planning time.
 _SPARE = 5.0
@@ -215,7 +215,8 @@ class Controller:
             self._adopted(self._history, message.segment)
 
     def _adopted(self, state: History, segment: Segment) -> None:
-        # An adopted offer was validated before it was proposed, and its samples are unpacked.
+        # If the leader adopted one of the offers, use the offer: it was validated before it was
+        # proposed, and its samples are unpacked already.
         taken = next((made for made in self._offers if made.segment == segment), None)
         if taken is not None:
             segment = taken.segment
@@ -255,11 +256,13 @@ class Controller:
             # plan can import and compile modules.
             with self._turns.turn(self._key), tracing.now().plan(self._id, self._policy_name):
                 made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
-            # The leader would refuse the segment for the same reason.
+            # Check the segment as the leader does, because the leader would refuse it for the same
+            # reason.
             reason: Exception | str | None = made.segment.problem(
                 state.hello.world, state.hello.samples
             )
-        # Policies are plug-ins, and a stored state may come from another version of the plug-in.
+        # Policies are plug-ins, and a stored state may come from another version of the plug-in, so
+        # any error can occur.
         except Exception as error:
             reason = error
         if reason is not None:

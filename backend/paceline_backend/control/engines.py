@@ -1,4 +1,4 @@
-"""Reconciliation of engines with the database: engines have the jobs that runs request, no others.
+"""Reconciliation of engines with the database, so that engines have exactly the requested jobs.
 
 The database holds the requested jobs (`store.jobs`), and `Engine.look` lists the jobs that exist.
 The worker compares both lists every few seconds, so it can be killed at any time:
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 # Time after which another worker takes over the runs on engines of a worker that was killed.
 LEASE_S = 10.0
-# Interval at which an engine is queried. Jobs to submit cause a query at once.
+# Interval at which an engine is queried. If there is a job to submit, the query is made at once.
 _LOOK_S = 3.0
 # Maximum time until reports from the nodes of an ended job have arrived.
 _SETTLE_S = 5.0
@@ -76,11 +76,12 @@ class Engines:
         self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
         # By engine: time of the next query.
         self._look_at: dict[str, float] = {}
-        # Outages, by engine, by engine and kind of work (cordons, leftovers), or by run.
+        # Outages. A key names an engine, an engine and a kind of work (cordons, leftovers), or a
+        # run.
         self._outages: dict[str, Outage] = {}
 
     def keep_claims(self) -> None:
-        """Extend the claims on runs; another thread than that of `look` calls this."""
+        """Extend the claims on runs. Called by a thread of its own, not by the thread of `look`."""
         self._claims.keep()
 
     def end(self) -> None:
@@ -156,7 +157,7 @@ class Engines:
     ) -> None:
         outage = self._outage(engine)
         prefix = f"paceline.{self._attendant.plane}."
-        # Claims must be older than the engine's answer.
+        # Take the claims before the engine is queried, because they must be older than its answer.
         self._attendant.claim(own, left)
         try:
             of_run: dict[str, list[Job]] = defaultdict(list)
@@ -240,11 +241,11 @@ class Attendant:
         self._claims = claims
         self._listened = ListeningClock(pause_s, clock)
         self._plane_id = ""
-        # By run: time since which its jobs or the run itself have ended, and the time of the run's
-        # last message by then.
+        # By run: the time at which this worker first found that its jobs, or the run itself, had
+        # ended, and the time of the run's last message at that moment.
         self._since: dict[str, tuple[float, object]] = {}
-        # By run: the parts whose jobs the engine listed last. Only runs that this worker has seen
-        # active, and whose jobs it has not stopped since.
+        # By run: the parts whose jobs the engine listed last. Contains only runs that this worker
+        # has seen active, and whose jobs it has not stopped since.
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
@@ -341,7 +342,7 @@ class Attendant:
     def _judge(
         self, client: redis.Redis, engine: Engine, run: EngineRun, by_part: dict[str, Job]
     ) -> None:
-        """Record why a run waits, or end the run if none of its jobs is left."""
+        """Record the reason why a run waits, or end the run if none of its jobs is left."""
         left = [job for job in by_part.values() if job.state != "ended"]
         last = self._last[run.id]
         begins_with = by_part.get("0")
@@ -358,7 +359,7 @@ class Attendant:
                 self._queue(client, run, f"waits for the nodes of job {ref} of {engine.title}")
             return
         since, said = self._since.setdefault(run.id, (self._listened(), run.seen_at))
-        # Messages from the run's nodes still arrive.
+        # Messages from the run's nodes still arrive, so the waiting time starts again.
         if said != run.seen_at:
             self._since[run.id] = (self._listened(), run.seen_at)
         elif self._listened() - since >= _SETTLE_S and self._mine(run):
@@ -434,7 +435,7 @@ class Attendant:
                     jobs.forget_replacing(connection, run, part)
 
     def _by_part(self, run: EngineRun, known: Sequence[Job]) -> dict[str, Job]:
-        """Return the jobs of the run's latest launch, and the oldest if a label occurs twice."""
+        """Return the jobs of the run's latest launch, by part; of equal labels, the oldest job."""
         wanted = {self._label(run, part): part for part in run.jobs}
         by_part: dict[str, Job] = {}
         for job in sorted(known, key=_age):
@@ -467,7 +468,7 @@ def _seen_to_begin(run: EngineRun, by_part: Mapping[str, Job]) -> set[str]:
 
 
 def _age(job: Job) -> tuple[int, str]:
-    """Return a sort key by age, because engines number their jobs.
+    """Return a sort key that orders jobs by age: engines number their jobs in ascending order.
 
     Of two jobs with the same label, the older one is kept.
     """

@@ -150,7 +150,8 @@ class FleetWatch:
     def _go_on(self, run: Running, last: _Judged) -> None:
         """Extend the last verdict to now if no step is new, unless a step is overdue.
 
-        A run that hangs has another cause than the one that its last verdict names.
+        If a step is overdue, the run may hang, for another cause than the one that its last verdict
+        names.
         """
         self._judged[run.key] = replace(last, due_at=self._clock() + JUDGE_S)
         if self._clock() >= last.overdue_at:

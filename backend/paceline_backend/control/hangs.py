@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 AGAIN_S = 30.0
 
 SCAN_S = 2.0
-# Minimum time without progress after the first check that finds a run hung. A rank whose steps take
-# less than ten seconds reports only the ends of its steps, while other ranks may wait for it.
+# After the first check that finds a run hung, it must make no progress for this long. Other ranks
+# may wait for a rank whose steps take less than ten seconds. Such a rank reports only the ends of
+# its steps, so only a later check shows whether it makes progress.
 _CONFIRM_S = 15.0
 
 

@@ -5,9 +5,9 @@ run's controller needs, names the run on `CHANGES` for open pages, and acknowled
 entries. After a crash between commit and publication, the batch is delivered again: the store does
 not change, and the messages are published for the first time. So every record is stored once and
 appears in the live stream. It appears there twice only if another ingest took over from an ingest
-that was stuck, not dead. A batch is one entry of a run's live stream, because thousands of ranks
-send one record each. An outage of the bus or the database stops ingest but not the ranks: their
-entries stay on the bus.
+that was stuck, not dead. All messages of a batch that belong to a run become a single entry of its
+live stream, because thousands of ranks send one record each. An outage of the bus or the database
+stops ingest but not the ranks: their entries stay on the bus.
 
 A large Hello arrives in parts, can have hundreds of megabytes, and takes seconds to assemble. A
 separate thread assembles it (`_Assembly`). Ingest does not acknowledge the part that completed the
@@ -105,7 +105,7 @@ _TAKEN = (
     *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),
     *(DataEpoch, Hello, HelloPart, RunState, NodeState),
 )
-# Messages that controllers receive as they came. Of a Hello they receive only a `RunChanged`.
+# Messages that controllers receive unchanged. Instead of a Hello they receive a `RunChanged`.
 _PLANNED_ON = (StepBatch, Adopted, RunState)
 # Messages after which open pages refresh. Hellos and steps do so, too.
 _SHOWN = (Adopted, Fallback, Evaluation, RunState)
@@ -167,7 +167,7 @@ class Ingest:
         name: name of this consumer: unique among running ones, and preferably the same after a
             restart.
         linger_s: minimum time in seconds from the start of a batch to the start of the next, so
-            that a batch is large enough for the cost of its transaction.
+            that batches are large enough to be worth the cost of their transactions.
         claim_idle_s: seconds after which this ingest claims the entries of a consumer that
             acknowledges nothing.
     """
@@ -190,10 +190,10 @@ class Ingest:
         self._claim_idle_s = claim_idle_s
         self._unknown_runs: set[str] = set()
         self._writers = Writers(store)
-        # More telemetry is on the bus than a batch holds. Roll-ups are postponed, and controllers
-        # plan less often.
+        # True if more telemetry is on the bus than a batch holds. Meanwhile, roll-ups are
+        # postponed, and controllers plan less often.
         self.behind = False
-        # Runs by the Hello that the current batch completed.
+        # The run of each Hello that the current batch completed.
         self._complete: dict[hellos.HelloKey, str] = {}
         self._assembly = _Assembly(store)
         # Items of the last parts, by the key of the Hello that must be assembled.
@@ -202,7 +202,8 @@ class Ingest:
         self._repeated = False
         # By entry: number of tries that failed because of the bus.
         self._blameless: Counter[str] = Counter()
-        # Ends of runs whose own streams hold more entries.
+        # Messages about the ends of runs, held back because the runs' own streams hold more
+        # entries.
         self._held: list[Received] = []
         self._idle_at = time.monotonic() + _IDLE_AFTER_S
         # Function that ingest calls after each batch, and regularly while idle.
@@ -237,7 +238,7 @@ class Ingest:
                     stop.wait(period_s - took_s)
 
     def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
-        # Do not read entries meanwhile, because each delivery counts as a try of its entries.
+        # Do not read entries meanwhile, because each delivery of an entry counts as a try.
         while not stop.wait(outage.failed(error)):
             try:
                 telemetry.write(self._store, [])
@@ -341,11 +342,12 @@ class Ingest:
         return len(items)
 
     def _whole(self, client: redis.Redis, received: list[Received]) -> list[Received]:
-        """Hold back the ends of runs whose own streams hold more entries; return all others.
+        """Hold back messages that end a run if the run's stream has more entries; return the rest.
 
         The end of a run must be stored last. Stored entries are deleted from their stream. An entry
-        that is left has not been read, or a worker has read it but not stored it (yet). An end that
-        is held back is not acknowledged, so the successor of a worker that died receives it.
+        that is still there has not been read, or a worker has read it but has not stored it yet. A
+        message that is held back is not acknowledged, so the successor of a worker that died
+        receives it.
         """
         over = [each for each in received if ends(each)]
         self._held = []
@@ -368,7 +370,7 @@ class Ingest:
         return [each for each in received if id(each) not in held]
 
     def _forget(self, consumer: Consumer) -> None:
-        """Reset, so that everything that is not acknowledged is read again."""
+        """Reset the consumer, so that all entries that are not acknowledged are read again."""
         self._held = []
         self._wholes = {}
         consumer.reset()
@@ -441,7 +443,7 @@ class Ingest:
         return True
 
     def _written(self, items: list[_Item], written: telemetry.Written) -> set[str]:
-        """Record what was written in the items, and return the ended runs."""
+        """Note the results of a commit in its items, and return the ended runs."""
         self.stats.rows += written.rows
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()

@@ -1,4 +1,4 @@
-"""Clock of the time in which this process could receive, for deadlines of silent ranks and nodes.
+"""Clock that stops while this process cannot receive, for deadlines of silent ranks and nodes.
 
 Silence is evidence of a failure only while the server could have received something. A process that
 was suspended, starved of CPU or blocked by a disk may find that minutes have passed. Ranks and
@@ -26,7 +26,7 @@ class ListeningClock:
         self._listened_s = 0.0
 
     def __call__(self) -> float:
-        """Return the time listened so far."""
+        """Return the seconds in which the loop could receive so far."""
         now = self.clock()
         self._listened_s += min(now - self._read_at, self._pause_s)
         self._read_at = now

@@ -39,7 +39,7 @@ class _Owned:
 
 
 class ControllerManager:
-    """Owner of this worker's controllers: it takes leases of unplanned runs and starts controllers.
+    """Owner of this worker's controllers, which takes the leases of runs that no worker plans yet.
 
     Args:
         owner: name of this control plane, unique among running ones.
@@ -56,9 +56,9 @@ class ControllerManager:
         lease_s: float = LEASE_S,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        # Leases taken since this process started.
+        # Number of leases taken since this process started.
         self.taken = 0
-        # Leases that another control plane took over.
+        # Number of leases that another control plane took over.
         self.lost = 0
         self._store = store
         self._bus_url = bus_url
@@ -119,7 +119,8 @@ class ControllerManager:
                 leases.release(self._store, owned.lease)
                 del self._owned[key]
         if active and self._warming is None:
-            # Kernels that are not cached yet take half a minute to compile. `bsp` needs none.
+            # Kernels that are not cached yet take half a minute to compile, so compile them in a
+            # thread. `bsp` needs no kernels.
             self._warming = threading.Thread(target=policies.warm_up, name="warm-up")
             self._warming.start()
         now = time.monotonic()

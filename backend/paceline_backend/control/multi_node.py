@@ -55,7 +55,7 @@ _Order: TypeAlias = tuple[str, str, str, float]
 
 # Pause before an order is repeated to a node that has not followed it and may have missed it.
 _ORDER_AGAIN_S = 10.0
-# Pause after a spare could not take the place of a lost node.
+# Pause before the next attempt to replace a lost node, after no spare could take its place.
 _STAND_IN_AGAIN_S = 30.0
 
 
@@ -102,7 +102,7 @@ class NodeReconciler:
             self._dismiss(client, group)
 
     def _gather(self, client: redis.Redis, group: MultiNodeRun) -> bool:
-        """Bring the launchers to the rendezvous; return False if the launch is over instead."""
+        """Bring the launchers to the rendezvous; return False if the launch has failed instead."""
         if failed := _failed_to_start(group):
             self._give_up(client, group, failed)
         elif group.rendezvous is Rendezvous.WAITING:
@@ -257,7 +257,7 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
 
 
 def _host_left(group: MultiNodeRun) -> bool:
-    """Return True if the host went away while other nodes were active, or if this ended them."""
+    """Return True if the host went away while other nodes were active, or its loss ended them."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:
         return False
@@ -273,5 +273,5 @@ def _makes_way(group: MultiNodeRun) -> list[RunNode]:
 
 
 def _host_is_gone(group: MultiNodeRun) -> bool:
-    # The run is relaunched then, together with its spares.
+    # If the host is gone, the run is relaunched together with its spares.
     return any(row.gone for row in group.nodes if row.node == group.host)

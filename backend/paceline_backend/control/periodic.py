@@ -37,7 +37,7 @@ _BLOCK_S = 1.0
 
 
 class Periodic:
-    """Loop over a function until the worker ends.
+    """Loop that calls a function until the worker ends.
 
     Args:
         name: name of the work in log messages.
@@ -115,7 +115,8 @@ class IdleMonitor:
                         newest = _newest(client, position)
                         outage.over()
                     except redis.RedisError as error:
-                        # A bus that restarts loses users, and changes may have been missed.
+                        # A bus that restarts loses users, and changes may have been missed, so an
+                        # outage counts as a change.
                         newest = "$"
                         stop.wait(outage.failed(error))
                     if newest is not None:
@@ -136,7 +137,7 @@ class IdleMonitor:
         self._set(quiet=False)
 
     def pause(self, seconds: float, quiet_s: float, stop: threading.Event) -> bool:
-        """Wait for `seconds`, or up to `quiet_s` in quiet times. Return whether to stop."""
+        """Wait for `seconds`, in quiet times for up to `quiet_s`; return whether `stop` is set."""
         if stop.wait(seconds):
             return True
         with self._changed:
@@ -158,9 +159,10 @@ class IdleMonitor:
 
 
 def _newest(client: redis.Redis, position: str) -> str | None:
-    """Return the ID of the newest change after `position`; None: there is none within `_BLOCK_S`.
+    """Return the ID of the newest change after `position`; None: no change within `_BLOCK_S`.
 
-    The first call, at `$`, returns the newest change that there is.
+    If `position` is `$`, return the ID of the newest change on the stream at once; 0-0 if there is
+    none.
     """
     if position == "$":
         entries: Any = client.xrevrange(CHANGES, count=1)

@@ -23,8 +23,8 @@ from paceline_backend.store import Store, nodes, runs, telemetry
 from paceline_backend.store.nodes import run_nodes
 
 K = TypeVar("K")
-# For each run or node: time of its last sign of life, and time since which nothing newer arrived,
-# on the clock of the silences.
+# A key is a run or node. Its value is the time of its last sign of life, and the time on the
+# `ListeningClock` since which no newer sign has arrived.
 _Silences: TypeAlias = dict[K, tuple[float | None, float]]
 
 log = logging.getLogger(__name__)

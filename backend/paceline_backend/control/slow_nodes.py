@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # Minimum distance between two verdicts about a run, in steps and in seconds.
 LOOK_STEPS = 20
 PAUSE_S = 3.0
-# Number of pauses until the same steps are checked again, if they need another check.
+# If a check could not settle a run's newest steps, they are checked again after this many pauses.
 _AGAIN = 10
 
 _POLL_S = 0.25

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 _PATIENCE_S = 10.0
 # Inverse of the fraction of time that planning gets while ingest is busy.
 _SHARE = 4.0
-# Longest rest, divided by the number of controllers that plan.
+# A controller rests for at most this time, multiplied by the number of controllers that plan.
 _LONGEST_REST_S = 5.0
-# Time without a plan after which a controller does not count.
+# A controller that has not planned for this long is not counted in that number.
 _RECENT_S = 10.0
 # Interval at which a resting controller checks whether ingest is still busy.
 _LOOK_S = 0.5
@@ -30,7 +30,7 @@ class Turns:
 
     Each controller rests in proportion to its own plans, and all get the same share of the time. So
     a small run, which plans in a millisecond, does not rest for the seconds that a large one takes.
-    Controllers that wait for a plan's end are served first come, first served.
+    Controllers that wait for another plan to end get their turns in the order in which they came.
 
     Args:
         busy: returns True while ingest is behind.
@@ -79,7 +79,7 @@ class Turns:
             yield
         finally:
             with self._changed:
-                # If not, this plan exceeded `patience_s`, and another plan has got the turn.
+                # If another plan has the turn, this plan has taken longer than `patience_s`.
                 if self._plan is plan:
                     self._plan = None
                     self._note(who, self._clock() - self._began)

@@ -39,7 +39,7 @@ def prune_runs(store: Store, keep: Keep, stop: threading.Event) -> None:
 
 
 def sum_up(store: Store, stop: threading.Event) -> None:
-    """Sum up, by day, the steps of runs that have new ones. Setting `stop` ends the work early."""
+    """Update the daily totals of runs that have new steps. Setting `stop` ends the work early."""
     with store.read() as connection:
         due = days.due(connection, _MOST_SUMMED)
     for run in due:

@@ -30,7 +30,7 @@ from paceline_backend.store import Store, StoreError, telemetry
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.telemetry.writers import Owner
 
-# Maximum delay until ingest reads the streams of nodes and runs with new credentials.
+# Maximum delay until ingest reads the stream of a node or run that has just received credentials.
 REFRESH_S = 0.5
 # Maximum size of a message that is not a batch of records, without its arrays of samples.
 _MOST_PLAIN = 2**20  # bytes
@@ -158,7 +158,8 @@ def _decoded(entry: Entry) -> Received:
             entry,
             reason=f"the message has {len(data):,} bytes: the limit is {LARGEST_ARGUMENT:,}",
         )
-    # Decoded lists of lists, such as counts by step and rank, can take 64 times their encoded size.
+    # Decoded lists of lists, such as counts by step and rank, can take 64 times their encoded size,
+    # so a message that is not a batch of records must be small, apart from arrays of samples.
     if len(data) > _MOST_PLAIN and entry.stream != TELEMETRY and not _of_records(data):
         plain = without_arrays(data)
         if plain > _MOST_PLAIN:

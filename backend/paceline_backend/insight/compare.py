@@ -27,7 +27,7 @@ from paceline_backend.store.history import days
 from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 
-# Maximum number of steps of a side that are read. Of a longer side, these are the newest steps.
+# Maximum number of steps that are read for a side. If a side has more, its newest steps are read.
 MOST_STEPS = 10_000
 # Number of bootstrap samples from which an interval is computed.
 _SAMPLES = 1_000
@@ -69,7 +69,7 @@ class Side:
 class _Figure:
     name: str
     unit: str
-    # Column whose sum is the divisor; None: the number of steps is.
+    # Column whose sum is the divisor; None: the divisor is the number of steps.
     over: str | None = None
     column: str = ""
     less_is_better: bool | None = None
@@ -202,7 +202,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter for steps at numbers of trained samples that both sides have reached."""
+    """Return a filter that keeps steps in the range of trained samples that both sides cover."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -210,7 +210,7 @@ def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
 
 
 def _drawn(parts: Floats, seed: int) -> Floats:
-    """Return the figure of steps drawn with replacement, in blocks: [`_SAMPLES`]."""
+    """Return bootstrap samples of a figure, [`_SAMPLES`], from randomly drawn blocks of steps."""
     count = parts.shape[1]
     # The blocks are short enough that there are at least four of them.
     length = max(2, round(count ** (1 / 3)))
@@ -283,7 +283,10 @@ def _metrics(
 def _targets(
     store: Store, sides: Sequence[Side], of: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return when whole runs met targets; the time to a target counts from the run's start."""
+    """Return rows about the moments at which runs met their targets.
+
+    The time to a target counts from the run's start, so only sides that are whole runs have values.
+    """
     whole = list(dict.fromkeys(side.run for side in sides if side.whole))
     wanted: dict[tuple[Any, ...], dict[str, Any]] = {}
     for own in (of[run]["target"] for run in whole):
@@ -303,7 +306,10 @@ def _targets(
 def _reached(
     store: Store, run: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return when values of the target's `source` met the target; None if no value has."""
+    """Return the moment at which a run met a target; None if it has not.
+
+    Only values of the target's `source` count.
+    """
     own = run["target"]
     if own is None or any(own[name] != target[name] for name in _WANTED):
         own = runs.against(store, run["id"], {name: target[name] for name in _WANTED})

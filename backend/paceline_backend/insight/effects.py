@@ -2,7 +2,7 @@
 
 REST, the run page and the command line show the same effect. Steps in which a policy still learns
 are left out. A difference counts as known once its 95 % interval excludes zero. The worker process
-stores effects with `note`. An effect that no later step can change is read from the stored ones,
+stores effects with `note`. If no later step can change an effect, the stored effect is returned,
 even if its steps have been deleted.
 """
 
@@ -26,7 +26,7 @@ from paceline_backend.store.outcomes import effects as kept_effects
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.switches import Switch
 
-# --- Thresholds of comparisons; tests/integration/insight/test_effects.py fixes them.
+# --- Thresholds of comparisons; tests/integration/insight/test_effects.py checks them.
 
 # Maximum number of steps on each side of a switch that are compared.
 MOST_STEPS = 200  # steps
@@ -34,7 +34,7 @@ MOST_STEPS = 200  # steps
 FEWEST_STEPS = 8  # steps
 # Length of a block. Errors of steps within a block may depend on each other.
 _BLOCK = 4  # steps
-# Half-width of a 95 % interval with about 20 blocks.
+# Half-width of a 95 % interval: quantile of Student's t distribution for about 20 blocks.
 _T = 2.1  # standard errors
 
 
@@ -129,7 +129,8 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
         new = _steps(connection, run, settled, last)
         forecast = None if old_policy is None else _expected(made, old_policy, change)
         if forecast is None and earlier is not None:
-            # The database keeps only the newest forecasts of a run.
+            # The database keeps only a run's newest forecasts, but the stored effect includes its
+            # own.
             forecast = earlier.forecast
         complete = newest >= last - 1
         effect = _effect(change, old, new, forecast, end is not None, complete)
@@ -227,7 +228,7 @@ def _rate(rows: Floats) -> tuple[float, float]:
 
 
 def _expected(made: Sequence[Forecast], before: Switch, change: Switch) -> ExpectedEffect | None:
-    """Return the effect in the newest forecast for this pair of policies; None if there is none.
+    """Return the effect that the newest forecast for this pair of policies predicted, or None.
 
     A saving is relative to the policy in force, which must be `before`.
     """

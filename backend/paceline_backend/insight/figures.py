@@ -26,7 +26,7 @@ MOST_RUNS = 100
 _ACTIVE = RunFilter(states=UNDER_WAY)
 # Number of the last complete steps over which means are computed.
 STEPS = 50
-# Number of the newest segments over which planning times and coasting are averaged.
+# Planning times, and the share of segments that leaders planned, cover this many newest segments.
 _SEGMENTS = 8
 # Seconds for which a coverage is cached, because its computation reads the whole run.
 _COVERAGE_S = 60.0
@@ -66,7 +66,7 @@ class MonitoredRun:
     # Rank that was most often the last to finish computing, and the share of steps in which it was.
     slowest_rank: int | None
     slowest_share: float | None
-    # Time that controllers took to plan a segment.
+    # Mean time that controllers took to plan one of the newest segments.
     plan_s: float | None
     # Share of the newest segments that the leader planned itself.
     coasting: float | None
@@ -99,7 +99,7 @@ class Figures:
             return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
-        """Recompute the coverage of the runs whose figures are oldest."""
+        """Recompute coverage, for the runs whose cached coverage is oldest."""
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}
         due = (run for run in names if at[run] <= self._clock() - _COVERAGE_S)

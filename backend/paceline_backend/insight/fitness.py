@@ -32,7 +32,7 @@ from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import hello_of
 
 # --- Thresholds of warnings. docs/benchmarks.md reports how many warnings of harm were right with
-# these values, in 100 settings × 16 presets; tests/unit/insight/test_fitness.py fixes them.
+# these values, in 100 settings × 16 presets; tests/unit/insight/test_fitness.py checks them.
 
 # A policy whose time in trials exceeds this multiple of plain DDP's time gets a warning of harm.
 HARM = 1.02
@@ -151,7 +151,7 @@ class Fitness:
         return causes or ["its batches suit these sizes and ranks less well than equal counts"]
 
     def _blind(self, policy: Policy) -> list[Caution]:
-        """Return warnings about reasons why a harmless policy cannot balance the ranks."""
+        """Return warnings about conditions in which the policy can hardly balance the ranks."""
         accounts, of, words = policy.accounts, self._conditions, []
         single = of.global_batch < 2 * of.models.world
         if accounts.cost == "sum" and single and not of.models.cost.padded:
@@ -231,7 +231,8 @@ class Fitness:
 class _Trial:
     """Small copy of a run, in which policies train for a while on the same devices.
 
-    Of many ranks, a subset from the fastest to the slowest is taken, with the same local batch.
+    If the run has many ranks, the copy has only some of them, evenly spaced from the fastest to the
+    slowest, with the same local batch.
     """
 
     models: Models
@@ -261,7 +262,7 @@ class _Trial:
         return _Trial(models, sizes, batch, conditions.other_s, conditions.noise, seed, devices)
 
     def time_s(self, policy: Policy) -> float:
-        """Return the seconds of all epochs but the first, in which policies learn."""
+        """Return the total time of all epochs except the first, in which policies learn."""
         world = self.models.world
         hello = hello_of(
             self.sizes,

@@ -32,7 +32,7 @@ _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 
 
 def overview(connection: Connection, price: Price | None = None) -> dict[str, Any]:
-    """Return active runs by lost time, the causes, and the nodes that slow runs down.
+    """Return active runs, most lost time first, the causes, and the nodes that slow runs down.
 
     The data comes from verdicts that one worker process stores, so a run has no verdict in its
     first seconds. Without a price there are no costs.
@@ -226,7 +226,8 @@ def _spent(
 def straggling(kept: Iterable[NamedNodes], first: int, days: int) -> dict[str, list[float]]:
     """Return, by node, the hours of each day in which a verdict named the node.
 
-    Time counts once if several runs name a node at once. `first` is a day counted from 1970-01-01.
+    If the verdicts of several runs name a node at the same time, this time counts once. `first` is
+    a day counted from 1970-01-01.
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for each in kept:
@@ -254,7 +255,7 @@ def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
-    """Return groups by waiting time; those beyond `_MOST_GROUPS` become one without a key."""
+    """Return groups, most waiting first; those beyond `_MOST_GROUPS` become one without a key."""
     groups: dict[str | None, dict[str, Any]] = {}
     for row in rows:
         for key, name in _named(row, by):

@@ -18,19 +18,19 @@ from paceline_backend.store import Connection
 from paceline_backend.store.telemetry import phases
 from paceline_backend.store.telemetry.phases import RunPhases
 
-# --- Thresholds of hangs; tests/unit/insight/test_hangs.py fixes them.
+# --- Thresholds of hangs; tests/unit/insight/test_hangs.py checks them.
 
 # A run hangs if nothing has happened for this multiple of a step's time and for `LEAST_S`.
 TIMES = 10.0  # × a step's time
-# Shorter pauses are never a hang.
+# A pause shorter than this is never a hang.
 LEAST_S = 30.0  # seconds
 # The limit is multiplied by this factor if all ranks are in the loop's body, because they may be
 # running an evaluation there.
 BODY_TIMES = 10.0
 # Ranks repeat their phase every 10 s, so an older report is stale.
 FRESH_S = 25.0  # seconds
-# After this time, each rank in a long phase has reported the phase twice. Ranks without a report
-# are in no such phase.
+# Within this time, a rank in a long phase reports the phase twice. So only after this time does a
+# missing report show that a rank has stopped, or has not reached its loop.
 HEARD_S = 20.0  # seconds
 
 # Maximum number of ranks that a sentence names.
@@ -94,7 +94,7 @@ class Hang:
 
     @property
     def scripted(self) -> bool:
-        """Return whether only the script can know the duration, so that the run is left alone.
+        """Return whether the run should be left alone, because only its script knows the duration.
 
         This is the case if no rank waits, or if all ranks for which others wait are saving a
         checkpoint or are in the script's code outside a loop.
@@ -176,7 +176,7 @@ def _words(standing: RunPhases, hang: Hang) -> str:
         return " ".join(sentences)
     who = "They wait" if len(waiting) > 1 else "It waits"
     for what, ranks in _by_phase(known):
-        # All ranks in the same phase either wait or do not.
+        # Of the ranks in one phase, either all wait or none does.
         if ranks[0] in waiting:
             sentences.append(f"{named(ranks)} {_be(ranks)} {_DOES[what]}.")
     for what, ranks in _by_phase(known):

@@ -69,7 +69,8 @@ def _mean_words(mean: float | None, count: int) -> str:
 def after_switches(connection: Connection, run: int) -> dict[int, list[MetricChange]]:
     """Return each metric of evaluations before and after switches, by policy version.
 
-    Only switches from or to a policy that changes the training, compared with plain DDP, count.
+    Only switches count of which the old or the new policy changes the training, compared with plain
+    DDP.
     """
     begun = [
         change
@@ -112,7 +113,7 @@ def _changes(switch: Switch) -> bool:
 
 
 def between(seen: Sequence[Evaluated], first: int, end: int | None) -> list[Evaluated]:
-    """Return the evaluations after steps in [first, end), from step -1 on if `first` is 0."""
+    """Return evaluations after steps in [first, end); if `first` is 0, also those before step 0."""
     least = -1 if first == 0 else first
     return [each for each in seen if least <= each.step and (end is None or each.step < end)]
 

@@ -103,7 +103,7 @@ def _replacement(
 
 
 def _given(rows: dict[str, Any], node: str, since: float, until: float) -> str | None:
-    """Return the node that an engine provided instead of another; None if there is none."""
+    """Return the node that an engine provided as a replacement for `node`, or None."""
     mine = [row for row in rows.values() if row["replaces"] == node]
     mine = [row for row in mine if since <= row["launched_at"] < until]
     newest = max(mine, key=lambda row: row["launched_at"], default=None)

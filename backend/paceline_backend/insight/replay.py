@@ -36,10 +36,11 @@ _SHOWN = 120  # characters
 class ReplayReport:
     """Result of replaying a run's latest attempt.
 
-    `segments` counts the segments that a controller planned. Of these, `identical` have the same
-    replayed plan, and for `unknown` ones the feedback or the policy is missing. `coasted` counts
-    segments that the leader planned without a policy. `earlier` counts controller segments of
-    earlier attempts, which are not replayed. `first_difference` describes the first deviation.
+    `segments` counts the segments that a controller planned. The replayed plan is the same for
+    `identical` of them. `unknown` of them cannot be replayed, for example because feedback or the
+    policy is missing. `coasted` counts segments that the leader planned without a policy. `earlier`
+    counts controller segments of earlier attempts, which are not replayed. `first_difference`
+    describes the first deviation.
     """
 
     run: str
@@ -221,7 +222,7 @@ def _first_difference(again: Any, recorded: Any) -> Any:
 def _items(value: Any) -> Mapping[Any, Any]:
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
-    # Bytes hold samples or ranks.
+    # A value of type bytes is an array of samples or ranks.
     if isinstance(value, bytes):
         value = np.frombuffer(value, "<u4").tolist()
     if isinstance(value, list | tuple):

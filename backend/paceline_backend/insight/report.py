@@ -23,7 +23,7 @@ from paceline_backend.store.coverage import coverage, effective
 BASELINE = "bsp"
 # Maximum time of an emulated device. If a device claims more, fitted speeds are used instead.
 _SLOWEST_S = 1e9  # seconds per size unit, or per step
-# Number of steps in which a policy learns the ranks' speeds; they are left out.
+# In its first steps a policy learns the ranks' speeds, so this many steps are left out.
 WARMUP_STEPS = 20
 
 Floats = npt.NDArray[np.float64]
@@ -230,7 +230,10 @@ def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
 
 
 def _line(n: float, x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
-    """Return (a, b) with a > 0; a = T/Λ if loads do not vary or the slope is not positive."""
+    """Fit T = a · Λ + b to sums over a rank's steps, with a > 0 and b ≥ 0; return (a, b).
+
+    If loads do not vary, or no such line fits, a is the time per load and b is 0.
+    """
     spread = n * xx - x * x
     a = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else 0.0
     b = (y - a * x) / n

@@ -1,4 +1,4 @@
-"""Cache of expensive answers, for equal requests shortly afterwards."""
+"""Cache of expensive answers, which are reused for identical requests shortly afterwards."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Reused:
         if sought is not None:
             shared: Answer = sought.result()
             return shared
-        # Wall time would make answers look expensive on a busy machine.
+        # Measure CPU time, because on a busy machine, wall time would make all answers look
+        # expensive.
         began_s = time.thread_time()
         try:
             answer = find()

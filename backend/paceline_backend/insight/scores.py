@@ -19,7 +19,7 @@ from paceline_backend.store import Connection
 from paceline_backend.store.outcomes import effects
 from paceline_backend.store.outcomes.effects import OutcomeFilter
 
-# Maximum number of outcomes in a score, which are the newest ones.
+# A score is computed from at most this many outcomes, the newest ones.
 MOST = 10_000
 _OF_ROW = ("run", "version", "policy", "at", "nodes", "ranks")
 _OF_EFFECT = ("saving", "low", "high")

@@ -2,12 +2,12 @@
 
 The output is the JSON object of the trace event format. Each node is a process and each rank one of
 its threads. A rank's slice of a step holds slices for `data`, `compute`, `wait` and `reduce`.
-Reduction rounds of relaxed synchronisers have threads of their own, with `copy`, because ranks
-compute meanwhile. The run is a process, too: its instants are policy switches and the causes of a
-verdict.
+Reduction rounds of relaxed synchronisers have threads of their own, with slices for `wait`, `copy`
+and `reduce`, because ranks compute meanwhile. The run is a process, too: its instants are policy
+switches and the causes of a verdict.
 
-Times come from the nodes' clocks. `ts` counts from the full second of the first slice.
-`otherData.began_at` is the Unix time of `ts` 0.
+Times come from the nodes' clocks. `ts` counts from the start of the first slice, rounded down to a
+full second. `otherData.began_at` is the Unix time of `ts` 0.
 
 REST calls `begin`, which raises errors before the first byte is sent, and then `stream`.
 """
@@ -33,7 +33,7 @@ from paceline_backend.store.switches import Switch
 STEPS = 100  # steps
 # Rows are read in chunks, so that memory use does not depend on the length of the range.
 _CHUNK_ROWS = 20_000
-# Numbers of the trace's processes.
+# Process numbers in the trace: that of the run, and that of the first node.
 _RUN, _FIRST_NODE = 1, 2
 # First number of the threads that show reduction rounds.
 _ROUNDS = 1_000_000
@@ -111,7 +111,7 @@ def stream(traced: Traced) -> Iterator[bytes]:
 def _events(traced: Traced) -> Iterator[Event]:
     tracks = _Tracks(traced)
     yield from tracks.named_run()
-    # Start of each step that has an instant.
+    # Start of each step at which the trace shows an instant.
     starts: dict[int, float] = {}  # µs, by step
     wanted = {cause.since for cause in traced.verdict.causes}
     steps = traced.verdict.seen.step

@@ -65,10 +65,10 @@ def summary(
 def _fitted(
     table: dict[str, Floats], ranks: npt.NDArray[np.int64], world: int, predictor: Predictor | None
 ) -> dict[str, list[Any]]:
-    """Return the predictor's `a`, `c` and `b` of some ranks; None where they are unknown.
+    """Return the predictor's `a`, `c` and `b` of each of `ranks`; None where they are unknown.
 
-    Each request fits again, and scikit-learn's regressors take milliseconds per rank. The linear
-    predictor replaces them here.
+    The models are fitted again for each request, and scikit-learn's regressors take milliseconds
+    per rank, so the linear predictor replaces them here.
     """
     models = Models.unknown(0)
     if isinstance(predictor, EstimatorPredictor):
@@ -123,7 +123,7 @@ def _by_rank(
     np.maximum.at(last, at, table["step"])
     memory = np.zeros(count)
     np.maximum.at(memory, at, table["memory_bytes"])
-    # Count the steps up to a rank's last step whose records were lost on the way.
+    # Number of steps, up to the rank's last step, whose records were lost.
     missing = last - table["step"].min() + 1 - steps
     means = ("samples", "load", "share", "compute_s", "ett_s", "data_s", "wait_s", "sync_s")
     return {

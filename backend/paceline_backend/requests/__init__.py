@@ -13,8 +13,8 @@ use the API.
     session = sessions.of_node(store, bus_url, "node-1")
 
 Common parameters: `run` is the run's public id, `by` the user who makes the request, and `change`
-both, with the revision of the run that the request is meant for. `env` holds values of the
-variables that the run was started with, because they are not stored.
+contains both, with the revision of the run for which the request is meant. `env` holds values of
+the variables that the run was started with, because they are not stored.
 
 Common errors: `InvalidRequestError` (a field is wrong), `ConflictError` (the run's or node's state
 does not allow it), `RevisionError` (the run has another revision than expected),

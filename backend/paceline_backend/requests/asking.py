@@ -138,8 +138,8 @@ class Asker:
             return None
 
     async def _forget(self, place: str, orders: str, order: bytes) -> None:
-        # Questions left on the stream could push launches out of it. If the bus is unavailable,
-        # question and answer expire later.
+        # The stream has a maximum length: questions that are not deleted could cause launches to be
+        # trimmed. If the bus is unavailable, question and answer expire later.
         with contextlib.suppress(redis.RedisError):
             async with self._bus().pipeline(transaction=False) as tidying:
                 tidying.unlink(place)

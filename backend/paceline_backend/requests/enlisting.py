@@ -23,7 +23,8 @@ from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import MultiNodeRun
 
-# Time after which a launch is repeated to a node that has not started: it may have missed it.
+# If a node has not started a launch after this time, it may have missed the launch, which is then
+# sent again.
 _AGAIN_S = 8.0
 
 

@@ -248,5 +248,5 @@ def least_busy(
 
 
 def cannot_join(node: Mapping[str, Any], run: str) -> str | None:
-    """Return why a node cannot join a run (cordoned, or a spare of another run), or None."""
+    """Return the reason why a node cannot join a run (cordoned, spare of another run), or None."""
     return taken({**node, "spare_of": None} if node["spare_of"] == run else node)

@@ -50,7 +50,7 @@ def begin(store: Store, group: MultiNodeRun) -> bool:
 def end_launch(
     store: Store, bus: redis.Redis, group: MultiNodeRun, names: Collection[str], why: str
 ) -> None:
-    """Kill the launchers on some nodes: an agent launches no run whose processes still exist."""
+    """Kill the launchers on these nodes, because an agent launches no run that has processes."""
     order = Kill(why, group.first_attempt)
     kill(store, bus, group.id, names, order)
 
@@ -89,7 +89,8 @@ def launch(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun) ->
         return
     with store.write() as connection:
         noted = run_nodes.advance(connection, group, Rendezvous.WAITING)
-    # The run was stopped and agents got that order first, or another worker did this step.
+    # Either the run was stopped, and agents got the order to stop before the launch, or another
+    # worker has done this step.
     if not noted:
         _end_if_stopped(store, bus, group)
     streams.tell_change(bus, group.id)

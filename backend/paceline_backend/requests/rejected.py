@@ -112,7 +112,7 @@ def drop(store: Store, client: redis.Redis, entry: str, by: Requester) -> dict[s
         raise UnknownMessageError(f"no rejected message {entry}; GET /rejected lists them")
     number, fields = notes[0]
     message = _document(number, fields)
-    # The audit log comes first: no note is deleted without a trace.
+    # Write the audit log first, so that no note is deleted without a record of it.
     details = {"run": message["run"], "kind": message["kind"]}
     with store.write() as connection:
         record(connection, by, "rejected.drop", target=entry, details=details)

@@ -92,7 +92,9 @@ def replace(
 
 
 def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> None:
-    """Withdraw the request to an engine for a node that replaces `node`. A cordon stays.
+    """Withdraw the request to an engine for a node that replaces `node`.
+
+    If `node` was cordoned, it stays cordoned.
 
     Raises:
         ConflictError: no replacement was requested, or it has arrived already.

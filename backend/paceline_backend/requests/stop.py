@@ -59,7 +59,8 @@ def stop(
             details = {"force": force, "state": state}
             _refuse(run, state, where, force)
             record_change(connection, change, "run.stop", details)
-            # If the agent has died, the launch may be lost, and nothing else would end the run.
+            # End a run that has not started yet here: if its agent has died and the launch is lost,
+            # nothing else would end the run.
             trains = state is State.RUNNING
             ends = not trains and (state in WAITING or not where)
             if ends:

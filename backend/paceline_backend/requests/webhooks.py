@@ -2,10 +2,10 @@
 
 The operator must allow a webhook's origin, and its address must not be link-local, multicast,
 unspecified or reserved. These checks protect against server-side request forgery. Signatures follow
-Standard Webhooks (https://www.standardwebhooks.com), for which receivers have libraries. They have
-the headers `webhook-id`, `webhook-timestamp` and `webhook-signature`, which is `v1,` followed by
-the Base64 of HMAC-SHA256 over "id.timestamp.body". `control.alerts.Sender` calls `post`, and so
-does the route that tests a webhook::
+Standard Webhooks (https://www.standardwebhooks.com), for which receivers have libraries. Each
+request has the headers `webhook-id`, `webhook-timestamp` and `webhook-signature`; the last one is
+`v1,` followed by the Base64 of HMAC-SHA256 over "id.timestamp.body". `control.alerts.Sender` calls
+`post`, and so does the route that tests a webhook::
 
     sent = post(url, body_of("raised", alert, at), "msg_7", key, allowed)
 """
@@ -79,7 +79,7 @@ def address_of(url: str, allowed: Origins) -> tuple[Origin, str]:
 
 
 def _refused(address: str) -> str | None:
-    """Return why an address is refused, or None."""
+    """Return the reason why an address is refused, or None."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     parsed = parsed if mapped is None else mapped

@@ -1,10 +1,10 @@
 """Processes of the control plane, and the modules that they share.
 
-`Settings` has the database, the bus and the address to listen on. The `Supervisor` in `supervisor`
-starts the web and worker processes and restarts those that end. `embedded` runs an embedded bus,
-and `heartbeat` reports on the bus that a worker is alive. `stack` starts a whole control plane for
-`paceline demo` and for tests.
+`Settings` has the database, the bus and the address to listen on. The `ServerSupervisor` in
+`supervisor` starts the web and worker processes and restarts those that end. `embedded` runs an
+embedded bus, and `heartbeat` reports on the bus that a worker is alive. `stack` starts a whole
+control plane for `paceline demo` and for tests.
 
     settings = Settings(database, bus, port=8000)
-    Supervisor(settings, listener, embedded=None, name="host:8000").run()
+    ServerSupervisor(settings, None, {"web": run_web, "worker": run_worker}).run()
 """

@@ -28,7 +28,7 @@ LIMITS = {
 
 
 def missing(client: redis.Redis) -> list[str] | None:
-    """Return the limits that a bus lacks or has set far higher; None: it does not show limits."""
+    """Return the limits that a bus lacks or sets far higher; None if it does not allow CONFIG."""
     try:
         shown: Any = client.config_get(*LIMITS)
     except redis.ResponseError:
@@ -43,7 +43,7 @@ def _text(shown: dict[Any, Any], name: str) -> Any:
 
 
 def _is_limit(name: str, value: str) -> bool:
-    """Return whether a value is a limit at all: Redis's defaults are 0, 512 MiB or 1 GiB."""
+    """Return whether a value limits enough; Redis's defaults, 0, 512 MiB or 1 GiB, do not."""
     if name == "client-output-buffer-limit":
         words = value.split()
         hard = words[words.index("normal") + 1] if "normal" in words[:-1] else "0"

@@ -42,9 +42,10 @@ def _binary() -> str:
 
 
 def password(directory: Path) -> str:
-    """Return the password of a directory's bus, which is created once.
+    """Return the password of the bus in a directory; the first call creates the password.
 
-    Only this user can read it, because any client that can write to the bus can start programs.
+    The password is in a file that only the current user of the machine can read, because any client
+    that can write to the bus can start programs.
     """
     path = directory / "password"
     try:
@@ -143,7 +144,8 @@ class EmbeddedBus:
             while self._process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()
-                    # Another program's server may use the port. Then the embedded server ends.
+                    # The answer may come from another program's server on this port; the embedded
+                    # server then ends.
                     if client.info("server")["process_id"] == self._process.pid:
                         return self
                 except redis.RedisError:

@@ -118,8 +118,8 @@ class Guard:
             if float(until) > now or self._measure([stream])[0].over(self.bounds) > 0.5:
                 continue
             name = user.decode()
-            # Change both in one transaction, because `users.make` reads from this hash which users
-            # must stay off.
+            # Change the hash and the user in one transaction, because `users.make` reads from the
+            # hash which users must stay off.
             pipeline = self._client.pipeline(transaction=True)
             pipeline.hdel(OFF, name)
             if self._exists(name):
@@ -177,7 +177,7 @@ class Guard:
         return dropped
 
     def _switch_off(self, stream: str) -> tuple[bool, bool]:
-        """Return whether the writer is off now, and whether it was on before."""
+        """Switch a stream's writer off; return whether it is off now, and whether it was on."""
         user = user_of(stream)
         try:
             if not self._exists(user):
@@ -217,7 +217,7 @@ def user_of(stream: str) -> str:
 
 
 def counts(client: redis.Redis) -> Counts:
-    """Return what the guards of this bus have done."""
+    """Return the numbers of writers and entries that the guards of this bus have acted on."""
     done: Any = client.hgetall(FLOODS)
     switched_off, dropped = (int(done.get(name, 0)) for name in (b"switched_off", b"dropped"))
     return Counts(int(client.hlen(OFF)), switched_off, dropped)

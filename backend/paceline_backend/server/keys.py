@@ -1,7 +1,7 @@
 """Keys of nodes and runs, derived from the control plane's secret.
 
-A node's key also depends on a seed, which each admission of the node replaces. The key of a revoked
-or deleted node is therefore invalid, although the name of the node stays the same.
+A node's key also depends on a seed, which is replaced each time the node is admitted. The key of a
+revoked or deleted node is therefore invalid, although the name of the node stays the same.
 """
 
 from __future__ import annotations

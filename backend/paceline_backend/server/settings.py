@@ -1,6 +1,6 @@
 """Settings of a control plane process, from the command line and the environment.
 
-Invalid settings raise `PacelineError`, such as a public address without a token.
+Invalid settings, such as a public address without a token, raise `PacelineError`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAX_BODY_BYTES = 2**20
 class Proxies:
     """HTTP proxies in front of the server whose headers are trusted.
 
-    Headers count only from the addresses and networks in `trusted`. `header` is the header in which
-    these proxies name the user whom they have authenticated. `roles` maps users to roles; other
-    users are viewers.
+    Headers are accepted only from the addresses and networks in `trusted`. `header` is the header
+    in which these proxies name the user whom they have authenticated. `roles` maps users to roles;
+    other users are viewers.
     """
 
     trusted: tuple[str, ...] = ()
@@ -92,8 +92,8 @@ class Settings:
     token: str | None = None
     agent_token: str | None = None
     viewer_token: str | None = None
-    # Whether the server, if it has no `token`, creates one for its own user on this machine. If
-    # False, an operator creates the first token with `paceline token create --database`.
+    # True: if the server has no `token`, it creates one for its own user on this machine. False: an
+    # operator creates the first token with `paceline token create --database`.
     makes_token: bool = True
     # Maximum size of a request body; larger requests are refused.
     max_body_bytes: int = MAX_BODY_BYTES
@@ -102,7 +102,8 @@ class Settings:
     # PEM file; None: the key is in `tls_cert`.
     tls_key: Path | None = None
     proxies: Proxies = Proxies()
-    # The embedded bus listens on `host`, and nodes connect to it at the host of this server's URL.
+    # True: the embedded bus listens on `host`, and nodes connect to it at the host of this server's
+    # URL.
     trust_network: bool = False
     # Maximum number of event streams per client.
     max_streams: int = MAX_STREAMS
@@ -112,7 +113,8 @@ class Settings:
     webhook_origins: Origins = field(default_factory=Origins)
     # Price of a worker-hour; None: costs are not shown.
     hour_price: Price | None = None
-    # Retention of runs that have ended; None: no limit.
+    # Limits of the ended runs that are kept: days since the end, number of runs, and bytes in the
+    # database; None: no limit.
     keep_days: float | None = None
     keep_runs: int | None = None
     keep_bytes: int | None = None

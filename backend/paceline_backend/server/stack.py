@@ -22,7 +22,8 @@ from paceline.node.processes import die_with_parent
 
 _READY = re.compile(r"Paceline on (http://\S+:(\d+))")
 _READY_S = 180.0
-# An agent ends its ranks within 28 s; a server ends its streams well before.
+# A child that has not stopped after this time is killed. An agent needs up to 28 s to end its
+# ranks; a server ends its streams well before.
 _STOP_S = 35.0  # seconds
 
 
@@ -30,8 +31,8 @@ class Stack:
     """`paceline server` and `paceline agent` as child processes; a context manager.
 
     `data` is the directory for database, bus file, logs and runs; it is created if missing. Port 0
-    is any free port. `token` is required beyond loopback. Without `database`, SQLite in `data` is
-    used.
+    means any free port. `token` is required if `host` is not a loopback address. Without
+    `database`, SQLite in `data` is used.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Stack:
         return self
 
     def start_server(self) -> None:
-        """Start the control plane, also after a fault, and wait until it is ready."""
+        """Start the control plane, or restart it after a fault, and wait until it is ready."""
         where = ["--host", self.host, "--port", str(self.port), "--data", str(self.data)]
         self.server = self._spawn("server", *where)
         # Wait for the server's own output: on the port, another server might answer.
@@ -176,7 +177,7 @@ class Stack:
         raise PacelineError(f"paceline {name} {why}: " + words.removeprefix(f"paceline {name}: "))
 
     def _said(self, name: str) -> str:
-        """Return what a child has written since its last start."""
+        """Return the text that a child has written since its last start."""
         with (self.data / f"{name}.log").open("rb") as log:
             log.seek(self._said_before[name])
             return log.read().decode(errors="replace")

@@ -45,7 +45,7 @@ _STOP_S = 10.0
 _PORT_S = 5.0  # seconds
 _READY_S = 180.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-# A process that ran for this time is restarted after the shortest pause.
+# A process that ran for longer than this is restarted after the shortest pause.
 _STEADY_S = 30.0  # seconds
 
 
@@ -114,7 +114,10 @@ class DataDirectory:
 
 
 def _end_orphan(bus: EmbeddedBus) -> None:
-    """Stop a bus that outlived its server. This process holds the lock on the bus's directory."""
+    """Stop a bus that outlived its server.
+
+    No other server uses this bus, because this process holds the lock on the bus's directory.
+    """
     port, directory = bus.port, bus.directory
     deadline = time.monotonic() + _PORT_S
     while _listening(port):
@@ -188,7 +191,8 @@ class _Child:
             log.warning("%s ended with code %d: restarting in %.1f s", self.name, code, pause)
         if self.process is None and now >= self.not_before:
             self.started = now
-            # Block signals until the child has its own handlers; a signal before stays pending.
+            # Block signals until the child has its own handlers; a signal that arrives earlier
+            # stays pending.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self.process = _fork.Process(target=self._work, name=f"paceline-{self.name}")
@@ -260,7 +264,8 @@ class ServerSupervisor:
         """
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
-        # Modules stay loaded. A collection in a child would write to, and so copy, their memory.
+        # Modules stay loaded, so exclude them from garbage collection: a collection in a child
+        # would write to, and so copy, their memory.
         gc.collect()
         gc.freeze()
         try:

@@ -95,12 +95,15 @@ def configure(part: str) -> None:
     except ImportError as error:
         log.warning("OTEL_… variables are ignored: install paceline[otel] (%s)", error)
     except Exception as error:
-        # An exporter raises errors of its own for a wrong variable.
+        # If a variable is wrong, an exporter raises an error of its own class.
         log.warning("OTEL_… variables are ignored: %s: %s", type(error).__name__, error)
 
 
 def end() -> None:
-    """Export what is still pending. Forked processes need this: they run no exit handlers."""
+    """Export all pending spans and metrics.
+
+    Forked processes must call this, because they run no exit handlers.
+    """
     for provider in (_now.tracers, _now.meters):
         shutdown = getattr(provider, "shutdown", None)
         if shutdown is not None:

@@ -176,12 +176,12 @@ def names(client: redis.Redis) -> set[str]:
 
 
 def runs(names: Iterable[str]) -> set[str]:
-    """Return the runs whose users have these names. Names of other users are ignored."""
+    """Return the runs whose users have these names; names of other users are skipped."""
     return {name.removeprefix(_RUN) for name in names if name.startswith(_RUN)}
 
 
 def nodes(names: Iterable[str]) -> set[str]:
-    """Return the nodes whose users have these names. Names of other users are ignored."""
+    """Return the nodes whose users have these names; names of other users are skipped."""
     return {name.removeprefix(_NODE) for name in names if name.startswith(_NODE)}
 
 

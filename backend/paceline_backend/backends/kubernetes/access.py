@@ -124,7 +124,7 @@ def _own_pod() -> Access:
         f"https://{host}:{port}",
         _lenient(ssl.create_default_context(cafile=SERVICE_ACCOUNT / "ca.crt")),
         (SERVICE_ACCOUNT / "namespace").read_text().strip(),
-        # Read it for each connection, because it changes every hour.
+        # The token changes every hour, so it is read for each connection.
         (SERVICE_ACCOUNT / "token").read_text().strip(),
     )
 

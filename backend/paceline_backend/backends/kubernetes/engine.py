@@ -54,7 +54,7 @@ class Kubernetes(Engine):
         return Facts(True, version)
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuse also runs without an image, and namespaces that the server may not use."""
+        """Refuse also runs without an image, or in a namespace that the server may not use."""
         super().check(new, launch=launch)
         options = options_of(KubernetesOptions, new.backend_options)
         if not _image(options):
@@ -126,9 +126,9 @@ class Kubernetes(Engine):
     def cordon_as(self, plane: str, host: str, reason: str | None) -> None:
         """Mark a machine as unschedulable, with reason and control plane as annotations.
 
-        Cordons of other control planes and of other users are not changed. A cordon also counts as
-        another user's if it was set after Paceline's was lifted by hand, although that leaves
-        Paceline's annotations.
+        Cordons of other control planes and of other users are not changed. If a user lifts
+        Paceline's cordon by hand, its annotations stay; a cordon that is set afterwards counts as
+        another user's.
 
         Raises:
             EngineAwayError: the API server does not answer.

@@ -1,6 +1,6 @@
 """Manifests of a run's Job and Secret, and patches of machines that are cordoned.
 
-The fields exist in Kubernetes 1.20 and later.
+All fields that are used here exist in Kubernetes 1.20 and later.
 
 All functions are pure.
 """
@@ -17,7 +17,7 @@ from paceline_backend.backends.kubernetes.options import KubernetesOptions
 # Key of the Kubernetes label whose value is the label of the `Order`.
 LABEL = "paceline-label"
 RUN = "paceline-run"
-# Directory that survives restarts of the container, but not the pod.
+# Directory whose files survive restarts of the container, but not the end of the pod.
 STATE = "/paceline"
 GRACE_S = 30
 # Maximum number of failures of a Job. It is very high, because each restart of a container counts
@@ -105,7 +105,7 @@ def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]
 
 
 def _away_from(machines: Sequence[str]) -> dict[str, Any]:
-    # A requirement on the name accepts only one value, so each machine needs its own.
+    # A requirement on the name accepts only one value, so each machine needs its own requirement.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in machines]
     required = {"nodeSelectorTerms": [{"matchFields": fields}]}
     key = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -113,7 +113,7 @@ def _away_from(machines: Sequence[str]) -> dict[str, Any]:
 
 
 def _apart(order: Order) -> dict[str, Any]:
-    # Each pod of a run must be on another machine, including pods of different jobs of the run.
+    # No two pods of a run may be on the same machine, even if they belong to different jobs.
     term = {
         "labelSelector": {"matchLabels": {RUN: order.run}},
         "topologyKey": "kubernetes.io/hostname",

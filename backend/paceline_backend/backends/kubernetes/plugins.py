@@ -15,7 +15,7 @@ import msgspec
 from paceline.node.processes import die_with_parent
 
 _TIMEOUT_S = 20.0
-# Seconds between the renewal of a credential and its expiry.
+# A credential is renewed this many seconds before it expires.
 _EARLY_S = 60.0
 
 

@@ -17,7 +17,7 @@ from paceline_backend.store.fleet.verdicts import Kept
 
 # Number of the last complete steps over which SE and waste are averaged.
 STEPS = 50
-# Number of the newest segments in which the alert counts segments that the leader planned itself.
+# The alert `run-coasts` checks this many of the newest segments: did the leader plan them itself?
 _SEGMENTS = 8
 # A run counts as losing records for this many seconds after a loss.
 _LOST_S = 60.0

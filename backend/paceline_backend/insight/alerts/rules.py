@@ -116,7 +116,7 @@ def rules_with(changed: Mapping[str, Mapping[str, Any]]) -> dict[str, Rule]:
 
 @dataclass(frozen=True)
 class Timing:
-    """State of an alert; Unix times, None: not yet.
+    """State of an alert, as Unix times; None: the event has not happened yet.
 
     Args:
         since: first check that found the condition.

@@ -1,7 +1,9 @@
 """Attribution of waiting time: the SP of each step, split into data, node, transient and input.
 
-`Rows` holds the reports of the ranks. `attribute` returns an `Attribution` with the SP of each step
-by cause and one `Worker` per rank. The API's route `/runs/{id}/attribution` calls these functions::
+The SP of a step is the time from the moment at which its first rank is ready for the reduction to
+the moment at which its last rank is. `Rows` holds the reports of the ranks. `attribute` returns an
+`Attribution` with the SP of each step by cause and one `Worker` per rank. The API's route
+`/runs/{id}/attribution` calls these functions::
 
     result = attribute(Rows(step, samples, load, squares, longest, data_s, compute_s))
     print(result.shares, result.workers[0].caused)

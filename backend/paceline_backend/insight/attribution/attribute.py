@@ -53,14 +53,15 @@ class Worker:
 class Attribution:
     """Causes of the time that ranks wait for each other, over K steps; `parts` add up to `sp_s`.
 
-    SP and SE are computed from the times at which ranks become ready: data loading plus computing.
+    A rank is ready when it has loaded and computed its batch. SP is the time between the first and
+    the last rank to become ready, and SE the mean of SP ÷ the ranks' mean time to become ready.
     Ranks without samples are left out.
     """
 
     # Steps in which at least two ranks had samples.
     step: Ints  # [K]
     sp_s: Floats  # [K]
-    # Part of `sp_s` by cause.
+    # The part of `sp_s` that each cause explains.
     parts: Mapping[str, Floats]  # [K], seconds
     se: float
     waste: float
@@ -193,11 +194,11 @@ class Split:
     mean_s: Floats  # [K]
     # Share of the ranks' time spent waiting.
     waste: Floats  # [K]
-    # `sp_s` by cause.
+    # The parts of `sp_s` that the five causes explain.
     sp_parts: Floats  # [5, K]
     # Time that other ranks waited for each rank, by cause.
     caused: Floats  # [5, K, W], seconds
-    # Time that all ranks waited in all steps.
+    # Total time that ranks waited, summed over all ranks and steps.
     waited_s: float
 
 
@@ -209,8 +210,8 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
     Shapley values: the only division that adds up, treats causes alike and gives nothing to a cause
     without effect. The time of a slow data loader is added. If a smaller load compensates for a
     rank's slowness (or a larger load for its speed), the two cancel, because no rank waits for
-    compensated slowness. The SP of a step is the difference between its last and its first rank,
-    cause by cause.
+    compensated slowness. The SP of a step is then split by cause: each part is the difference
+    between the last and the first rank's lateness due to this cause.
 
     Waiting is charged in equal parts to all ranks that still compute while others wait.
     """
@@ -266,8 +267,8 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
     samples, and the plan keeps this division for some steps after the slowness has ended. Both
     effects look like data effects, but they are charged to the slowness.
 
-    `counted` is the share of `data` that is due to the number of samples, [K, W]. Reactions below
-    `least_s`, [K, 1], are ignored.
+    `counted` is the share of `data` that is due to the number of samples, [K, W]. A plan's
+    reactions that amount to less than `least_s` seconds, [K, 1], are ignored.
     """
     data, node, passing, noise, loading = parts
     slowness = node + passing
@@ -313,13 +314,13 @@ def _positive(parts: Floats, total: Floats) -> Floats:
 
 
 def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
-    """Return seconds that others waited for each rank, [K, W], and all waiting of each step, [K].
+    """Return the seconds that others waited for each rank, [K, W], and their sum by step, [K].
 
     In the time between one rank becoming ready and the next, the ranks that are ready wait for all
     ranks that are not. Waiting is therefore divided by the Shapley values of an airport (runway
     cost) game.
     """
-    # NaN is sorted last.
+    # `argsort` puts NaN, the ranks without samples, last.
     order = np.argsort(ready, axis=1)
     in_order = np.take_along_axis(ready, order, axis=1)
     gaps = np.nan_to_num(np.diff(in_order, axis=1))

@@ -217,7 +217,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Return σ of a step's time from the absolute deviations, [R], from `fitted` fitted medians."""
+    """Estimate σ of a step's time from absolute deviations, [R]; `fitted` medians were fitted."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 
@@ -228,10 +228,11 @@ def _mean_of(values: Floats, took_part: Bools) -> Floats:
 
 
 def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[Floats, Floats]:
-    """Return how strongly each rank's cost depends on load, relative to the typical rank, [W].
+    """Return slope and centre of each rank's cost, both [W].
 
-    If a rank's batches are too similar for an estimate, its slope is close to 1. The second result
-    is the centre of the slope: the mean typical time of the rank's batches, [W].
+    The slope is the dependence of a rank's cost on load, relative to the typical rank. If a rank's
+    batches are too similar for an estimate, its slope is close to 1. The centre is the mean typical
+    time of the rank's batches.
     """
     kept = np.maximum(keep.sum(axis=0), 1)
     centre = np.where(keep, typical, 0.0).sum(axis=0) / kept

@@ -27,7 +27,8 @@ WIDTH, HEIGHT = 860, 190
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 20, 34
 _TICKS = 5
 
-# If there are more ranks, neighbours share a row, which shows the slowest of them.
+# The heat map has at most this many rows. If there are more ranks, consecutive ranks share a row,
+# which shows the slowest of them.
 _MOST_ROWS = 256
 _SHADES = 64
 # This ratio and its reciprocal have the strongest colours.
@@ -258,7 +259,10 @@ def ratios(compute_s: Floats) -> Floats:
 
 
 def heat_map(cells: Mapping[str, Any], switched: Sequence[Mark]) -> Markup:
-    """Return the heat map of `store.reads.worker_step_columns`; empty below two ranks or steps."""
+    """Return the heat map of `cells`; empty if there are fewer than two ranks or steps.
+
+    `cells` come from `store.reads.worker_step_columns`.
+    """
     ranks, steps = cells["ranks"], np.array(cells["step"], dtype=np.float64)
     if len(ranks) < 2 or len(steps) < 2:
         return Markup()

@@ -57,8 +57,8 @@ class Content:
 
     `run` and `switches` have the form that REST returns. `figures` come from `insight.report`,
     `steps` and `cells` from `store.reads`, and `workers`, `quality` and `cost` from the modules of
-    these names. `effects` and `metric_changes` are by policy version. `totals` is None if no step
-    is complete. `forecast` is None if no forecast compares presets.
+    these names. The keys of `effects` and `metric_changes` are policy versions. `totals` is None if
+    no step is complete. `forecast` is None if no forecast compares presets.
     """
 
     run: Mapping[str, Any]

@@ -29,7 +29,7 @@ from paceline_backend.insight.document.content import Content, Totals
 from paceline_backend.insight.whatif.answer import recommended
 
 _SLOW, _SLOWISH = 1.3, 1.1  # × the median
-# With more workers, a chart shows a band instead of one line for each.
+# If there are more ranks besides the slowest, a chart shows a band instead of one line for each.
 _OTHERS = 16
 # A running median covers at least this many values.
 _FEWEST = 3

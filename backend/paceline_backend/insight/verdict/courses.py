@@ -22,9 +22,11 @@ _SIGMA = 1.4826
 
 
 def noise_of(series: Floats, known: Bools, least: float) -> Floats:
-    """Return each series' noise σ between steps, [W], hardly affected by levels and spans.
+    """Estimate the noise of each series, as a standard deviation σ, [W].
 
-    `series` and the mask of `known` values are [K, W]. The result is at least `least`.
+    The estimate uses the differences between consecutive steps, so changes of level and temporary
+    spans hardly affect it. `series` and the mask of `known` values are [K, W]. The result is at
+    least `least`.
     """
     both = known[1:] & known[:-1]
     off = np.where(both, np.abs(np.diff(series, axis=0)), np.nan)
@@ -32,7 +34,7 @@ def noise_of(series: Floats, known: Bools, least: float) -> Floats:
     own = np.full(series.shape[1], least)
     if some.any():
         own[some] = _SIGMA / np.sqrt(2) * np.nanmedian(off[:, some], axis=0)
-    # A single rank has too few steps for an estimate of its own.
+    # With so few steps, an estimate from a single rank is too uncertain, so all ranks share one.
     if len(series) < THRESHOLDS.lasting_steps and some.any():
         return np.full(series.shape[1], max(_SIGMA / np.sqrt(2) * float(np.nanmedian(off)), least))
     pooled = float(np.sort(own)[(len(own) - 1) // 2])
@@ -43,8 +45,9 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
     """Divide each series where its level changes; return the pieces of each series as [begin, end).
 
     The cuts minimise squared errors plus a price for each cut (optimal partitioning; Jackson et
-    al., 2005). The price is the reduction of the errors that a cut at the best place would bring by
-    chance. `series` and the mask of `known` values are [K, W]; `noise` is σ of each series, [W].
+    al., 2005). The price is the reduction of the errors that the best cut would bring by chance in
+    a series whose level does not change. `series` and the mask of `known` values are [K, W];
+    `noise` is σ of each series, [W].
     """
     count, world = series.shape
     scaled = np.where(known, series / noise, 0.0)
@@ -95,7 +98,7 @@ class LevelPiece:
 
 @dataclass(frozen=True)
 class SlowSpan:
-    """Steps [begin, end) that are above the level around them."""
+    """Steps [begin, end) in which a series is above its level before and after them."""
 
     begin: int
     end: int
@@ -105,7 +108,8 @@ class SlowSpan:
 class Course:
     """Course of one series: its lasting level, and the spans above it."""
 
-    # The level without the spans; the pieces have no gaps between them.
+    # Pieces of the lasting level. They cover all steps: the steps of a removed span belong to a
+    # neighbouring piece.
     base: list[LevelPiece]
     spans: list[SlowSpan] = field(default_factory=list)
 
@@ -146,7 +150,7 @@ class _Peeling:
         least: float,
     ) -> None:
         self._series, self._noise, self._least = series, noise, least
-        # Mask of the steps that count in levels, which are the known steps outside of spans.
+        # Mask of the steps from which levels are computed: known steps outside of removed pieces.
         self._counts = known.copy()
         self._base: list[LevelPiece] = []
         for begin, end in pieces:
@@ -177,8 +181,8 @@ class _Peeling:
     def _take_out(self, at: int) -> None:
         """Remove a piece and merge its neighbours if they are at the same level.
 
-        Otherwise the neighbour at the nearer level gets the piece's steps. If the piece was above
-        both neighbours, the first one gets them.
+        Otherwise the piece's steps become part of the neighbour whose level is nearer. If the piece
+        was above both neighbours, its steps become part of the piece before it.
         """
         base = self._base
         piece = base.pop(at)
@@ -222,7 +226,11 @@ class _Peeling:
 
 
 def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int | None, bool]:
-    """Return the short piece furthest above both neighbours, else the one furthest below both."""
+    """Return the index of the next piece to remove (None: no more), and True if it is a span.
+
+    Only pieces of fewer than `lasting_steps` steps are removed: first those above their neighbours,
+    the highest first, and then dips.
+    """
     highest: tuple[float, int] | None = None
     lowest: tuple[float, int] | None = None
     for at, piece in enumerate(base):
@@ -284,10 +292,11 @@ def period_of(spans: Sequence[SlowSpan]) -> int | None:
 
 
 def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
-    """Return the period and phase at which single steps of each series stand out, or None, [W].
+    """Return the period and phase of steps that are regularly high in each series, or None, [W].
 
     The function finds pauses that are too small to detect individually. `off` is the deviation of
-    each step in σ, and `free` a mask of the steps that count, both [K, W].
+    each step from its level in units of σ, and `free` is a mask of the steps that count, both [K,
+    W].
     """
     count, world = off.shape
     values = np.where(
@@ -316,8 +325,9 @@ def occurrences(
 ) -> list[SlowSpan]:
     """Return the spans at which a slowdown with this period and phase occurred.
 
-    `off` is the deviation of each step in σ, and `known` a mask of the steps that count, both [K].
-    `spans` were detected individually.
+    `off` is the deviation of each step from its level in units of σ, and `known` is a mask of the
+    steps that count, both [K]. `spans` are the spans that were detected individually; if one of
+    them starts where an occurrence is expected, it is returned as this occurrence.
     """
     made: list[SlowSpan] = []
     at = phase
@@ -337,7 +347,7 @@ def occurrences(
 
 @dataclass(frozen=True)
 class Trend:
-    """Level that grows in a straight line, then stays constant."""
+    """Slowdown factor that grows linearly, and then stays constant."""
 
     begin: int
     end: int
@@ -398,7 +408,7 @@ def trend_of(
 def _best_line(
     values: Floats, steps: Ints, begins: Sequence[int], ends: Sequence[int]
 ) -> Trend | None:
-    """Return the best-fitting line between one of `begins` and one of `ends`; None if none fits.
+    """Fit a trend that starts at one of `begins` and ends at one of `ends`; None if none fits.
 
     `values` are logarithms of factors at `steps`, [n]. The fit minimises squared errors of factors,
     relative to each step's own factor, so that noise has the same weight everywhere.
@@ -425,5 +435,5 @@ def _best_line(
 
 
 def _huber(off: Floats, noise: float) -> float:
-    """Return the sum of squares in σ², where no value counts more than 3 σ."""
+    """Return the sum of squared errors in units of σ²; each error is limited to 3 σ."""
     return float(np.minimum((off / noise) ** 2, 9.0).sum())

@@ -41,7 +41,7 @@ _PAST = {
 class VerdictLevel(StrEnum):
     """Severity of a diagnosis."""
 
-    # There are too few steps.
+    # The range has too few steps for a diagnosis.
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
     WATCH = "watch"
@@ -59,7 +59,8 @@ class Diagnosis:
         lost: share of the wall time that active causes cost.
         waste: share of the ranks' time that they spend waiting for slower ranks.
         step_s: mean wall time of a step.
-        limit_s: fluid limit of a mean step, with each rank at its own speed; None: unknown.
+        limit_s: mean step time if the work could be divided so finely that all ranks, each at its
+            own speed, end at the same time; None: unknown.
     """
 
     level: VerdictLevel
@@ -113,8 +114,8 @@ def _goes_on(cause: TimeLoss) -> bool:
 def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
     """Return the steps since the last active cause started, at least `policy_steps` of them.
 
-    If a cause recurs, all steps count. Steps before the policy in force took effect, or before its
-    plan compensated for slowness, never count.
+    If an active cause recurs, all steps are returned. Steps before the policy in force took effect,
+    and steps before its plan compensated for slowness, are always left out.
     """
     count, first = len(verdict.seen.step), verdict.seen.policies[-1].start
     first = max(first, *(cause.hidden_since or 0 for cause in verdict.causes), 0)
@@ -141,7 +142,7 @@ def _said(verdict: Verdict, level: VerdictLevel, waste: float) -> str:
 
 
 def _limit_s(verdict: Verdict, times: Times, shown: slice) -> float | None:
-    """Return the time of a step if all ranks ended together, including the reduction."""
+    """Return the mean step time, with its reduction, if all ranks finished computing together."""
     seen, took_part = verdict.seen, verdict.seen.took_part[shown]
     load = np.where(took_part, seen.load[shown], 0.0).sum(axis=0)
     compute_s = times.compute_s[shown].sum(axis=0)
@@ -205,5 +206,5 @@ def _cause(verdict: Verdict, cause: TimeLoss) -> dict[str, Any]:
 
 
 def nodes_of(ranks: Sequence[int], nodes: Sequence[str]) -> list[str]:
-    """Return the sorted nodes of some ranks; empty if unknown."""
+    """Return the sorted names of the nodes that run these ranks; empty if they are unknown."""
     return sorted({nodes[rank] for rank in ranks if rank < len(nodes)})

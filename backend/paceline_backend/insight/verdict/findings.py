@@ -24,9 +24,9 @@ class TimeChange:
 
     Args:
         ranks: affected ranks, [R].
-        slower: factor of their computing time, > 0, [K, R]; None: 1.
-        dealt: factor of their batches' cost, > 0, [K, R]: without the finding, the work of the step
-            would be divided differently; None: 1.
+        slower: factor by which the finding lengthens their computing time, > 0, [K, R]; None: 1.
+        dealt: factor by which the finding changes the cost of their batches, because the work of a
+            step is divided differently, > 0, [K, R]; None: 1.
         pause_s: additional computing time, independent of the rank's speed, [K, R]; None: 0.
         data_s: additional data loading time, [K, R]; None: 0.
         reduce_s: additional time of reductions, [K]; None: 0.
@@ -101,7 +101,8 @@ class Account:
     def without(self, removed: Iterable[int]) -> Times:
         """Return the times without the findings with these indices.
 
-        A lasting slowness does not lengthen a pause in the same step.
+        A pause takes equally long on a slow rank: if a rank that is lastingly slow also pauses in a
+        step, removing the slowness does not shorten the pause.
         """
         times, gone = self.times, set(removed)
         compute, pauses = times.compute_s.copy(), np.zeros_like(times.compute_s)
@@ -140,17 +141,18 @@ class Account:
         return np.array([self.without(everything - {at}).wall_s for at in everything]) - least_s
 
     def counting(self, least: float) -> list[TimeLoss]:
-        """Return the findings that would cost at least the fraction `least` of the wall time alone.
+        """Return the findings that alone would cost at least the share `least` of the wall time.
 
         Each finding gets its `cost_s`. Active findings come first, then past ones; both groups are
         ordered by the cost that each finding would have alone. The time of a finding that is left
-        out is not removed from the times.
+        out stays part of the times.
         """
         least_s = least * self.times.wall_s
         account, alone = self, self.alone_s()
         while len(alone) and alone.min() < least_s:
-            # Remove many small findings at once, then one by one, because the time of each removed
-            # finding stays in the times of the others.
+            # Leaving a finding out changes the costs of the others, because its time then stays
+            # part of the times. So first remove only findings far below the limit, all at once, and
+            # then the smallest one at a time.
             gone = alone < THRESHOLDS.far * least_s
             if not gone.any():
                 gone = np.arange(len(alone)) == alone.argmin()

@@ -1,8 +1,9 @@
 """Computation of a verdict from the observed steps of a run, and of the slow node that it implies.
 
 `judge` collects candidate causes from `slowness` and `waits`, keeps those that cost enough, and
-computes their cost together. If all slow ranks run on one node, `slow_node` names this node.
-`throttled` reports the GPUs of a node that run below their clock, as a further explanation.
+computes the cost of each and of all together. If all slow ranks run on one node, `slow_node` names
+this node. `throttled` describes the throttled GPUs of a node, which may explain why the node is
+slow.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FRACTIONS = {
     "a tenth": 1 / 10,
 }
 _PASSING = ("transient", "periodic", "input")
-# Maximum relative distance of a share from a fraction that is named in words.
+# A share is written as one of these fractions if it differs from the fraction by at most this.
 _NEAR = 0.06  # relative
 
 
@@ -106,7 +107,7 @@ class SlowNode:
     """Node that runs all slow ranks of a run."""
 
     node: str
-    # One of node, transient, periodic and input.
+    # Kind of the cause: node, transient, periodic or input.
     cause: str
     # The slow ranks.
     ranks: list[int]
@@ -130,8 +131,8 @@ def slow_node(verdict: Verdict) -> SlowNode | None:
     """Return the node that runs all slow ranks, if there is exactly one, else None.
 
     The result is also None if placement is unknown, the run has one node only, or there are fewer
-    than `node_steps` steps. The ranks must have had their present placement in all steps of the
-    verdict.
+    than `node_steps` steps. The caller must make sure that no rank moved to another node during the
+    verdict's steps.
     """
     placement = verdict.seen.nodes
     if verdict.steps < THRESHOLDS.node_steps or len(set(placement)) < 2:

@@ -67,7 +67,7 @@ class ObservedSteps:
     apart: Bools  # [K]
     # Each rank's node; empty: unknown.
     nodes: Sequence[str] = ()  # [W]
-    # First steps of new policies, ascending.
+    # The first step of each policy that replaced another one, ascending.
     switched: Sequence[int] = ()
     # Policy in force in the last step. `wire.OBSERVED`: the script divides its batches; empty:
     # unknown.
@@ -99,7 +99,8 @@ class ObservedSteps:
     def policies(self) -> list[slice]:
         """Return the steps of each policy.
 
-        If a policy planned fewer than `policy_steps` steps, they count for the previous policy.
+        If a policy planned fewer than `policy_steps` steps, these steps count for the previous
+        policy.
         """
         count, begins = len(self.step), [0]
         for at in np.searchsorted(self.step, self.switched).tolist():
@@ -154,8 +155,10 @@ class Times:
         waits = np.where(took_part, seen.sync_s, np.inf).min(axis=1)
         mean = np.where(took_part, np.nan_to_num(seen.sync_s), 0.0).sum(axis=1)
         waits = np.where(seen.apart, mean / took_part.shape[1], waits)
-        # If a rank's record is lost, the other ranks may have waited for this rank. A rank without
-        # earlier or later records did not exist: the run had fewer ranks.
+        # If a rank's record of a step is missing, the shortest wait of the other ranks may include
+        # a wait for this rank, so the median of the other steps is used instead. If a rank has no
+        # earlier or no later record, the run had fewer ranks at that time, and no record is
+        # missing.
         known = ~np.isnan(seen.compute_s)
         there = np.maximum.accumulate(known, axis=0)
         there &= np.maximum.accumulate(known[::-1], axis=0)[::-1]

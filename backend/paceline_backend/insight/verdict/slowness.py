@@ -38,9 +38,9 @@ class SlownessModel:
     """Costs of batches, and the course of each rank's speed.
 
     Args:
-        took_part: mask of the ranks that count, [K, W].
+        took_part: mask of the ranks that had a batch and reported its time, [K, W].
         typical: time of a rank's batch on the typical rank, in seconds, [K, W].
-        off: logarithm of time ÷ `typical`, [K, W]; 0 where a rank has no batch.
+        off: logarithm of a rank's computing time ÷ `typical`, [K, W]; 0 where a rank has no batch.
         noise: σ of `off`, [W].
         courses: course of each rank's `off`.
         usual: level of each rank's `off` when the rank is not slow, [W].
@@ -119,7 +119,11 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
 
 
 def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
-    """Return the lowest level that lasted long, or that began with the first step."""
+    """Return the lowest level of the pieces that are long enough, or of all pieces if none is.
+
+    A piece is long enough if it covers `usual_share` of the `count` steps. The first piece needs
+    only `lasting_steps` steps.
+    """
     held = [piece for piece in base if piece.steps >= THRESHOLDS.usual_share * count]
     if base[0].steps >= THRESHOLDS.lasting_steps:
         held.append(base[0])
@@ -161,7 +165,8 @@ def findings_of(model: SlownessModel) -> list[TimeLoss]:
         slow += _of_rank(model, rank)
     weak = _weak_periods(model, slow)
     periodic = {each.rank for each in weak}
-    # Temporary slowness of a rank with periodic slowness counts as part of the period.
+    # If a rank has a weak period, its temporary slowness belongs to this period and gets no finding
+    # of its own.
     slow = [each for each in slow if each.kind != "transient" or each.rank not in periodic] + weak
     lasting = np.zeros(model.off.shape[1], bool)
     lasting[[each.rank for each in slow if each.kind == "node"]] = True
@@ -238,7 +243,8 @@ def _lasting(model: SlownessModel, rank: int, begin: int) -> list[_Slow]:
     usual, off = float(model.usual[rank]), model.off[:, rank] - float(model.usual[rank])
     free = model.took_part[:, rank].copy()
     for span in course.spans:
-        # The last level of a growth looks like a span that has just started, so it stays.
+        # If slowness grows, its last level looks like a span that has just started. So a span that
+        # reaches the last step is not excluded from the fit.
         if span.end < count:
             free[span.begin : span.end] = False
     trend = trend_of(off, free, _shifted(course.base, usual), float(model.noise[rank]))
@@ -387,7 +393,7 @@ def _alike(first: _Slow, second: _Slow) -> bool:
 
 
 def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> TimeLoss:
-    """Return the finding about a group; `lasting` is a mask of all lastingly slow ranks, [W]."""
+    """Return the finding about a group of ranks; `lasting` masks all lastingly slow ranks, [W]."""
     ranks = sorted(each.rank for each in group)
     by_rank = sorted(group, key=lambda each: each.rank)
     slower = np.stack([each.slower for each in by_rank], axis=1)
@@ -460,9 +466,9 @@ def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
 def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> list[TimeLoss]:
     """Return the time lost to uneven batches as one finding.
 
-    Where the plan compensates for the slow ranks of `others`, a rank's usual share of the work is
-    not counted as uneven. `apart` is a mask of the steps in which ranks do not wait for each other,
-    [K].
+    In steps in which the plan compensates for slow ranks, which are findings in `others`, a rank's
+    usual share of the work is not counted as uneven. `apart` is a mask of the steps in which ranks
+    do not wait for each other, [K].
     """
     known, part = model.took_part, model.part
     dealt = [finding.effect.dealt for finding in others if finding.effect.dealt is not None]
@@ -481,7 +487,7 @@ def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> l
 
 
 def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:
-    """Return the first and last step of uneven batches; None: from the start, or to the end.
+    """Return the first step (None: the start) and last step (None: the end) with uneven batches.
 
     `lost` is the share of each step's computing time for which the mean rank waits, [K].
     """

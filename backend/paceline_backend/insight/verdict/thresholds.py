@@ -1,16 +1,17 @@
 """Thresholds of verdicts, on which the causes, their ranks and their steps depend.
 
 All modules of this package read their thresholds from `THRESHOLDS`; numbers inside a formula, such
-as the price of a cut, stay with the formula. Shares of the wall time, counts of steps and the 5 %
-of a lasting slowness are promises of docs/verdicts.md. The other values were chosen on runs like
-the runs of ``benchmarks/verdicts.py`` (benchmarks/scenarios/verdicts.json): run this benchmark
-after a change. It fails if causes, ranks, first steps or costs are named wrongly too often, or if
-too many runs without a cause get one. A comment quotes the kind of run for which the threshold was
-chosen. No measurement has shown yet for which kinds the verdicts change if a threshold is halved.
-Scenarios with switches of the policy are in benchmarks/scenarios/switches.yaml
+as the price of a cut, stay with the formula. docs/verdicts.md states the shares of the wall time,
+the counts of steps and the 5 % of a lasting slowness, so these values are promises to users. The
+other values were chosen on runs like the runs of ``benchmarks/verdicts.py``
+(benchmarks/scenarios/verdicts.json): run this benchmark after a change. It fails if causes, ranks,
+first steps or costs are named wrongly too often, or if too many runs without a cause get one. A
+comment quotes the kind of run, in the scenarios file, on which the threshold was chosen. No
+measurement has shown yet for which kinds the verdicts change if a threshold is halved. Scenarios
+with switches of the policy are in benchmarks/scenarios/switches.yaml
 (tests/integration/insight/test_switched_scenarios.py).
 
-Constants that only affect sentences are in `words`, because they change no finding.
+Constants that only affect the wording of sentences are in `words`.
 """
 
 from __future__ import annotations
@@ -29,41 +30,50 @@ class VerdictThresholds:
 
     # Number of the newest steps that a verdict covers if the caller gives no range.
     range_steps: int = 500  # steps
-    # Maximum size of a verdict, which takes a second or two. Of a larger range, fewer steps are
-    # used, because the search for levels is quadratic in the steps.
+    # Maximum size of a verdict's input; a verdict of this size takes a second or two. If a range is
+    # larger, only its newest steps are used, because the time of the search for levels grows with
+    # the square of the number of steps.
     most_pairs: float = 5e7  # pairs of steps × ranks
-    # Maximum number of rows that are read. Of a longer range, only the newest steps are read.
+    # Maximum number of rows that are read. If a range has more rows, only the newest steps are
+    # read.
     most_rows: int = 100_000  # rows
-    # A policy with fewer steps is not judged separately. Promised; fixed by switches.yaml.
+    # A policy with fewer steps is not judged separately. docs/verdicts.md states this value, and
+    # the tests of switches.yaml check it.
     policy_steps: int = 16  # steps
 
     # --- Levels, spans and periods of a series (`courses`).
 
-    # A level that lasts this long is no longer temporary. Promised; "slowness that has just begun".
+    # A level that lasts this long is no longer temporary. docs/verdicts.md states this value.
+    # Chosen on runs of the kind "slowness that has just begun".
     lasting_steps: int = 20  # steps
-    # A lasting difference below this logarithm is ignored. Promised; "one rank three percent slower
-    # for good".
+    # A lasting slowness is ignored if the logarithm of its factor is below this. docs/verdicts.md
+    # states the 5 %. Chosen on runs of the kind "one rank three percent slower for good".
     least_log: float = float(np.log(1.05))
-    # Spans of fewer than `short_steps` steps must differ by this logarithm; "pauses too short to
-    # matter".
+    # A span of fewer than `short_steps` steps is ignored if the logarithm of its factor is below
+    # this. Chosen on runs of the kind "pauses too short to matter".
     least_log_short: float = float(np.log(1.1))
     short_steps: int = 5  # steps
-    # A gap of up to this length at the usual level does not end a span; "flapping link".
+    # A span may be interrupted by up to this many steps at the usual level. Chosen on runs of the
+    # kind "flapping link".
     gap_steps: int = 2  # steps
-    # Divided by the number of steps, this is added to the price of a cut; "few steps".
+    # This number ÷ the number of steps is added to the price of a cut, so that short series are cut
+    # less often. Chosen on runs of the kind "few steps".
     unsure: float = 200.0  # σ² · steps
-    # The mean of a phase of a period is an outlier if it is this far off; "garbage collection of
-    # one rank among hundreds" against "hundreds of ranks".
+    # The steps at one phase of a period are pauses if their mean is at least this many of its
+    # standard errors above the level. Chosen on runs of the kinds "garbage collection of one rank
+    # among hundreds" (found) and "hundreds of ranks" (nothing found).
     folded_sigmas: float = 6.0  # σ
     # The search for periods clips each step's deviation to this, because one large pause is not a
-    # period; "rare long pauses of a rank".
+    # period. Chosen on runs of the kind "rare long pauses of a rank".
     clipped_sigmas: float = 3.5  # σ
-    # Each occurrence of a period may be this much early or late, and this fraction of the expected
-    # occurrences must be found; "cron job on a node".
+    # Each occurrence of a period may be up to `jitter_steps` early or late, and at least the
+    # fraction `expected_share` of the expected occurrences must be found. Chosen on runs of the
+    # kind "cron job on a node".
     jitter_steps: int = 2  # steps
     expected_share: float = 0.7
-    # Minimum numbers of steps and of ascending levels of a trend; "thermal throttling that grows"
-    # against "throttling in stairs".
+    # A trend has at least `trend_steps` steps and replaces at least `trend_levels` ascending
+    # levels. Chosen on runs of the kinds "thermal throttling that grows" (a trend) and "throttling
+    # in stairs" (no trend).
     trend_steps: int = 15  # steps
     trend_levels: int = 3  # levels
 
@@ -71,91 +81,104 @@ class VerdictThresholds:
 
     # Lower bound of the noise of computing times.
     compute_noise: float = 0.004  # relative
-    # A rank's lowest level must cover this fraction of the steps to be its usual level; "slow at
-    # the beginning, then recovered".
+    # A rank's lowest level must cover this fraction of the steps to be its usual level. Chosen on
+    # runs of the kind "slow at the beginning, then recovered".
     usual_share: float = 0.25
-    # A lasting slowness must be at least this far above the usual time. Promised; "few steps".
+    # The median time of a lastingly slow rank must be this many of its standard errors above the
+    # usual time. docs/verdicts.md states this value. Chosen on runs of the kind "few steps".
     sure_errors: float = 5.0  # standard errors
-    # A shorter span is a pause, which takes equally long at any speed of the rank; "two: slow rank,
-    # and a noisy neighbour on another that is worse".
+    # A span with fewer steps is a pause, which takes equally long at any speed of the rank. Chosen
+    # on runs of the kind "two: slow rank, and a noisy neighbour on another that is worse".
     pause_steps: int = 5  # steps
-    # Of the occurrences of a weak period this fraction must be observed, and the same fraction of
-    # the spans must belong to the period; "garbage collection of a rank at a strict period".
+    # At least this fraction of the expected occurrences of a weak period must be observed, and at
+    # least the same fraction of the rank's spans must be such occurrences. Chosen on runs of the
+    # kind "garbage collection of a rank at a strict period".
     period_share: float = 0.7
-    # Ranks are slow together if their first steps differ by at most this much, or if they share
-    # this fraction of their slow steps; "slow node since a step", "two: one rank slow since a step,
-    # another slower since a later one".
+    # Lastingly slow ranks are slow together if their slowness starts at most `together_steps`
+    # apart, other ranks if they share the fraction `together_share` of their slow steps. Chosen on
+    # runs of the kinds "slow node since a step" and "two: one rank slow since a step, another
+    # slower since a later one".
     together_steps: int = 5  # steps
     together_share: float = 0.5
-    # A plan reacts to slowness if it makes a rank's batches smaller than this; and the slowness
-    # counts as compensated if smaller batches offset this fraction of it. "plan makes up for slow
-    # ranks half-way".
+    # A plan reacts to slowness if a rank's batches are at most `smaller_part` of the others' usual
+    # batches. The slowness counts as compensated if smaller batches offset the fraction
+    # `offset_share` of it. Chosen on runs of the kind "plan makes up for slow ranks half-way".
     smaller_part: float = 1 / 1.05  # × the usual batch
     offset_share: float = 0.3
 
     # --- Uneven batches (`slowness.data_of`).
 
-    # A rank is named only if its batches are larger by this much throughout, and by this many
-    # standard errors; "shard of one rank has longer samples" against "long-tailed sizes".
+    # A rank is named only if its mean batch is larger than the typical rank's, by more than
+    # `larger` and by more than `larger_errors` standard errors. Chosen on runs of the kinds "shard
+    # of one rank has longer samples" (named) and "long-tailed sizes" (not named).
     larger: float = 0.06  # relative
     larger_errors: float = 6.0  # standard errors
-    # A policy's batches are uneven if this share of its computing time is lost, or this fraction of
-    # the loss under the worst policy; fixed by switches.yaml.
+    # A policy's batches are uneven if they lose at least `uneven_share` of its computing time, or
+    # at least `uneven_of_worst` of the share that is lost under the worst policy. The tests of
+    # switches.yaml check both values.
     uneven_share: float = 0.02
     uneven_of_worst: float = 0.5
 
     # --- Waits (`waits`).
 
-    # Lower bound of the noise of waits, and the excess up to which a wait counts as usual.
+    # `wait_noise` is the lower bound of the noise of waits. A wait counts as usual if it exceeds
+    # its usual length by no more than `least_wait`.
     wait_noise: float = 0.002  # relative to a step's time
     least_wait: float = 0.01  # relative to a step's time
-    # A wait that is the same in all steps counts from this share of the wall time on. Promised;
-    # "long reduction in all steps" against "short reduction".
+    # A wait that is equally long in all steps is a finding only if it takes at least this share of
+    # the wall time. docs/verdicts.md states this value. Chosen on runs of the kinds "long reduction
+    # in all steps" (a finding) and "short reduction" (no finding).
     always_share: float = 0.25
-    # The same share for data loaders for which all ranks wait; it is lower. Promised; "loaders of
-    # all ranks too slow in all steps" against "constant small loader time".
+    # The same limit for waits of all ranks for their data loaders. docs/verdicts.md states this
+    # value. Chosen on runs of the kinds "loaders of all ranks too slow in all steps" (a finding)
+    # and "constant small loader time" (no finding).
     always_input_share: float = 0.05
-    # Ranks wait for loaders together if they share this fraction of their waiting steps, or this
-    # fraction if one of them waits permanently; "NFS hiccup of one node's loaders".
+    # Ranks wait for loaders together if they share the fraction `wait_share` of their waiting
+    # steps, or `lasting_wait_share` if one of them waits until the last step. Chosen on runs of the
+    # kind "NFS hiccup of one node's loaders".
     wait_share: float = 0.4
     lasting_wait_share: float = 0.7
-    # From this fraction on, a group of ranks counts as all ranks. Promised; "storage hangs for all
-    # ranks in some steps".
+    # A group that contains at least this fraction of the ranks counts as all ranks.
+    # docs/verdicts.md states this value. Chosen on runs of the kind "storage hangs for all ranks in
+    # some steps".
     everyone: float = 0.9
-    # If more than this fraction of the ranks wait at different times, they wait "in turn"; "loaders
-    # of the ranks hang in turn".
+    # If ranks wait at different times, and the number of groups is more than this fraction of the
+    # number of ranks, the ranks wait "in turn". Chosen on runs of the kind "loaders of the ranks
+    # hang in turn".
     in_turn: float = 0.35
-    # Planning: ranks must wait in the first step of at least this many segments. This fraction of
-    # the steps in which all ranks wait must be first steps, and in this fraction of the first
-    # steps, ranks must wait. A wait longer than this multiple of the shortest is not attributed to
-    # planning. "planning that is slow".
+    # Planning: ranks must wait in the first step of at least `fewest_plans` segments. At least
+    # `plans_share` of the steps in which all ranks wait must be first steps, and all ranks must
+    # wait in at least `plans_share` of the first steps since such a wait was seen. Of a rank's
+    # wait, only up to `longest_plan` times the shortest wait of the step is attributed to planning.
+    # Chosen on runs of the kind "planning that is slow".
     fewest_plans: int = 3  # segments
     plans_share: float = 0.75
     longest_plan: float = 1.5  # × the shortest wait of a rank
 
     # --- What counts (`judge`, `findings`).
 
-    # Minimum number of steps for a verdict. Promised.
+    # Minimum number of steps for a verdict. docs/verdicts.md states this value.
     fewest_steps: int = 4  # steps
-    # A cause must cost at least this share of the wall time alone. The value lies between 0.5 %,
-    # below which no cause should be named, and 2 %, above which every cause should be: both are
-    # promised. "checkpoints that cost next to nothing".
+    # A cause is named only if it would cost at least this share of the wall time as the only cause.
+    # docs/verdicts.md promises that no cause below 0.5 % and every cause above 2 % is named, so the
+    # value lies between them. Chosen on runs of the kind "checkpoints that cost next to nothing".
     least_share: float = 0.0125
     # Findings below this fraction of the required cost are removed all at once, which saves time.
     far: float = 0.2
-    # From this share of their time on, ranks are reported as waiting for each other. Promised.
+    # If ranks spend at least this share of their time waiting for each other, the verdict says so.
+    # docs/verdicts.md states this value.
     waiting_share: float = 0.05
     # Minimum number of steps for a verdict about a node, because the first steps of ranks are
-    # uneven. Fixed by tests/integration/insight/test_slow_nodes.py.
+    # uneven. tests/integration/insight/test_slow_nodes.py checks this value.
     node_steps: int = 20  # steps
 
-    # --- The diagnosis (`diagnosis`). Promised; fixed by tests/unit/insight/test_standing.py.
-
-    # Shares of lost time from which on a run's level is "warning" and "slowed down".
+    # --- The diagnosis (`diagnosis`). docs/verdicts.md states these values;
+    # tests/unit/insight/test_standing.py checks them. If at least `watch_share` of the time is
+    # lost, a run's level is "warning"; from `held_up_share` on, it is "slowed down".
     watch_share: float = 0.06
     held_up_share: float = 0.2
-    # Number of the newest steps that a diagnosis without an active cause, and the mean step time,
-    # cover.
+    # The mean step time, and a diagnosis without an active cause, cover this many of the newest
+    # steps.
     shown_steps: int = 50  # steps
     # A cause that occurred this often may occur again, so it counts as active.
     recurring: int = 3  # occurrences

@@ -28,7 +28,8 @@ class Excess:
     Args:
         more_s: time by which the wait is longer than usual, [K]; 0 where it is not longer.
         spans: steps in which the wait is longer, oldest first.
-        lasting: first index of a wait that stays longer until the end; None: there is none.
+        lasting: index of the step from which on the wait is longer in all steps; None: at the end,
+            the wait has its usual length.
         usual_s: the usual wait.
     """
 
@@ -39,9 +40,10 @@ class Excess:
 
 
 def excess_of(series_s: Floats, unit_s: float) -> Excess:
-    """Return the excess of a wait, [K], over its lowest level that covers a quarter of the steps.
+    """Return the excess of a wait, [K], over its usual length.
 
-    `unit_s` is the time of a usual step, to which noise and thresholds are relative.
+    The usual length is the lowest level that lasts long enough; see `lowest_level`. `unit_s` is the
+    time of a usual step, to which noise and thresholds are relative.
     """
     values = (series_s / unit_s)[:, None]
     known = np.ones_like(values, bool)
@@ -90,7 +92,7 @@ def _excess(
 
 
 def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int | None, int]:
-    """Return the first step, last step, period and number of occurrences."""
+    """Return the first step, last step, period and number of occurrences of an excess."""
     spans = excess.spans
     if excess.lasting is not None:
         since = excess.lasting
@@ -200,7 +202,11 @@ def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
 
 
 def _inputs(each: Sequence[Excess], count: int) -> list[TimeLoss]:
-    """Group ranks that wait together; ranks that wait in turn become one finding without ranks."""
+    """Return one finding for each group of ranks that wait in the same steps.
+
+    If there are very many groups, the ranks wait in turn. All groups except the few with far longer
+    waits then become one finding that names no rank.
+    """
     waiting = [rank for rank, excess in enumerate(each) if excess.more_s.any()]
     groups: list[list[int]] = []
     for rank in sorted(waiting, key=lambda rank: -each[rank].more_s.sum()):

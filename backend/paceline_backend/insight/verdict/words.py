@@ -10,15 +10,16 @@ from paceline_backend.insight.verdict.observed import ObservedSteps
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.waits import is_everyone
 
-# A smaller share of the wall time is described as no cost.
+# If a cause costs a smaller share of the wall time, the text says that it costs nothing.
 _NOTHING = 0.005
-# A rank whose speed differs by a smaller factor is as fast as the others.
+# If a rank's speed differs by a smaller factor, the text says that it is as fast as the others.
 _SAME = 1.05
 # A sentence lists at most this many ranges of ranks.
 _MOST_PIECES = 4
 _MOST_NODES = 3
 _ALWAYS = " in all steps"
-# Factors whose ratio is smaller are reported as their median.
+# If the largest factor among a cause's ranks is less than this many times the smallest, the text
+# gives their median instead of a range.
 _ALIKE = 1.2
 # The text about a run describes at most this many causes.
 _MOST_CAUSES = 3
@@ -98,7 +99,7 @@ def began(verdict: Verdict, cause: TimeLoss) -> int | None:
     """Return the step in which a cause started; None if it started before the range.
 
     A periodic cause whose first occurrence is less than a period after the start of the range may
-    be older than the range. None is returned for it, too.
+    be older than the range. So None is returned for such a cause, too.
     """
     if cause.since is None:
         return None
@@ -109,7 +110,7 @@ def began(verdict: Verdict, cause: TimeLoss) -> int | None:
 
 
 def to_do(verdict: Verdict, cause: TimeLoss) -> str:
-    """Return what this run can do against a cause, as a clause without a full stop.
+    """Return advice against a cause in this run, as a clause without a full stop.
 
     The text never recommends the policy in force.
     """

@@ -18,7 +18,7 @@ from paceline_backend.policies import Changes
 STEPS = 256
 # Minimum number of steps for a forecast.
 FEWEST = 16
-# Minimum saving that is worth a switch. The lower bound of the saving must exceed it.
+# A switch is worthwhile only if the lower bound of the saving's 95 % interval exceeds this.
 MARGIN = 0.05
 
 _PRICES: Mapping[Changes, str] = {
@@ -162,7 +162,8 @@ class Forecast:
     all_presets: bool = True
     # Assumptions that are not measured, as a clause for people; empty: there are none.
     assumes: str = ""
-    # The option, if the forecast covers a single one to check an earlier forecast; else None.
+    # The option, if the forecast covers only this one, in order to check an earlier forecast; else
+    # None.
     option: str | None = None
 
     @property

@@ -1,4 +1,7 @@
-"""Decision of `auto` after a forecast: a pure function, on whose result only the advisor acts."""
+"""Computation of what `auto` does after a forecast.
+
+`decide` is a pure function; only the advisor (`control.advice`) acts on its result.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ from paceline_backend.insight.whatif.answer import (
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.store.switches import Switch
 
-# Author of the switches by `auto`.
+# Author of the switches that `auto` makes.
 BY = "auto"
-# Number of steps between two forecasts, and for which a saving of `MARGIN` must hold.
+# Forecasts are made at intervals of this many steps. A saving of just `MARGIN` must be forecast for
+# as many steps before `auto` acts on it.
 AUTO_STEPS = 100  # steps
-# The first forecast is made at this step: after a few cold steps and `FEWEST` more, with a reserve.
+# The first forecast is made at this step, because a few cold steps, `FEWEST` further steps and a
+# reserve must be complete.
 FIRST_STEP = 24
 
 Mode = Literal["recommend", "switch"]
@@ -43,10 +48,10 @@ def decide(
     addition, all forecasts of the last `steps_to_hold` steps must promise a saving above `MARGIN`
     for the chosen preset.
 
-    After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
-    longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the previous
-    policy. If the policy changes the training, and a preset that does not change it is certainly
-    less than `MARGIN` slower, `auto` switches to that preset.
+    After a switch by `auto`, the measured time is compared with the forecast. If the measured step
+    time is above the forecast's interval and the saving is below `MARGIN`, `auto` goes back to the
+    previous policy. If the policy changes the training, and a preset that does not change it is
+    certainly less than `MARGIN` slower, `auto` switches to that preset.
 
     `auto` does not choose a policy again that it left, or that it chose and a user then left, until
     a rank's speed has changed. Otherwise it could switch back and forth.
@@ -97,9 +102,10 @@ def steps_to_hold(promise: PresetForecast) -> int:
     """Return the number of steps for which forecasts must promise a saving before `auto` acts.
 
     While `auto` waits, the saving is lost. Waiting for a large saving may therefore cost at most as
-    much as `AUTO_STEPS` steps with a saving of `MARGIN`. At least `FEWEST` steps must be new. A
-    preset that changes the training must be promised for `AUTO_STEPS`: a run's first steps are
-    often slow, and the change to the training would be permanent.
+    much as `AUTO_STEPS` steps with a saving of `MARGIN`. The result is at least `FEWEST`, so that
+    the last forecast is based on that many steps which the first one did not have. The saving of a
+    preset that changes the training must be forecast for `AUTO_STEPS` steps, because a run's first
+    steps are often slow, and the change to the training would be permanent.
 
     `promise.saving_low` must be above `MARGIN`.
     """
@@ -152,7 +158,7 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
         if not (same_policy and same_conditions(before, forecast)):
             return False
         promised = before.of(best.policy, best.parameters)
-        # This forecast is for a single other option.
+        # `before` is a forecast for a single option, which is not `best`.
         if promised is None:
             continue
         if promised.saving_low <= MARGIN:
@@ -217,7 +223,7 @@ def _newest(earlier: Sequence[Forecast], version: int) -> Forecast | None:
 
 
 def same_conditions(first: Forecast, second: Forecast) -> bool:
-    """Return whether each rank was about as fast in both forecasts."""
+    """Return whether each rank had about the same speed in both forecasts."""
     return len(first.speeds) == len(second.speeds) and all(
         min(a, b) > 0 and abs(math.log(a / b)) <= math.log(1 + THRESHOLDS.changed_conditions)
         for a, b in zip(first.speeds, second.speeds, strict=True)

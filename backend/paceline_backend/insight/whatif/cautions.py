@@ -25,9 +25,10 @@ PLAIN = "bsp"
 
 
 def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a preset for a run, warnings of harm first, within a second.
+    """Return warnings about the use of a preset in a run, warnings of harm first.
 
-    For a run that has not trained enough yet, warnings only say what the preset changes.
+    The function takes less than a second. For a run that has not trained enough yet, warnings only
+    say what the preset changes.
 
     Raises:
         UnknownPolicyError: no such preset.
@@ -47,8 +48,8 @@ def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -
 def with_cautions(made: Forecast, state: PlanningState, models: Models) -> Forecast:
     """Return a forecast with each preset's warnings.
 
-    The forecast's own figures show whether a preset takes longer than plain DDP, which is harm. If
-    plain DDP is not among its presets, there are no warnings of harm.
+    A preset is harmful if it takes longer than plain DDP in this forecast. If the forecast does not
+    include plain DDP, there are no warnings of harm.
     """
     conditions, plain = conditions_of(state, models), made.of(PLAIN)
     if conditions is None:

@@ -67,7 +67,7 @@ class Forecaster:
         ends, self._alive = spawn.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
         made = self._pool.submit(call)
-        # The child has its own copy of this end of the connection.
+        # Close this end of the connection, because the child has its own copy of it.
         ends.close()
         return made
 
@@ -87,7 +87,7 @@ class Forecaster:
 
 
 def _begin(parent: Connection) -> None:
-    # The parent handles Ctrl-C.
+    # Ignore SIGINT, because the parent handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

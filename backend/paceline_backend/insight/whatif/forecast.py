@@ -157,7 +157,7 @@ def _of_slow_node(
     again[name].in_force = False
     preset = _preset(slow.node, again[name], base, scale, made.fit_error)
     measured = basis.measured
-    # Other steps have no all-reduce.
+    # Only these steps end with an all-reduce.
     reduced = measured.together
     step_s = float(measured.step_s[reduced].sum())
     not_computing = float(measured.remainder_s[reduced].sum()) / step_s if step_s else 0.0
@@ -202,9 +202,9 @@ def _basis(state: PlanningState) -> Basis | str:
 def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> float:
     """Return measured ÷ modelled time of the batches that ran.
 
-    Errors are exchanged only among neighbouring steps, so slowdowns that the policy has adapted to
-    stay near their steps. The result also shows errors that occur with only one kind of batch. A
-    simulation spreads such errors over all batches.
+    The models' errors are exchanged only between neighbouring steps, so a slowdown stays near the
+    batches with which the policy reacted to it. The result therefore also includes errors that
+    occur with only one kind of batch, which a simulation spreads over all batches.
     """
     rng = np.random.default_rng(len(measured))
     count = len(measured)
@@ -214,7 +214,8 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
     compute_s = models.ett(measured.features) * ratio[rows]
-    # Models apply to single batches only.
+    # The models predict the time of one batch, so records of several batches keep their measured
+    # time.
     if measured.several is not None:
         compute_s = np.where(measured.several, measured.compute_s, compute_s)
     data_s = np.where(measured.single, measured.data_s[rows], measured.data_s)
@@ -229,11 +230,11 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
 
 
 def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
-    """Return the time of all relaxed steps, by the models of the synchronisers.
+    """Return the time of all relaxed steps, computed with the models of their synchronisers.
 
-    Each rank trains the batches that it has trained. Where ranks share batches, a rank's last
-    record of a span counts as one step, regardless of the number of batches that the rank took
-    over.
+    In the computation, each rank trains the same batches as in the run. Where ranks share batches,
+    a rank's last record of a span counts as one step, regardless of the number of batches that the
+    rank took over.
     """
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)
@@ -316,7 +317,7 @@ def _answer(
 def mean_load(hello: Hello, sizes: Floats) -> float:
     """Return the load of a mean step, in the unit of the sizes."""
     if hello.token_budget is not None and hello.steps_per_epoch:
-        # `global_batch` would be a rounded mean here.
+        # With a token budget, `global_batch` is only a rounded mean.
         return float(sizes.sum()) / hello.steps_per_epoch
     if hello.drop_last:
         return float(sizes.mean()) * hello.global_batch
@@ -328,7 +329,8 @@ def _preset(
 ) -> PresetForecast:
     """Return an option's forecast in comparison with the policy in force (`base`).
 
-    Draws of both use the same steps and errors, so their ratio has little noise.
+    The draws of both options use the same steps and errors, so the ratio of the two times has
+    little noise.
     """
     shifts = np.array(of.shifts)
     low, high = _interval(of.mean * scale, of.draws * scale, shifts, fit_error)
@@ -462,7 +464,7 @@ def _as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
 
 
 def _answer_of_node(slow: SlowNode, preset: PresetForecast, not_computing: float) -> NodeForecast:
-    """Return the policy's forecast without the slowness as a forecast for the node.
+    """Convert a forecast for the policy without the node's slowness to a `NodeForecast`.
 
     Telemetry does not show how much a busy core on the node slows the all-reduce down, so the
     all-reduce may become faster without the node. The sentence mentions this possibility if

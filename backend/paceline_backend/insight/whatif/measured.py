@@ -55,7 +55,7 @@ class RelaxedSpan:
 
     @property
     def over(self) -> bool:
-        """Return whether the epoch ends with the last row."""
+        """Return whether the epoch ends with the span's last row."""
         return self.whole and self.epoch_end
 
     @property
@@ -85,7 +85,7 @@ class MeasuredSteps:
     relaxed_spans: tuple[RelaxedSpan, ...] = ()
     # Median duration in the records of the newest reduction rounds; None: there are no rounds.
     reported_round_s: float | None = None
-    # Reason why the newest relaxed segment was all-reduced; empty: no relaxed segment was.
+    # Reason why ranks all-reduced in the newest relaxed segment; empty: they did not.
     fallback: str = ""
     # Mask of records that cover several batches; None: there are no such records.
     several: npt.NDArray[np.bool_] | None = None  # [S, W]
@@ -129,7 +129,7 @@ class MeasuredSteps:
         )
 
     def of_segments(self, segments: list[Segment]) -> MeasuredSteps:
-        """Return the steps with `several` set from the plans of these segments."""
+        """Return a copy in which `several` is set according to the plans of these segments."""
         trained = self.features.samples > 0
         left = single_batches(self._feedback(trained), segments).samples.reshape(trained.shape)
         return replace(self, several=trained & (left == 0))
@@ -231,7 +231,7 @@ class MeasuredSteps:
 
     @property
     def round_s(self) -> float:
-        """Return the duration of a reduction among all ranks, for the last rank to arrive."""
+        """Return the duration of a reduction among all ranks, after the last rank has arrived."""
         together = self.together
         if together.any():
             return float(np.median(self.sync_s[together].min(axis=1)))
@@ -324,7 +324,7 @@ def with_spans(
 
 
 class _Exchange(NamedTuple):
-    """Cost of an exchange: consecutive messages, and how many times all gradients are sent."""
+    """Cost of an exchange: consecutive messages, and bytes sent ÷ bytes of all gradients."""
 
     messages: float
     vectors: float
@@ -342,11 +342,11 @@ def _all_reduce(ranks: int) -> _Exchange:
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
     """Return the exchange whose duration a synchroniser records."""
     if isinstance(synchroniser, Pairwise):
-        # The recorded duration covers only the answer.
+        # The recorded duration covers only one of the pair's two messages, the answer.
         return _Exchange(1, 1)
     if isinstance(synchroniser, Hierarchical):
         largest = max(map(len, synchroniser.parameters.groups))
-        # A rank alone in its group reduces nothing.
+        # A group of one rank reduces nothing, so count at least two ranks.
         return _all_reduce(max(largest, 2))
     return _all_reduce(world)
 

@@ -78,7 +78,7 @@ def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = No
 
 
 def ratios(models: Models, measured: MeasuredSteps) -> Floats:
-    """Return measured ÷ modelled compute time, [S, W]; NaN unless a record has just one batch."""
+    """Return measured ÷ modelled compute time, [S, W]; NaN where a record is not of one batch."""
     modelled = models.ett(measured.features)
     ratio = np.full(modelled.shape, np.nan)
     np.divide(measured.compute_s, modelled, out=ratio, where=measured.single & (modelled > 0))

@@ -1,4 +1,4 @@
-"""Costs of a batch besides its load: one shape for all ranks, with its remaining uncertainty.
+"""Fit of the costs per sample and per step, which all ranks share, and of their uncertainty.
 
 A predictor learns the speed and the costs of each rank from this rank alone. That suits plans,
 which are renewed every few steps. A forecast needs the time of batches that were never trained.
@@ -34,7 +34,7 @@ class Shape:
 
     Attributes:
         own: models that were fitted rank by rank; their costs are replaced.
-        measured: S steps.
+        measured: the measured steps to which the shape was fitted.
         at: (sample, scaled, fixed) of the best fit. `scaled` or `fixed` is 0: the cost per step is
             either larger on a slow rank (`scaled`), or the same for all ranks (`fixed`).
         axes: directions of uncertainty, with one standard deviation as length; empty: ranks keep
@@ -49,7 +49,7 @@ class Shape:
     faster: Floats | float = 1.0
 
     def models(self, replicate: int = 0) -> Models:
-        """Return the models of a simulation, which are the points of an unscented transform.
+        """Return the models for one simulation: one of the points of an unscented transform.
 
         `replicate` 0 is the best fit; 1 and 2 are the first axis, up and down; 3 and 4 the second,
         and so on.
@@ -70,7 +70,7 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
     """Fit the shape that explains the steps of all ranks best.
 
     `models` were fitted rank by rank. They define the cost of a batch, and ranks without steps keep
-    them. `measured` must contain only steps of unchanged speeds.
+    them. `measured` must contain only steps in which no rank's speed changed.
     """
     known = measured.single
     ranks = np.flatnonzero(known.any(axis=0))

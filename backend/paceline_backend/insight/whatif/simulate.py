@@ -75,13 +75,13 @@ class SimulatedOption:
     policy: Policy
     in_force: bool = False
     variant: bool = False
-    # Bootstrapped means.
+    # Mean times of the counted steps in bootstrap draws.
     draws: Floats = field(default_factory=lambda: np.empty(0))  # [draws]
-    # Mean of the counted steps.
+    # Mean time of the counted steps, which are the steps after the warm-up.
     mean: float = 0.0
-    # Mean of the first `early_steps` counted steps.
+    # Mean time of the first `early_steps` counted steps.
     early: float = 0.0
-    # Logarithms of early means with other models ÷ the early mean with the fitted models.
+    # For each simulation with other models: logarithm of its early mean time ÷ `early`.
     shifts: list[float] = field(default_factory=list)
     # Largest `Synchronisation.alone` of the counted segments; None if it is None in any of them.
     alone: int | None = 0
@@ -90,11 +90,11 @@ class SimulatedOption:
 
     @property
     def changes(self) -> Changes:
-        """Return how the option changes the training."""
+        """Return the option's effect on the training."""
         return self.policy.changes
 
     def add(self, trained: list[TrainedSegment], count: int) -> None:
-        """Add the simulation with the fitted models: `count` steps after the warm-up."""
+        """Add the simulation with the fitted models, which has `count` steps after the warm-up."""
         step_s, load = _counted(trained, count)
         drawn = blocks(np.random.default_rng(1), count, count, THRESHOLDS.draws)
         self.draws = step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1)
@@ -106,7 +106,7 @@ class SimulatedOption:
         self.stale = any(run.segment.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
-        """Add a simulation with other models: `early_steps` after the warm-up."""
+        """Add a simulation with other models, which has `early_steps` steps after the warm-up."""
         step_s, load = _counted(trained, THRESHOLDS.early_steps)
         self.shifts.append(float(np.log(step_s.sum() / load.sum() / self.early)))
 
@@ -127,9 +127,9 @@ def simulate(
 ) -> tuple[dict[str, SimulatedOption], dict[str, str]]:
     """Return simulated options and the reasons for options that are left out, both by label.
 
-    The first simulation of each option uses the fitted models and includes all variants. Only the
-    best variant of a preset is kept, if it takes less time than the defaults. Pairs of shorter
-    simulations follow, with other models that fit the measured steps equally well.
+    First, all options, including all variants, are simulated with the fitted models. Of each
+    preset's variants, only the best is kept, and only if it takes less time than the defaults.
+    Pairs of shorter simulations follow, with other models that fit the measured steps equally well.
 
     `presets` are labels, or names of presets with their defaults; None: all, with their variants.
     Presets that change the training are included if `relaxed` is true. The policy in force is
@@ -221,7 +221,10 @@ def _options(
 
 
 def _fall_back(options: dict[str, SimulatedOption], left_out: dict[str, str], why: str) -> None:
-    """Replace or leave out relaxed options, because their gradients would be all-reduced."""
+    """Leave out relaxed options; if the policy in force is relaxed, simulate it with an all-reduce.
+
+    `why` is the reason why the ranks would all-reduce their gradients under a relaxed policy.
+    """
     for name, option in list(options.items()):
         if option.policy.relaxed and option.in_force:
             option.policy = replace(option.policy, synchroniser=ALLREDUCE)

@@ -43,11 +43,11 @@ class PlanningState:
     version: int
     policy: str
     parameters: dict[str, Any]
-    # None: there is no Hello yet.
+    # None if the run has no Hello yet, because its ranks have not started.
     history: History | None = None
     window: Window | None = None
     measured: MeasuredSteps | None = None
-    # Steps after the warm-up that the policy in force planned.
+    # Mask of the steps that the policy in force planned, without its warm-up steps.
     steady: npt.NDArray[np.bool_] | None = None  # [S]
     # True if the script divides its batches itself, in the way `policy` would.
     observed: bool = False
@@ -106,7 +106,10 @@ def _read_steps(
 def _with_segments(
     connection: Connection, run: int, hello: Hello, measured: MeasuredSteps
 ) -> MeasuredSteps:
-    """Return `measured` with its relaxed spans; segments that fell back count as all-reduced."""
+    """Return `measured` with its relaxed spans.
+
+    A segment whose ranks fell back to an all-reduce gets no span.
+    """
     if not len(measured):
         return measured
     kept: list[Segment] = []

@@ -1,10 +1,10 @@
 """Thresholds of forecasts, and of the decisions of `auto`.
 
-``benchmarks/forecasts.py`` checks the thresholds of forecasts: it compares forecasts with the times
-that presets then take, and counts the times inside the 95 % intervals. A comment quotes the kind of
-run for which the threshold was chosen. No measurement has shown yet for which kinds the forecasts
-change if a threshold is halved. ``benchmarks/regret.py`` checks the thresholds of `auto`.
-docs/decisions/0020 and 0033 explain the choices.
+``benchmarks/forecasts.py`` checks the thresholds of forecasts: it compares forecasts with the step
+times that presets then have, and counts the step times that are inside the 95 % intervals. A
+comment quotes the kind of run on which the threshold was chosen. No measurement has shown yet for
+which kinds the forecasts change if a threshold is halved. ``benchmarks/regret.py`` checks the
+thresholds of `auto`. docs/decisions/0020 and 0033 explain the choices.
 
 The number of steps of a forecast and the minimum saving (`answer.STEPS`, `FEWEST`, `MARGIN`), and
 the steps at which `auto` makes forecasts (`auto.AUTO_STEPS`, `FIRST_STEP`), are also used by the
@@ -26,14 +26,14 @@ class ForecastThresholds:
     # Maximum numbers of records that are read for a forecast, and for warnings before a switch.
     most_cells: int = 200_000  # steps × ranks
     caution_cells: int = 50_000  # steps × ranks
-    # Number of the newest reduction rounds whose median is the time of a round.
+    # The time of a reduction round is the median over this many of the newest rounds.
     newest_rounds: int = 256  # rounds
     # The first steps of an attempt are left out, because they include one-time work.
     cold_steps: int = 3  # steps
     # Minimum number of steady steps to measure the time of the policy in force.
     steady_steps: int = 16  # steps
-    # Minimum fraction of steps in which a rank does not wait for another rank; "RNA in force while
-    # each rank's step is delayed by a random time".
+    # Each rank is assumed not to wait for another rank in at least this fraction of its steps.
+    # Chosen on runs of the kind "RNA in force while each rank's step is delayed by a random time".
     undisturbed: float = 0.1
     # Speed of the slowest network that is expected: 1 Gbit/s; checked by
     # tests/unit/insight/test_exchanges.py.
@@ -41,29 +41,31 @@ class ForecastThresholds:
 
     # --- Steps of the present speeds (`forecast.same_speeds`).
 
-    # Length of a block, whose median is a rank's speed; "A rank became slower shortly before the
-    # forecast and stays so".
+    # A rank's speed is the median over a block of this many steps. Chosen on runs of the kind "A
+    # rank became slower shortly before the forecast and stays so".
     block_steps: int = 8  # steps
-    # A speed has changed if it differs by more than this and by more than chance; "A rank was slow
-    # for a while, which was over shortly before the forecast".
+    # A rank's speed has changed if it differs by more than this and by more than chance. Chosen on
+    # runs of the kind "A rank was slow for a while, which was over shortly before the forecast".
     changed_speed: float = 0.15  # relative
-    # Probability that chance alone looks like another speed.
+    # Maximum probability that chance alone makes a rank's speed look changed.
     by_chance: float = 0.001
 
     # --- Costs of a batch (`shapes`).
 
-    # Prior standard deviation of the share of the time that is due to samples or steps; "Samples
-    # cost a fixed amount each, such as decoding, beside what their length costs".
+    # Prior standard deviation of the share of a step's time that is a cost per sample or per step,
+    # not per unit of load. Chosen on runs of the kind "Samples cost a fixed amount each, such as
+    # decoding, beside what their length costs".
     shape_prior: float = 0.25
     # Maximum number of ranks to which the shape is fitted; the limit saves time.
     shape_ranks: int = 64  # ranks
     # Lower bound of the noise of a step's time.
     least_noise: float = 0.003  # relative
-    # Residuals are clipped to this; "Noisy neighbours: on a few ranks other jobs come and go by
-    # chance, for some steps each".
+    # The fit clips residuals to this many σ. Chosen on runs of the kind "Noisy neighbours: on a few
+    # ranks other jobs come and go by chance, for some steps each".
     clipped_sigmas: float = 4.0  # σ
-    # Ranks keep their own costs if the errors of the shape exceed the errors of the ranks' own
-    # models by a larger factor; "Devices that differ in each cost of their own, in no groups".
+    # If the errors of the shape are more than this many times the errors of the ranks' own models,
+    # ranks keep their own costs. Chosen on runs of the kind "Devices that differ in each cost of
+    # their own, in no groups".
     worse_shape: float = 1.1
 
     # --- Simulations (`simulate`, `resampled`).
@@ -71,8 +73,8 @@ class ForecastThresholds:
     # Maximum numbers of steps and of samples that count in each simulation; the limits save time.
     simulated_steps: int = 100  # steps
     simulated_samples: int = 400_000  # samples
-    # Number of steps that count in simulations with other models, and the minimum for all
-    # simulations.
+    # Number of counted steps in simulations with other models, and minimum number of counted steps
+    # in every simulation.
     early_steps: int = 24  # steps
     # Number of bootstrap draws for the interval. Draws consist of blocks of steps, because
     # slowdowns last for several steps.
@@ -95,7 +97,8 @@ class ForecastThresholds:
 
     # Minimum number of steps between two switches.
     hold_steps: int = 100  # steps
-    # A larger change of a rank's speed makes earlier experience with presets void.
+    # If a rank's speed has changed by more than this, `auto` ignores its earlier experience with
+    # presets.
     changed_conditions: float = 0.25  # relative
 
 
