@@ -46,7 +46,7 @@ def network() -> nn.Module:
 
 
 def measure(pairs: int, batch: int) -> tuple[list[dict[str, float]], int]:
-    """Return seconds of a block of steps in each way, and the number of observed steps."""
+    """Return, for each pair, the seconds of a block by way; and the number of observed steps."""
     observer = Observer()
     patches.apply(observer)
     model = DistributedDataParallel(network())

@@ -55,9 +55,9 @@ from paceline_backend.simulator import Scenario
 PROCESSES, THREADS = 4, 64
 # Samples of a rank in a step, and steps of a segment.
 PER_RANK, STEPS = 4, 4
-# Files that a process opens in addition to its connections.
+# Number of files that a process opens in addition to its connections.
 SPARE_FILES = 200
-# Timeout of the segments of one number of ranks.
+# Maximum time to measure the segments of one number of ranks, in seconds.
 PATIENCE_S = 300.0
 # Torch's store queries the name server for the name of each client, and blocks meanwhile. Exclude
 # that from the measurement: with these options, glibc's resolver queries no server.
@@ -91,7 +91,7 @@ class _Timed:
 
 
 def _readers(pipe: Connection, port: int, ranks: Sequence[int], segments: int) -> None:
-    """Connect some ranks on request, then send the times of their reads, segment by segment."""
+    """Act as some ranks: connect on request, then send the times of reads, segment by segment."""
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     pipe.send("loaded")
     pipe.recv()

@@ -95,7 +95,7 @@ def switch(api: Api, run: str, policy: str) -> dict[str, float]:
 
 
 def differing(database: Path) -> int:
-    """Return the number of policy versions that took effect at different steps on ranks."""
+    """Return the number of policy versions whose first step differs between ranks."""
     query = """
         SELECT s.version, w.rank, min(w.step) FROM worker_steps w
         JOIN segments s ON s.run = w.run AND s.attempt = w.attempt AND s.seq = w.segment

@@ -69,7 +69,7 @@ class TrainedSegment:
     compute_s: Floats
     # Waiting for other ranks, after computing.
     wait_s: Floats
-    # 0 where a rank computes during communication.
+    # Exchange of gradients; 0 where a rank computes at the same time.
     communication_s: Floats
     # Virtual time at which each step begins.
     started_at: Floats
@@ -145,7 +145,7 @@ class Simulation:
 
     A segment is planned from the records of earlier steps without the newest `_LAG` steps, because
     a real controller plans while the last segment still runs. Planning takes no virtual time. The
-    first step begins at virtual time 0. The same arguments, switches and failures give the same
+    segments and times. Not thread-safe.
     segments and times. For one thread.
 
     Args:
@@ -198,7 +198,7 @@ class Simulation:
         return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begin an attempt, which only knows the used samples of earlier attempts (in `hello`)."""
+        """Begin an attempt. Of earlier attempts it only knows which samples they used (`hello`)."""
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
@@ -323,7 +323,7 @@ class Simulation:
         return seconds
 
     def _met(self, segment: Segment, costs: Costs) -> Floats:
-        """Put the segment's synchroniser in force; return when each rank can begin, [W]."""
+        """Apply the segment's synchroniser; return the time at which each rank can begin, [W]."""
         clocks, synchroniser = self._clocks, segment.synchroniser
         if self._model.goes_on:
             if synchroniser == self._synchroniser:
@@ -398,7 +398,7 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
 
 
 class DealtBatches:
-    """The batches of a segment: first as planned, later as shared among ranks.
+    """The batches of a segment: first as planned, and after `pool` as the ranks shared them.
 
     Args:
         devices: devices of the ranks.
@@ -428,7 +428,7 @@ class DealtBatches:
             self.compute_s[at] = self._taken_s(at)
 
     def step(self, at: int) -> Features:
-        """Return the batches of a step of the segment, [W]."""
+        """Return the batches of the segment's step `at`, counted from 0, [W]."""
         return Features(*(column[at] for column in self.features))
 
     def room(self, rank: int) -> int:

@@ -29,7 +29,8 @@ from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParame
 from paceline_backend.policies.registry import make as policy_of
 from paceline_backend.policies.values import LEAST, Ints
 
-# Number of parts of the newest steps, all of which must give the same groups.
+# The newest steps are divided into this many parts. Groups change only if all parts give the same
+# new groups.
 _PARTS = 4
 _STEPS = 8 * _PARTS
 
@@ -50,7 +51,10 @@ class Grouping:
     by_node: bool = True
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return the chooser for several nodes; this chooser if no node has several ranks."""
+        """Return a chooser of one group per node; this chooser if that is not wanted or useful.
+
+        Groups by node are useful if some node has several ranks.
+        """
         known = of_nodes(nodes)
         return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
 
