@@ -34,13 +34,13 @@ from paceline_backend.simulator.sizes import Sizes
 # Mean size, as in CHRONICA's data sets.
 MEAN = 45.0  # frames
 
-# a of the fast workers.
+# Seconds per size unit (a) of the fast workers.
 SPEED_S = 1e-3  # s per size unit
-# b as a fraction of a mean step.
+# Seconds per step (b) of every worker, as a fraction of a mean step of a fast worker.
 OVERHEAD = 0.02
-# Steps of an epoch.
+# Number of steps of an epoch.
 STEPS = 64
-# The first epoch is not counted.
+# Number of epochs. The first epoch is not counted.
 EPOCHS = 3
 
 FREE, EXACT = "paceline free", "paceline exact"

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.ranks import Ranks
 
 WORLD, BLOCK, WARM, CLASSES = 2, 10, 2, 10
-# Maximum ratio of a step's time with and without observing.
+# Maximum ratio of a step's time with observing to its time without.
 BOUND = 1.01
 
 

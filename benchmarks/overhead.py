@@ -55,7 +55,7 @@ WAYS = {"alone": alone, "managed": managed}
 
 
 def measure(way: str, world: int, pairs: int) -> dict[str, Any]:
-    """Return the figures of one way and number of ranks."""
+    """Train in one way (see `WAYS`) with `world` ranks, and return the figures."""
     with tempfile.TemporaryDirectory() as folder:
         WAYS[way](Path(folder), world, pairs)
         files = sorted(Path(folder).glob("rank-*.json"))

@@ -51,9 +51,9 @@ from paceline.train.profile import Limits
 from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Scenario
 
-# Processes that act as ranks, and threads of each.
+# Number of processes that act as ranks, and number of threads of each process.
 PROCESSES, THREADS = 4, 64
-# Samples of a rank in a step, and steps of a segment.
+# Number of samples of a rank in a step, and number of steps of a segment.
 PER_RANK, STEPS = 4, 4
 # Number of files that a process opens in addition to its connections.
 SPARE_FILES = 200
@@ -64,7 +64,7 @@ PATIENCE_S = 300.0
 _NO_NAMES = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 # Bounds in seconds. A segment of four steps lasts 4 s if a step takes a second.
 READ_S, STORED_S, ANSWER_S, OPEN_S = 4.0, 600.0, 5.0, 10.0
-# Requests of the run's page.
+# Requests that the run's page sends.
 PAGE = {
     "run": "",
     "newest steps": "/view?last=511",

@@ -78,7 +78,7 @@ def first_step_at(api: Api, run: str, step: int) -> tuple[float, float]:
 
 
 def switch(api: Api, run: str, policy: str) -> dict[str, float]:
-    """Switch the policy, and return the latency in seconds and in steps."""
+    """Switch the policy; return the latency in seconds and in steps, and the time of a step."""
     asked = time.time()
     version = api("POST", f"/runs/{run}/policy", {"policy": policy, "by": "benchmark"})["version"]
     deadline = time.monotonic() + 60

@@ -346,7 +346,7 @@ def checks_of(scenario: Scenario, runs: Runs) -> list[Check]:
     return checks
 
 
-# Heading → figure, digits.
+# Heading of a column → name of the figure, and number of decimals.
 _FIGURES = {
     "updates/s": ("updates_s", 1),
     "gradients/s": ("gradients_s", 1),

@@ -45,16 +45,16 @@ from paceline.train.sync.partial import PartialSync
 from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
 
-# Hides the warning that devices are emulated.
+# Hide the warning that devices are emulated.
 logging.getLogger("paceline.train.device").setLevel(logging.ERROR)
 
 # Number of first steps, which do not count. Half of them are all-reduced.
 WARM = 8
-# Low enough that stale gradients do no harm. The momentum is 0.5.
+# Learning rate, low enough that stale gradients do no harm. The momentum is 0.5.
 RATE = 0.1
-# Steps between two averages of PyTorch's local SGD.
+# Number of steps between two averages of PyTorch's local SGD.
 EVERY = 8
-# Maximum time that ranks wait for each other at the start of the counted part.
+# Maximum time in seconds that ranks wait for each other at the start of the counted part.
 MEET_S = 20.0
 # Maximum number of moments of a training at which the loss is evaluated.
 MOMENTS = 8_192
@@ -164,7 +164,7 @@ class Watch:
         self.relaxed: Callable[[], GradientSync | None] = lambda: None
         # Makes a context in which the session counts the rank as waiting in the loop's body.
         self.waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        # Holds the count of ranks at the start of the counted part.
+        # Store in which ranks count themselves at the start of the counted part.
         self.store: dist.Store | None = None
         self._trained = Trained()
         self._steps: list[_Seen] = []
@@ -284,7 +284,7 @@ class Watch:
             return float(cross_entropy(logits, classes)), float(accuracy)
 
     def _stepping(self, *_: Any) -> None:
-        # A relaxed synchroniser may step several times, or without gradients if no round was over.
+        # A relaxed synchroniser may call this several times, or without gradients if no round ended.
         if self._trained.began < math.inf and any(
             p.grad is not None for p in self._network.parameters()
         ):

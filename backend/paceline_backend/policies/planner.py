@@ -43,7 +43,7 @@ class Plan:
     ett_s: list[list[float]]  # [step][rank]
     # Each rank's share of the load, for the leader while no controller plans; empty: equal counts.
     shares: list[float]  # [W]
-    # The worker that holds each sample: the result of `shuffle` if `plan` called it.
+    # The worker that holds each sample, after `shuffle` if `plan` called it.
     placement: Ints  # [N]
     # `Problem.order`, or the result of `compose` if `plan` called it. Both include the samples that
     # this segment uses.

@@ -57,7 +57,7 @@ class Feedback:
 
     @property
     def features(self) -> Features:
-        """The features of each row's batch, from which its cost is computed."""
+        """Features of each row's batch, from which `Cost.load` computes its effective load."""
         return Features(self.samples, self.load, self.squares, self.longest)
 
     def by_step(self, world: int) -> Feedback:
@@ -105,7 +105,7 @@ def usable(samples: Any, load: Any, compute_s: Any) -> Any:
 
 @dataclass(frozen=True)
 class StepTable:
-    """The workers' records of some steps; arrays are [steps, W], oldest first.
+    """Records of all workers in several steps. Arrays are [steps, W], oldest step first.
 
     `usable` is a bool array: True where the record shows the worker's speed.
     """
@@ -202,7 +202,7 @@ class Models:
 
     @staticmethod
     def unknown(world: int) -> Models:
-        """Return equal models for all ranks, 1 s per size unit; only ratios of times count."""
+        """Return equal models, 1 s per size unit, of which only the ratios of times are useful."""
         return Models(np.ones(world), np.zeros(world), np.zeros(world), known=False)
 
 
@@ -318,8 +318,9 @@ class Problem:
     token_limits: Floats | None = None  # [W]
 
     def across(self, before: Ints, after: Ints) -> int:
-        """Return the number of samples that a move from ranks `before` to `after`, [K], takes to
-        another node.
+        """Return the number of K samples that change node if their ranks change.
+
+        `before` and `after` are the samples' ranks before and after the change, [K].
         """
         if self.nodes is None:
             return 0

@@ -209,7 +209,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return scenario
 
     def at(self, folder: Path) -> Scenario:
-        """Return the scenario with its file of sizes below a folder."""
+        """Return the scenario with the path of its file of sizes taken relative to a folder."""
         if self.sizes.file is None:
             return self
         sizes = msgspec.structs.replace(self.sizes, file=str(folder / self.sizes.file))

@@ -268,7 +268,7 @@ class Simulation:
         own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
         load_s = self._data_s + own_s
         begun, starts = self._clocks, self._met(segment, costs)
-        # Rank 0, the leader, adopts the segment when it needs it. If ranks continue without
+        # Rank 0, the leader, adopts a segment when rank 0 needs it. If ranks continue without
         # synchronising, a rank that is ahead of the leader waits with its first batch until then.
         begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)

@@ -64,7 +64,7 @@ class GruPredictor:
 
 
 def _predict(history: Floats, last: Floats) -> Floats:
-    """Predict the value after each row of `last` [W, P] from `history` [S, P + 1]."""
+    """Train on `history`, [S, P + 1]; predict the value that follows each row of `last`, [W, P]."""
     import torch
 
     with _threads_lock:

@@ -422,6 +422,6 @@ class PerSamplePredictor:
 
 
 def warm_up() -> None:
-    """Compile the kernel, or read it from the cache, so that no plan waits for seconds."""
+    """Compile the kernel, or read it from the cache, so that plans need not wait for it."""
     rows = Feedback.empty().by_step(1)
     _fit(rows, SUM, 1)

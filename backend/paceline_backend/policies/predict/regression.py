@@ -102,7 +102,7 @@ def fit_ranks(
 def _fit_rows(
     rows: Floats, share: float, noise: float, now: Floats, before: Floats, trial: Floats
 ) -> tuple[float, int, float]:
-    """Fit one rank's rows, [F, 3] of (u, v, time_s); return the score of forecasts of the rows.
+    """Fit one rank's rows (u, v, time_s), [F, 3]; return the score of the forecasts of the rows.
 
     The score is the loss, the number of scored rows, and Σ ½ log(1 + `_unsure`) over these rows.
 
@@ -140,7 +140,7 @@ def _fit_rows(
             drift = later
             _learn(now, rows[k], rows[k, 2] if seen == 0 else _forecast(now, rows[k]))
             _solve(now, variance, share)
-        # The first step is often slow, so a second row that differs from the first row replaces it.
+        # The first step is often slow, so if the second row differs, the fit starts again with it.
         else:
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
             if _reshaped(rows, held, k, changed, variance, share, now, before, trial):

@@ -33,11 +33,11 @@ from paceline_backend.policies.solve import counts
 
 # Maximum number of search nodes of branch and bound, which take about 30 ms.
 _NODES = 20_000
-# Maximum number of workers for branch and bound; for more workers, `_NODES` is far too small.
+# Maximum number of workers for branch and bound; with more, `_NODES` nodes would not help.
 _WORKERS = 64
 # Approximate maximum number of common times that `try_levels` tries to give all workers.
 _LEVELS = 256
-# Threads change only if the times' standard deviation falls by this fraction of the mean time.
+# Minimum fall of the times' standard deviation for a change, as a fraction of the mean time.
 _WORTH = 0.05
 
 

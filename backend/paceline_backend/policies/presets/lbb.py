@@ -39,7 +39,7 @@ class _LbbMemory(counts.Counted):
     next: int
     # The slope of the last rough model in s per sample; 0: unknown.
     slope: list[float]  # [W]
-    # First step since which a worker has had no samples; not used for workers with samples.
+    # Step since which each worker has had no samples; without meaning if it has samples.
     idle: list[int]  # [W]
     # The first step in which rapid tuning is allowed again.
     calm_until: int

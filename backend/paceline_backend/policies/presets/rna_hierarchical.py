@@ -51,9 +51,9 @@ class Grouping:
     by_node: bool = True
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return a chooser of one group per node; this chooser if that is not wanted or useful.
+        """Return a chooser with a group for each node, or this chooser.
 
-        Groups by node are useful if some node has several ranks.
+        Nodes are groups only with `by_node`, and if some node has several ranks.
         """
         known = of_nodes(nodes)
         return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
@@ -99,7 +99,7 @@ class _ByNode:
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
-    """Return the last groups, or a single group if they do not have exactly the run's ranks."""
+    """Return the last groups, or a single group if their ranks are not exactly the run's ranks."""
     try:
         grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:

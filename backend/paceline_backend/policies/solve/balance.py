@@ -104,7 +104,7 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
 
 @compiled
 def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
-    """Cut the samples into slices for ranks 0, 1, … with an early end; False if no cut fits.
+    """Return the best cut of the samples into a slice for each rank; False if no cut fits.
 
     The time of every cut is at least `low`. Samples arranged by `compose` have cuts near `low`, so
     the search begins there.

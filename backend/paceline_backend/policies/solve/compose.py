@@ -122,7 +122,7 @@ def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints,
 
 @compiled
 def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[float, int]:
-    """Return a lower bound of the time, and the number of first workers in `order` that give it.
+    """Return a lower bound of a step's time, and k: the first k workers in `order` give the bound.
 
     The function first sorts `order` in place by descending a·count, so that the workers that have
     time only for small samples come first.
@@ -414,7 +414,7 @@ def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) ->
 
 
 def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
-    """Regroup bins into steps: each worker's fullest bin into one step, and so on.
+    """Regroup bins into steps: one step has each worker's fullest bin, the next the second, ….
 
     A worker's bins hold equally many samples, so any of them may share a step. This grouping
     minimises the total time of all steps.

@@ -203,7 +203,10 @@ class CountedScheduler:
 
 
 def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
-    """Return positions of a batch's samples, sorted by rank, [n]; loads are as the counts."""
+    """Divide a batch by counts; return the positions of its samples, sorted by rank, [n].
+
+    The ranks' loads are as nearly as possible in proportion to the counts.
+    """
     nothing = np.zeros(len(counts))
     owner = partition(sizes, Models(1 / np.maximum(counts, 1), nothing, nothing, cost=cost), counts)
     return np.argsort(owner, kind="stable")

@@ -100,7 +100,10 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
 def _filled(
     sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints, until: float
 ) -> Ints:
-    """Return the samples that each rank in `turn` finishes by `until` under every cost: numbers."""
+    """Return the number of samples that each rank in `turn` finishes by `until`.
+
+    A rank must finish them in time under every cost.
+    """
     counts = np.zeros(len(turn), np.int64)
     load = np.zeros(len(sizes))
     at = 0

@@ -151,7 +151,7 @@ class Work:
         return np.broadcast_to(True if self.steps is None else at < self.steps, shape)
 
     def of_ranks(self, table: npt.NDArray[Any]) -> list[list[Any]]:
-        """Return the steps of each rank in a table [S, W]: [W][its steps]."""
+        """Return the values of each rank in a table, [S, W], as lists: [W][the rank's steps]."""
         columns: list[list[Any]] = table.T.tolist()
         if self.steps is None:
             return columns

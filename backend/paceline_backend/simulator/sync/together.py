@@ -75,7 +75,7 @@ class SimulatedAveraging:
                 worked[part], part = 0, None
             if self._flight is not None and ends:
                 now = self._land(now, k, work.costs, worked, timeline)
-            # An exchange of one part sends a fraction of the bytes.
+            # The exchange of one part sends 1 / parts of the bytes.
             means = 0.0 if part is None else 1 / self._parts
             due = [] if part is None else [part]
             if ends:
