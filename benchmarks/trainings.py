@@ -284,7 +284,7 @@ class Watch:
             return float(cross_entropy(logits, classes)), float(accuracy)
 
     def _stepping(self, *_: Any) -> None:
-        # A relaxed synchroniser may call this several times, or without gradients if no round ended.
+        # A relaxed synchroniser may call this several times, or without gradients (no round ended).
         if self._trained.began < math.inf and any(
             p.grad is not None for p in self._network.parameters()
         ):

@@ -59,7 +59,7 @@ class Window:
         self._older: list[int] = []
         # The latest step for which a row arrived.
         self._seen = -1
-        # The last steps in which each rank had samples, [W, USABLE], ascending; -1: no earlier step.
+        # The last steps in which each rank had samples, [W, USABLE], ascending; -1: no such step.
         self._usable = np.full((world, USABLE), -1)
 
     def add(self, records: Iterable[StepRecord]) -> None:

@@ -232,7 +232,7 @@ def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[floa
 def shares_of(
     policy: Policy, models: Models, feedback: Feedback, counts: Ints | None = None
 ) -> list[float]:
-    """Return each rank's share of the load for plans by the leader, [W]; empty: equal counts.
+    """Return each rank's share of the load, [W], for the leader's own plans; empty: equal counts.
 
     The models are fitted to `feedback`. `counts` are the allocator's counts; None: the shares only
     depend on speeds.

@@ -95,14 +95,14 @@ class TrainedSegment:
 
     @property
     def evened_s(self) -> Floats:
-        """The duration of each step, [S], also where ranks are in different steps.
+        """The duration of each step, [S], also if ranks are in different steps at the same time.
 
-        Where ranks share their batches, time is spread evenly over the segment's steps, because
-        ranks train the batches of a step at different times. In another relaxed segment at whose
-        end all ranks synchronise, the wait at the end is spread over the steps. Where ranks do not
-        synchronise at the end, a step lasts from the end of the previous step on the last rank to
-        its own end on the last rank, because all ranks wait for the slowest rank when the epoch
-        ends.
+        If ranks share batches, they train the batches of a step at different times, so the
+        segment's time is spread evenly over its steps. In another relaxed segment at whose end all
+        ranks synchronise, the wait at the end is spread over the steps. If ranks do not synchronise
+        at the end, a step lasts from the moment at which the last rank has ended the previous step
+        to the moment at which the last rank has ended this step, because all ranks wait for the
+        slowest rank when the epoch ends.
         """
         step_s = self.step_s
         if self._pooled:

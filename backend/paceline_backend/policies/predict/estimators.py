@@ -3,7 +3,7 @@
     predictor = EstimatorPredictor({"huber": Huber})  # one regressor
     predictor = EstimatorPredictor(REGRESSORS)  # the regressor that forecasts the run best
 
-`linear.LinearPredictor` follows changes of speed and nearly always suits better. A regressor gives
+`linear.LinearPredictor` follows changes of speed and is nearly always better. A regressor gives
 all steps of its window the same weight.
 
 Functions import scikit-learn only when they make a regressor: the import takes longer than the rest

@@ -112,7 +112,7 @@ class Measured:
     """A chooser that uses a relaxed synchroniser while this surely saves enough time.
 
     The relaxed synchroniser must save more than the fraction `saving` of the time. The time under
-    the synchroniser in force is measured, and the time under the other is estimated. A step under
+    the synchroniser in force is measured, and that under the other one is estimated. A step under
     the all-reduce takes the compute time of its slowest rank, plus the exchange and the other time
     that were last measured under the all-reduce. A relaxed step takes the time that all ranks
     together need for the step's work, because they share it. Normally, the exchange runs while

@@ -25,9 +25,9 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
     """Return a placement in which fewer samples change their node, at no cost to the workers.
 
     A sample that goes from node A to node B is exchanged for a sample of similar size that goes
-    from B to A, unless the longer work of their two workers would become longer, or a node has no
-    room for the exchange (`Problem.storage`). `problem` is the problem that the shuffler gets; its
-    `nodes` must be known.
+    from B to A. The exchange is not made if the larger of the two workers' work would grow, or if a
+    node has no room for it (`Problem.storage`). `problem` is the problem that the shuffler gets;
+    its `nodes` must be known.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()

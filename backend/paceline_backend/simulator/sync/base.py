@@ -123,7 +123,7 @@ class Work:
     """The work of ranks in a segment of S steps. S may be 0.
 
     Where ranks run different numbers of steps, S is the largest number, and values beyond a rank's
-    own number are ignored. Such work is a span that ends with the same step of the plan on all
+    own number are ignored. Such work covers a span of the plan that ends with the same step on all
     ranks.
     """
 
