@@ -154,8 +154,8 @@ class EstimatorPredictor:
     the time is assumed to be proportional to the load.
 
     Of several candidates, the predictor uses the one that best forecasts later steps from earlier
-    steps, averaged over a few ranks. A candidate that raises ValueError gets the largest error.
-    Each call of a candidate returns a new regressor. It must be deterministic, because a replay
+    steps, averaged over a few ranks. A ValueError counts as the largest error for the rank. Each
+    call of a candidate returns a new regressor. It must be deterministic, because a replay
     recomputes plans from the database.
     """
 
