@@ -34,13 +34,13 @@ from paceline_backend.simulator.sizes import Sizes
 # Mean size, as in CHRONICA's data sets.
 MEAN = 45.0  # frames
 
-# a of the fast workers.
+# Seconds per size unit (a) of the fast workers.
 SPEED_S = 1e-3  # s per size unit
-# b as a fraction of a mean step.
+# Seconds per step (b) of every worker, as a fraction of a mean step of a fast worker.
 OVERHEAD = 0.02
-# Steps of an epoch.
+# Number of steps of an epoch.
 STEPS = 64
-# The first epoch is not counted.
+# Number of epochs. The first epoch is not counted.
 EPOCHS = 3
 
 FREE, EXACT = "paceline free", "paceline exact"
@@ -54,7 +54,7 @@ OURS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A data set on a cluster. In an uneven one, half of the workers are half as fast."""
+    """A data set on a cluster. In an uneven cluster, half of the workers are half as fast."""
 
     dif: int
     world: int
@@ -157,7 +157,7 @@ def contenders(*, quick: bool) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def measure(setting: Setting, *, quick: bool) -> dict[str, Any]:
-    """Measure all contenders in a setting. One that is not installed gets None."""
+    """Measure all contenders in a setting. A peer that is not installed gets None."""
     row: dict[str, Any] = {
         name: ours(setting, policy, parameters)
         for name, policy, parameters in contenders(quick=quick)
@@ -191,7 +191,7 @@ def worst(rows: list[dict[str, Any]], name: str, **where: Any) -> float:
 
 
 def against(rows: list[dict[str, Any]], name: str, peers: Iterable[str], *, padded: bool) -> float:
-    """Return the largest ratio, over all rows, of a contender's time to the best peer's time."""
+    """Return a contender's largest ratio to the best peer's time, over the rows with this cost."""
     ratios = []
     for row in rows:
         got = [row["contenders"][peer] for peer in peers]

@@ -12,7 +12,7 @@ Ints = npt.NDArray[np.int64]
 
 # Empty class of workers.
 _NONE = (np.inf, 0)
-# Number of types of steps that suggest values of w and m.
+# Number of types of steps from which values of w and m are taken.
 _TYPES = 2
 
 
@@ -75,7 +75,10 @@ def indivisible_s(sizes: Floats, steps: int, a_s: Floats, overhead_s: float) -> 
 
 
 def _top(samples: Ints, workers: int, of: int) -> Ints:
-    """Return the samples of the `workers` with most samples if `of` share evenly, [types]."""
+    """Return the number of samples that the fullest workers have, [types].
+
+    `of` workers share `samples` evenly. The result is for the `workers` of them with most samples.
+    """
     if of == 0:
         return np.zeros_like(samples)
     each, more = np.divmod(samples, of)

@@ -107,7 +107,7 @@ class Ranks:
     def __init__(self, bus: str, run: str, world: int, first: int) -> None:
         self.bus, self.run, self.world = bus, run, world
         self.first = first
-        # By step: Unix time of its end.
+        # Unix time at which each step ended, by step.
         self.ended: dict[int, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._train)
@@ -163,7 +163,7 @@ def heard(bus: str, runs: list[str]) -> Iterator[None]:
 
 @contextmanager
 def browsing(stack: Stack) -> Iterator[Browser]:
-    """Yield a Chromium. `opened` creates pages that are signed in."""
+    """Yield a Chromium browser, in which `opened` creates pages that are signed in."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
         yield browser
@@ -171,7 +171,7 @@ def browsing(stack: Stack) -> Iterator[Browser]:
 
 
 def opened(browser: Browser, stack: Stack) -> Page:
-    """Return a page of a new context that is signed in."""
+    """Return a page that is signed in, in a new browser context."""
     headers = {"Authorization": f"Bearer {tokens.kept(stack.url)}"}
     context = browser.new_context(
         extra_http_headers=headers, viewport={"width": 1440, "height": 900}
@@ -237,7 +237,10 @@ def mark_s(page: Page, stack: Stack, run: str, repeats: int) -> float:
 def pixel_s(
     page: Page, stack: Stack, bus: str, run: str, world: int, duration_s: float
 ) -> tuple[float, int]:
-    """Return the 95th percentile of seconds to a step's drawing, and `wrong_points`."""
+    """Measure the times from a step's end to its drawing; return their 95th percentile in seconds.
+
+    The second result is that of `wrong_points`.
+    """
     page.goto(f"{stack.url}/runs/{run}")
     page.wait_for_function("() => window.seen?.first !== null")
     headers = {"Authorization": f"Bearer {tokens.kept(stack.url)}"}

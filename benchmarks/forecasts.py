@@ -66,7 +66,7 @@ def mixed(sizes: Mapping[str, Any], seed: int) -> np.ndarray[Any, Any]:
 
 
 def simulation_of(scenario: Mapping[str, Any], steps: int) -> Simulation:
-    """Return the simulation of a scenario for some steps. Mixed sizes are passed in a file."""
+    """Return the simulation of a scenario with `steps` steps. Mixed sizes are passed in a file."""
     body = copy.deepcopy(dict(scenario)) | {"name": "forecasts", "steps": steps}
     with tempfile.TemporaryDirectory() as folder:
         if "mixture" in body["sizes"]:
@@ -161,7 +161,7 @@ def case(made: Mapping[str, Any]) -> dict[str, Any] | str:
 def after(
     before: Simulation, policy: str, parameters: dict[str, Any], in_force: bool
 ) -> float | None:
-    """Return seconds per unit of load under a preset, or None if it cannot train here."""
+    """Return seconds per unit of load under a preset after its warm-up; None if it cannot train."""
     simulation = copy.deepcopy(before)
     if not in_force:
         simulation.switch(policies.make(policy, parameters, simulation.hello.world))

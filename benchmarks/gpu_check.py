@@ -76,7 +76,7 @@ def _text(value: Any) -> str:
 
 
 def reason_to_skip(kind: str) -> str | None:
-    """Return why this machine cannot be checked, or None."""
+    """Return the reason why this machine cannot be checked, or None."""
     if kind == "cpu":
         return None
     if not torch.cuda.is_available():

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-# Takes method, path below /api/v1, and body, and returns the answer.
+# Function that sends a request (method, path below /api/v1, body), and returns the answer.
 Api = Callable[..., Any]
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -112,7 +112,7 @@ def interleaved(
 
 
 def median_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median, and the 95 % interval of medians of resampled ratios."""
+    """Return the median of the ratios, and the low and high end of its 95 % bootstrap interval."""
     drawn = np.random.default_rng(1).choice(ratios, (2000, len(ratios)))
     low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
     return float(np.median(ratios)), float(low), float(high)
@@ -132,7 +132,12 @@ def percentiles(values: Sequence[float], *which: float) -> dict[str, float]:
 def wait(
     api: Api, run: str, until: Any, timeout_s: float = 300.0, every_s: float = 0.05
 ) -> dict[str, Any]:
-    """Poll a run of a control plane until a condition holds."""
+    """Poll a run of a control plane until `until(run)` is true; return the run.
+
+    Raises:
+        RuntimeError: the run has failed.
+        TimeoutError: the condition was not true within `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         now: dict[str, Any] = api("GET", f"/runs/{run}")

@@ -1,9 +1,10 @@
 """Ingest: rows per second of one consumer, and latency from an event to its committed row.
 
-Throughput: records are on a real bus, 50 in a message or 1, and one process ingests them all, like
-that of the worker (`IngestProcess`). It reads, decodes, checks, upserts, sums up the steps,
-commits, publishes and acknowledges. Its start-up counts, too. The baseline, in the same run, is the
-minimum that any consumer must do: read, decode, executemany into the same table, acknowledge.
+Throughput: records are on a real bus, 50 in a message or 1, and one process ingests them all, as
+the worker's ingest process does (`IngestProcess`). It reads, decodes, checks, upserts, sums up the
+steps, commits, publishes and acknowledges. Its start-up counts, too. The baseline, in the same run,
+is the minimum that any consumer must do: read, decode, executemany into the same table, and
+acknowledge.
 
 Latency: another process sends 10,000 events/s as ranks do, in one message per rank every 20 ms. An
 event starts when its record is created, up to 20 ms before the record is sent. It ends when the
@@ -121,7 +122,7 @@ def new_run(store: Store) -> str:
 
 @contextmanager
 def ingesting(store: Store, bus_url: str) -> Iterator[Callable[[], None]]:
-    """Start a process that ingests like the worker, once the yielded function is called."""
+    """Start a process that ingests like the worker; yield a function that makes it begin."""
     url = store.url.render_as_string(hide_password=False)
     program = [sys.executable, __file__, "--ingest", url, bus_url]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -145,7 +146,7 @@ def _say(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def ingest(database: str, bus_url: str) -> None:
-    """Ingest from the first line of standard input until its end, in a separate process."""
+    """Ingest in a separate process, from the first line of standard input until the input ends."""
     # Import all backends, as a worker does.
     backends.names()
     print("ready", flush=True)
@@ -372,7 +373,7 @@ def on_both(figures: Callable[[Store, str], dict[str, Any]]) -> dict[str, dict[s
 
 
 def measure_beside(options: argparse.Namespace) -> NoReturn:
-    """Measure latencies beside a harmful run, and exit."""
+    """Measure latencies while another run sends messages that are costly to ingest, and exit."""
     duration_s = 8.0 if options.quick else 20.0
     results = on_both(lambda store, bus: beside(store, bus, duration_s))
     checks = [

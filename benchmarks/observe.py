@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.ranks import Ranks
 
 WORLD, BLOCK, WARM, CLASSES = 2, 10, 2, 10
-# Maximum ratio of a step's time with and without observing.
+# Maximum ratio of a step's time with observing to its time without.
 BOUND = 1.01
 
 
@@ -46,7 +46,7 @@ def network() -> nn.Module:
 
 
 def measure(pairs: int, batch: int) -> tuple[list[dict[str, float]], int]:
-    """Return seconds of a block of steps in each way, and the number of observed steps."""
+    """Return, for each pair, the seconds of a block by way; and the number of observed steps."""
     observer = Observer()
     patches.apply(observer)
     model = DistributedDataParallel(network())

@@ -2,8 +2,8 @@
 
 Real ranks train a small model on the CPU; nothing is emulated. Each pair has a step of plain DDP
 and a step of a session, in an order that changes from pair to pair, with a barrier before each
-step. `alone` has no control plane, as under torchrun. `managed` has one that plans and stores every
-step, and whose processes share the machine's cores with the ranks.
+step. `alone` has no control plane, as under torchrun. `managed` has a control plane, which plans
+and stores every step, and whose processes share the machine's cores with the ranks.
 
 In addition to the time of a step, the CPU time of the script's own thread is measured, which
 excludes waiting for other ranks and threads.
@@ -55,7 +55,7 @@ WAYS = {"alone": alone, "managed": managed}
 
 
 def measure(way: str, world: int, pairs: int) -> dict[str, Any]:
-    """Return the figures of one way and number of ranks."""
+    """Train in one way (see `WAYS`) with `world` ranks, and return the figures."""
     with tempfile.TemporaryDirectory() as folder:
         WAYS[way](Path(folder), world, pairs)
         files = sorted(Path(folder).glob("rank-*.json"))

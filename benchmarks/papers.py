@@ -176,7 +176,10 @@ def lbb_table_2() -> dict[str, Any]:
 
 
 def lbb_figure_7() -> dict[str, Any]:
-    """Return the straggler effect after each disturbance, and its number of steps above 0.1."""
+    """Return the straggler effect at the start of each disturbance, and a number of steps.
+
+    It is the number of steps of the disturbance in which the straggler effect is above 0.1.
+    """
     testbed = scenario("lbb-disturbances")
     figures: dict[str, Any] = {}
     for label, policy, parameters in (

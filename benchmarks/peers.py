@@ -2,7 +2,7 @@
 
 A peer gets sizes, ranks, global batch, seed and epoch, and returns [step][rank] sample indices. No
 peer takes the ranks' speeds into account. ``pip install 'paceline[bench]'`` installs all peers.
-Tables name those that are not installed.
+Tables list the peers that are not installed.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ def _verl() -> Any:
     """Import verl's balancer without verl's dependencies, which are those of a whole RL stack.
 
     verl's packages import these dependencies in their ``__init__``. So the packages are added to
-    `sys.modules` without running it. Modules that the balancer imports but does not need are stubs.
+    `sys.modules` without running their ``__init__``. Modules that the balancer imports but does not
+    need are stubs.
     """
     spec = find_spec("verl")
     assert spec is not None

@@ -78,7 +78,7 @@ def record(picture: Path, shows: str, made: dict[str, Any]) -> None:
 
 
 def fault(picture: Path) -> str:
-    """Return why a picture's provenance is not valid, with the command to run, or ""."""
+    """Return the reason why a picture's provenance is not valid, with the command to run; or ""."""
     beside = picture.with_suffix(".json")
     if not beside.exists():
         return f"{picture.name}: {beside.name} is missing; make the picture with its script"

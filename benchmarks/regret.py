@@ -77,7 +77,7 @@ def options() -> list[tuple[str, dict[str, Any]]]:
 
 
 def trained(simulation: Simulation, steps: int) -> list[TrainedSegment]:
-    """Train up to a step."""
+    """Train up to step `steps`, and return the trained segments."""
     ran = []
     while simulation.step < steps and not simulation.finished:
         ran.append(simulation.advance())

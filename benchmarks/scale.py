@@ -51,20 +51,20 @@ from paceline.train.profile import Limits
 from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Scenario
 
-# Processes that act as ranks, and threads of each.
+# Number of processes that act as ranks, and number of threads of each process.
 PROCESSES, THREADS = 4, 64
-# Samples of a rank in a step, and steps of a segment.
+# Number of samples of a rank in a step, and number of steps of a segment.
 PER_RANK, STEPS = 4, 4
-# Files that a process opens in addition to its connections.
+# Number of files that a process opens in addition to its connections.
 SPARE_FILES = 200
-# Timeout of the segments of one number of ranks.
+# Maximum time to measure the segments of one number of ranks, in seconds.
 PATIENCE_S = 300.0
 # Torch's store queries the name server for the name of each client, and blocks meanwhile. Exclude
 # that from the measurement: with these options, glibc's resolver queries no server.
 _NO_NAMES = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 # Bounds in seconds. A segment of four steps lasts 4 s if a step takes a second.
 READ_S, STORED_S, ANSWER_S, OPEN_S = 4.0, 600.0, 5.0, 10.0
-# Requests of the run's page.
+# Requests that the run's page sends.
 PAGE = {
     "run": "",
     "newest steps": "/view?last=511",
@@ -91,7 +91,7 @@ class _Timed:
 
 
 def _readers(pipe: Connection, port: int, ranks: Sequence[int], segments: int) -> None:
-    """Connect some ranks on request, then send the times of their reads, segment by segment."""
+    """Act as some ranks: connect on request, then send the times of reads, segment by segment."""
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     pipe.send("loaded")
     pipe.recv()

@@ -37,7 +37,7 @@ WORLD = 2
 # steps the costs of batches are unknown: ranks get equal counts, and steps are as slow as plain
 # DDP's.
 START = 3
-# Maximum time of a training.
+# Maximum time of a training in seconds.
 MOST_S = 600.0
 
 DDP, GROUPED, CUT = "plain DDP", "length-grouped DDP", "sorted-and-cut DDP"
@@ -133,7 +133,7 @@ def train_all(size: Size, data: Path) -> Results:
 
 
 def epoch_s(trainings: list[Training]) -> float:
-    """Return the median time of an epoch, without the first ones."""
+    """Return the median time of an epoch, without the first `START` epochs of each training."""
     return statistics.median(s for training in trainings for s in training.epochs_s[START:])
 
 
@@ -148,7 +148,7 @@ def accuracy(trainings: list[Training]) -> float:
 
 
 def over(slower: list[Training], faster: list[Training]) -> dict[str, float]:
-    """Return the ratio of two contenders' epoch times, over all seeds and as range over seeds."""
+    """Return the ratio of epoch times, `slower` ÷ `faster`: over all seeds, least, and most."""
     pairs = zip(slower, faster, strict=True)
     ratios = [epoch_s([slow]) / epoch_s([fast]) for slow, fast in pairs]
     return {"all": epoch_s(slower) / epoch_s(faster), "least": min(ratios), "most": max(ratios)}

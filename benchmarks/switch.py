@@ -78,7 +78,7 @@ def first_step_at(api: Api, run: str, step: int) -> tuple[float, float]:
 
 
 def switch(api: Api, run: str, policy: str) -> dict[str, float]:
-    """Switch the policy, and return the latency in seconds and in steps."""
+    """Switch the policy; return the latency in seconds and in steps, and the time of a step."""
     asked = time.time()
     version = api("POST", f"/runs/{run}/policy", {"policy": policy, "by": "benchmark"})["version"]
     deadline = time.monotonic() + 60
@@ -95,7 +95,7 @@ def switch(api: Api, run: str, policy: str) -> dict[str, float]:
 
 
 def differing(database: Path) -> int:
-    """Return the number of policy versions that took effect at different steps on ranks."""
+    """Return the number of policy versions whose first step differs between ranks."""
     query = """
         SELECT s.version, w.rank, min(w.step) FROM worker_steps w
         JOIN segments s ON s.run = w.run AND s.attempt = w.attempt AND s.seq = w.segment

@@ -295,7 +295,7 @@ def compare(
 
 
 def compared(scenarios: Iterable[Scenario], seeds: int) -> dict[str, Runs]:
-    """Train all scenarios. Consecutive ones with the same number of ranks share processes."""
+    """Train all scenarios. Consecutive scenarios with the same number of ranks share processes."""
     results: dict[str, Runs] = {}
     for world, group in groupby(scenarios, key=lambda scenario: scenario.world):
         with contextlib.ExitStack() as held:
@@ -313,7 +313,10 @@ def compared(scenarios: Iterable[Scenario], seeds: int) -> dict[str, Runs]:
 
 
 def soonest(runs: Runs) -> str:
-    """Return the fastest contender that ends within one point of `bsp`'s accuracy."""
+    """Return the contender that reaches the target first, of those about as accurate as `bsp`.
+
+    Their accuracy is at most one percentage point below that of `bsp`.
+    """
     least = mean(runs["bsp"], "accuracy") - 0.01
     good = [name for name, rows in runs.items() if mean(rows, "accuracy") >= least]
     return min(good, key=lambda name: mean(runs[name], "target_s"))
@@ -343,7 +346,7 @@ def checks_of(scenario: Scenario, runs: Runs) -> list[Check]:
     return checks
 
 
-# Heading → figure, digits.
+# Heading of a column → name of the figure, and number of decimals.
 _FIGURES = {
     "updates/s": ("updates_s", 1),
     "gradients/s": ("gradients_s", 1),

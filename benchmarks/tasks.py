@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "plaid"))
 FRAME = 20
 
 Item = tuple[Tensor, int]
-# Inputs of the network, then classes [n].
+# Inputs of the network, and at the end the classes, [n].
 Batch = tuple[Tensor, ...]
 
 
@@ -154,7 +154,7 @@ def _long_plaid() -> Task:
 
 @cache
 def task_of(name: str) -> Task:
-    """Return a task, which is read once per process, or raise KeyError."""
+    """Return the task of this name, whose data is read once per process, or raise KeyError."""
     tasks = {
         "digits": _digits,
         "wide digits": _wide_digits,

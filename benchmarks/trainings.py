@@ -45,20 +45,20 @@ from paceline.train.sync.partial import PartialSync
 from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
 
-# Hides the warning that devices are emulated.
+# Hide the warning that devices are emulated.
 logging.getLogger("paceline.train.device").setLevel(logging.ERROR)
 
-# First steps, which do not count. Half of them are all-reduced.
+# Number of first steps, which do not count. Half of them are all-reduced.
 WARM = 8
-# Low enough that stale gradients do no harm. The momentum is 0.5.
+# Learning rate, low enough that stale gradients do no harm. The momentum is 0.5.
 RATE = 0.1
-# Steps between two averages of PyTorch's local SGD.
+# Number of steps between two averages of PyTorch's local SGD.
 EVERY = 8
-# Maximum time that ranks wait for each other at the start of the counted part.
+# Maximum time in seconds that ranks wait for each other at the start of the counted part.
 MEET_S = 20.0
 # Maximum number of moments of a training at which the loss is evaluated.
 MOMENTS = 8_192
-# Key in the ranks' store.
+# Key in the ranks' store of the number of ranks that are at the start of the counted part.
 _HERE = "benchmark/here"
 
 
@@ -119,9 +119,9 @@ class Trained:
 class _Seen:
     """Replica of a rank at a step's start, after its group has synchronised, or after training.
 
-    `replica` is the rank's contribution to the common model (see `Watch`). With `waits`, it counts
-    also while the rank waits for others. `ended` is infinite if no step started at this moment.
-    Times are in seconds of the clock that all ranks share.
+    `replica` is the rank's contribution to the common model (see `Watch`). With `waits`, it is part
+    of the model also while the rank waits for other ranks. `ended` is infinite if no step started
+    at this moment. Times are in seconds of the clock that all ranks share.
     """
 
     began: float
@@ -160,11 +160,11 @@ class Watch:
     ) -> None:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
-        # Returns the current synchroniser.
+        # Function that returns the current synchroniser.
         self.relaxed: Callable[[], GradientSync | None] = lambda: None
-        # Reports to the session that the rank waits in the loop's body.
+        # Makes a context in which the session counts the rank as waiting in the loop's body.
         self.waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        # Holds the count of ranks at the start of the counted part.
+        # Store in which ranks count themselves at the start of the counted part.
         self.store: dist.Store | None = None
         self._trained = Trained()
         self._steps: list[_Seen] = []
@@ -284,7 +284,7 @@ class Watch:
             return float(cross_entropy(logits, classes)), float(accuracy)
 
     def _stepping(self, *_: Any) -> None:
-        # A relaxed synchroniser may step several times, or without gradients if no round was over.
+        # A relaxed synchroniser may call this several times, or without gradients (no round ended).
         if self._trained.began < math.inf and any(
             p.grad is not None for p in self._network.parameters()
         ):
@@ -321,7 +321,7 @@ def train(work: Work) -> Trained:
 
 @contextlib.contextmanager
 def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
-    """Patch the leader so that the segments it plans while coasting have a synchroniser.
+    """Patch the leader so that segments that it plans without a controller have a synchroniser.
 
     The first two segments are short, and the first is all-reduced. Later ones have `steps` steps.
     """
@@ -453,7 +453,10 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
 
 
 def _by_speed(work: Work, task: Task, data: Epoch, held: Held) -> list[list[int]]:
-    """Return this rank's batches. Faster ranks get more, as `Join` allows for known speeds."""
+    """Return this rank's batches; their number is in proportion to the rank's emulated speed.
+
+    `Join` allows ranks to have different numbers of batches.
+    """
     generator = torch.Generator().manual_seed(work.seed)
     order = torch.randperm(len(data), generator=generator).tolist()
     batches = [order[at : at + task.batch] for at in range(0, len(order), task.batch)]

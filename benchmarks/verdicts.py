@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.verdict_scenarios import Case, Truth, make, scenarios
 
 SEED = 1_000_000
-# Tolerance of a named onset.
+# A named onset is right if it is at most this far from the true onset.
 NEAR = 10  # steps
-# Smaller onsets, in standard deviations of the noise, are not counted.
+# Onsets of fewer standard deviations of the noise than this are not counted.
 SIGMAS = 2.0
 
 
@@ -61,7 +61,7 @@ def by_kind(causes: Sequence[Any]) -> dict[str, set[int]]:
 
 
 def of_truth(truth: Truth, verdict: Verdict) -> TimeLoss | None:
-    """Return the cause that a verdict names for a true cause."""
+    """Return the named cause of a true cause's kind with most of its ranks; None: none is named."""
     same = [cause for cause in verdict.causes if cause.kind == truth.kind]
     mine = set(truth.ranks)
     return max(same, key=lambda cause: len(mine & set(cause.ranks)), default=None)

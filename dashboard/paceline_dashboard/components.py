@@ -37,7 +37,7 @@ def tip(name: str, text: str) -> dmc.Tooltip:
 
 
 def kpi(element: str, label: str, meaning: str) -> html.Div:
-    """Return a key figure; `element` is the id of its value, and ``{element}-note`` of a note."""
+    """Return a key figure; `element` is its value's id, and ``{element}-note`` its note's id."""
     return html.Div(
         className="kpi panel",
         children=[
@@ -51,8 +51,9 @@ def kpi(element: str, label: str, meaning: str) -> html.Div:
 def tile(element: str, label: str, meaning: str, spark: str, beside: Any) -> html.Div:
     """Return a large figure with a small chart.
 
-    `element` is the value's element id, and ``{element}-bold`` and ``{element}-note`` are parts of
-    the line below it. The page's module draws into `spark`. `beside` is on the right of the label.
+    `element` is the id of the value. ``{element}-bold`` and ``{element}-note`` are the ids of the
+    two parts of the line below it. The page's module draws the chart into the element `spark`.
+    `beside` is on the right of the label.
     """
     return html.Div(
         id=f"{element}-tile",
@@ -72,7 +73,7 @@ def tile(element: str, label: str, meaning: str, spark: str, beside: Any) -> htm
 
 
 def quality(element: str, label: str, meaning: str, **options: Any) -> html.Div:
-    """Return a figure for the row below the tiles; ``{element}-note`` is its comment."""
+    """Return a figure for the row below the tiles; ``{element}-note`` is the id of its note."""
     return html.Div(
         [
             html.Span([label, tip(label, meaning)], className="muted"),

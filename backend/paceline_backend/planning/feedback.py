@@ -25,7 +25,7 @@ USABLE = 8
 # Number of complete steps whose median is the time of a step.
 _RECENT = 8
 # Maximum age of a step in the window. The speed of a rank without a newer step is unknown, so the
-# rank is tried.
+# rank gets samples again.
 OLDEST = 1024  # steps
 
 # The fields of a `StepRecord` that the window keeps for each rank's step.
@@ -51,7 +51,7 @@ class Window:
     def __init__(self, world: int, attempt: int) -> None:
         self.world = world
         self.attempt = attempt
-        # By step, [W, columns]. Rows that have not arrived are NaN.
+        # Rows of each step, [W, columns]; NaN for ranks whose row has not arrived.
         self._rows: dict[int, Floats] = {}
         # The last `WINDOW` complete steps, ascending.
         self._complete: list[int] = []
@@ -59,7 +59,7 @@ class Window:
         self._older: list[int] = []
         # The latest step for which a row arrived.
         self._seen = -1
-        # The last steps in which each rank had samples, [W, USABLE], ascending; -1 fills the front.
+        # The last steps in which each rank had samples, [W, USABLE], ascending; -1: no such step.
         self._usable = np.full((world, USABLE), -1)
 
     def add(self, records: Iterable[StepRecord]) -> None:
@@ -98,7 +98,7 @@ class Window:
             self._seen = step
             self._forget()
             return True
-        # Drop the rows of an older step that never became complete.
+        # Of steps that are much older, only rows of steps that are still kept are accepted.
         return step >= self._seen - 2 * WINDOW or step in self._rows
 
     def _completed(self, step: int) -> None:

@@ -77,15 +77,17 @@ class History:
         self._epoch_known = True
         # Mask of the samples for which `_holder` is right.
         self._holder_known = np.ones(len(self.sizes), bool)
-        # State of the shuffler's last call: its result, the scheduler's order without samples used
-        # since, epoch and version (None: the result is not known here), the segment for which it
-        # was called, the cost of a batch, and the shares of the load (empty: unknown).
+        # Placement after the shuffler's last call; None: no call is known here.
         self._placement: Ints | None = None
+        # The scheduler's order after that call, without the samples used since; None: no order.
         self._order: Ints | None = None
+        # Epoch and policy version of that call; None: its result is not known here.
         self._shuffled_for: tuple[int, int] | None = None
+        # Seq of the segment for which the shuffler was called.
         self._shuffled_seq = -1
         # Epoch and policy version of `_moves`.
         self._moves_for = (-1, -1)
+        # Cost of a batch, and shares of the load (empty: unknown), that the shuffler assumed.
         self._cost = SUM
         self._shares: Floats = np.empty(0)
         # A policy version, and the policy's state in its last segment.
@@ -109,7 +111,7 @@ class History:
         return self._shuffled_for != (self.epoch, version)
 
     def problem(self, steps: int, version: int, *, shuffle: bool) -> Problem:
-        """Return the next segment as a problem of at most `steps` steps for a policy version.
+        """Return the problem of the next segment, of at most `steps` steps, for a policy version.
 
         With `shuffle`, the problem's placement is the placement from which the shuffler starts, not
         the shuffler's last result.
@@ -155,7 +157,7 @@ class History:
         return self._storage is not None and policy.homes
 
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
-        """Return the whole next epoch if its holders are due to be planned, else None.
+        """Return the problem of the whole next epoch if its holders must be planned now, else None.
 
         The holders are planned with the first segment, of `steps` steps, that leaves a quarter of
         the epoch or less.
@@ -169,7 +171,10 @@ class History:
         return self.next_epoch(version)
 
     def next_epoch(self, version: int) -> Problem:
-        """Return the whole next epoch, placed where this epoch has used its samples so far."""
+        """Return the problem of the whole next epoch, in which nothing is used yet.
+
+        Each sample is placed on the rank that used it last.
+        """
         assert self._storage is not None
         problem = self.problem(0, version, shuffle=True)
         everything = np.arange(len(self.sizes))
@@ -300,7 +305,7 @@ class History:
             self._shuffled_for = self._moves_for
             self._moves = None
         elif self._storage is not None and not self._epoch_known:
-            # Moves for this epoch may have been planned in the gap.
+            # Moves for this epoch may have been planned in the gap, so the holders are unknown.
             self._holder_known[:] = False
         self.epoch = epoch
         self._remaining[:] = True

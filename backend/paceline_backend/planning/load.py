@@ -11,10 +11,10 @@ from paceline_backend.store import Connection, records, runs, segments
 
 
 def load(connection: Connection, run: int) -> tuple[History, Window] | None:
-    """Load history and feedback of the latest attempt of a run, by its key; None before its Hello.
+    """Return history and feedback of the latest attempt of a run; None before the run's Hello.
 
-    If the attempt starts at a later step than 0, feedback and the policy's state reach back before
-    that step, so the ranks' speeds are known.
+    `run` is the run's key. If the attempt starts at a later step than 0, feedback and the policy's
+    state also come from before that step, so the ranks' speeds are known.
     """
     hello = runs.hello(connection, run)
     if hello is None:

@@ -22,8 +22,9 @@ from paceline_backend.policies import Choice, Feedback, Plan, Policy
 from paceline_backend.policies.base import Floats, usable
 from paceline_backend.policies.streams import plan_stream
 
-# docs/internals.md has a table of these values: "How many steps a segment has". Target duration of
-# a segment.
+# docs/internals.md has these values in its table "How many steps a segment has".
+#
+# Target duration of a segment.
 SEGMENT_S = 1.0  # seconds
 # Maximum number of steps of a usual segment, because a policy switch waits for the segment's end.
 MOST_STEPS = 4
@@ -41,11 +42,14 @@ RELAXED_S, LEAST_RELAXED = 4.0, 16
 OWN_BATCHES = 6
 # Number of steps of a segment while the duration of a step is unknown.
 FIRST_STEPS = 2
-# With fewer complete steps than this, each plan is based on much more feedback than the last one.
+# With fewer complete steps than this, segments are short, because each plan is based on much more
+# feedback than the last one.
 YOUNG = 12
-# Logarithm of measured time ÷ expected time (ETT) above which a rank may have changed its speed.
+# If the logarithm of a measured ÷ an expected time (ETT) is further from 0 than this, the rank may
+# have changed its speed.
 SURPRISE = math.log(1.25)
-# Maximum number of surprising segments that a changed speed explains; after more, the model is bad.
+# If more than this many of the newest segments took another time than expected, the model is bad,
+# rather than a rank's speed has changed.
 NOTICED = 3
 
 
@@ -66,7 +70,7 @@ def offer(
     simulation, where planning takes no time.
 
     Raises:
-        ValueError: the policy does not keep the run's token budget.
+        ValueError: the policy cannot keep the run's token budget.
     """
     # Check this before the problem is made, because making a problem takes time for each sample,
     # and an unsuited policy fails at each report of the ranks.
@@ -164,8 +168,8 @@ def segment_steps(
         hasty: the newest step took another time than expected, or few steps are known. The segment
             is then as short as the time to plan permits.
         plan_s: duration of planning in seconds.
-        relaxed: all ranks synchronise only at a segment's end, and drift apart more in a longer
-            segment.
+        relaxed: the synchroniser is relaxed, so that all ranks synchronise only at the segment's
+            end. In a longer segment they drift apart more.
         slowest: result of `slowest_steps` where ranks share batches.
     """
     if step_s is None:

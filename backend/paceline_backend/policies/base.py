@@ -7,9 +7,9 @@
     synchroniser  synchronises gradients; ranks run it, a policy only names it
     chooser       feedback, its memory            → the segment's synchroniser (optional)
 
-For each segment `plan` calls them in this order: ``Predictor.fit``; at an epoch's start, a switch
-or a controller's takeover ``Shuffler.shuffle`` and ``Scheduler.compose``; ``Chooser.choose``;
-``Allocator.allocate``; ``Scheduler.schedule``.
+For each segment, `plan` calls the methods in this order: ``Predictor.fit``; ``Shuffler.shuffle``
+and ``Scheduler.compose``, but only at an epoch's start, after a switch of the policy and when a
+controller takes over; ``Chooser.choose``; ``Allocator.allocate``; ``Scheduler.schedule``.
 
 All parts are pure: no I/O, no clock, no global random state, and no state except the `memory` that
 they return and get back with the next call. The same arguments give the same result, on any thread.

@@ -3,9 +3,9 @@
 Numba keeps the machine code in ``__pycache__`` beside the source, or else in the user's cache
 folder. Container images hold code that was compiled when they were built
 (docker/control-plane.Dockerfile); both folders are then read-only, and Numba refuses to cache. It
-also raises an error if the disk is full or a file belongs to another user. In this module such a
-failure only costs the time to compile: a cache that cannot be read counts as empty, and a cache
-that cannot be written is not changed.
+also raises an error if the disk is full or a file belongs to another user. With this module, such a
+failure is not fatal: if the cache cannot be read, kernels are compiled again, and if it cannot be
+written, the compiled code is only kept in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class _BuiltBeside(caching.InTreeCacheLocator):  # type: ignore[misc]
-    """A read-only locator of code that is already in ``__pycache__`` beside the source."""
+    """A cache locator for a read-only ``__pycache__`` that already has the function's code."""
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> Self | None:
@@ -66,13 +66,14 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
     """Return a dispatcher that compiles `function` for its argument types and releases the GIL.
 
-    `kernels` is the class of objects with a `dispatcher`, which compiled functions may call.
+    `kernels` is a class of wrapped functions, whose attribute `dispatcher` is a Numba dispatcher.
+    Compiled functions may call its instances.
     """
     typeof_impl.register(kernels)(lambda kernel, context: typeof_impl(kernel.dispatcher, context))
     made = numba.njit(nogil=True)(function)
     try:
         made._cache = _Cache(function)
-    # Numba can neither read nor write a cache folder.
+    # Numba raises one of these errors if it can use no cache folder at all.
     except (RuntimeError, OSError) as error:
         logger.info(
             "compiled code of %s is cached in memory only: %s", function.__qualname__, error

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Kernel(Generic[P, R]):
-    """A function that is compiled at its first call and releases the GIL; may call kernels."""
+    """A function that is compiled at its first call, releases the GIL, and may call kernels."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self.function = function
@@ -23,7 +23,7 @@ class Kernel(Generic[P, R]):
 
     @cached_property
     def dispatcher(self) -> Any:
-        """Numba's compiler of the function, made at the first call."""
+        """The function's Numba dispatcher, which is made when the kernel is first called."""
         from paceline_backend.policies.compiling import dispatcher
 
         return dispatcher(self.function, Kernel)

@@ -38,10 +38,11 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 P = TypeVar("P", bound=Parameters)
 
-# The schema key that marks a `BatchesOf`; `properties` leaves it out.
+# Key in a field's JSON Schema that marks the field as a `BatchesOf`; `properties` omits the key.
 _PRESETS = "presets"
 
-# The name of a preset with `Preset.combines`. The registry adds the available names as "enum".
+# Type of a field whose value is the name of a preset with `Preset.combines`. The registry adds the
+# names of these presets to the field's schema as "enum".
 BatchesOf = Annotated[
     str,
     Meta(
@@ -50,7 +51,7 @@ BatchesOf = Annotated[
     ),
 ]
 
-# One number for each rank, for example a capacity; or an empty tuple.
+# Type of a field with one number for each rank, for example a capacity. An empty tuple: not given.
 PerRank = Annotated[
     tuple[Annotated[float, Meta(gt=0, le=1e24)], ...], Meta(extra_json_schema={"perRank": True})
 ]
@@ -78,18 +79,18 @@ def _marked(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
     (of_kind,), components = msgspec.json.schema_components([kind], ref_template="{name}")
     schemas: dict[str, dict[str, Any]] = components[of_kind["$ref"]]["properties"]
     for name, hint in get_type_hints(kind).items():
-        # For a Literal, msgspec sorts the values and gives no type.
+        # In msgspec's schema of a Literal, the values are sorted, and the type is missing.
         if get_origin(hint) is Literal:
             values = get_args(hint)
             of = "string" if isinstance(values[0], str) else "integer"
             schemas[name] |= {"type": of, "enum": list(values)}
-    # A tuple's default becomes a list, as in JSON.
+    # Encode and decode the schemas as JSON, so that defaults that are tuples become lists.
     plain: dict[str, dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(schemas))
     return plain
 
 
 def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | None = None) -> P:
-    """Return the checked parameters of a preset; parameters that are not given have their defaults.
+    """Check the given parameters of a preset, and return them with defaults for all others.
 
     `world` is the number of ranks, which is the required length of a `PerRank`; None: unknown yet.
 
@@ -119,7 +120,7 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
 
 
 def with_presets(kind: type[P], names: list[str]) -> type[P]:
-    """Return the class with `BatchesOf` fields limited to these names, the default first."""
+    """Return `kind` with `BatchesOf` fields that accept only these names, the default first."""
     types, marked = _types(kind), _marked(kind)
     fields: list[Any] = []
     for name in [name for name, schema in marked.items() if _PRESETS in schema]:
@@ -142,7 +143,7 @@ def _legal(kind: Any, value: Any, schema: Mapping[str, Any]) -> bool:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return False
-    # The type of a `BatchesOf` does not contain its legal values.
+    # The type of a `BatchesOf` is `str`; only its schema contains the legal values.
     return value in schema.get("enum", [value])
 
 

@@ -37,17 +37,17 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class Allocation:
-    """The number of samples that each worker gets of a whole global batch."""
+    """Division of a full global batch: the number of samples that each worker gets."""
 
     # Number of samples of each worker; the sum is the global batch.
     counts: Ints  # [W]
-    # State that the next call gets as ``problem.memory``: strings, numbers, lists and mappings of
-    # them.
+    # State of the allocator, which the next call gets in ``problem.memory``. It may contain
+    # strings, numbers, and lists and mappings of these.
     memory: Mapping[str, Any]
     # CPU threads of each rank; empty: leave them unchanged.
     threads: tuple[int, ...] = ()
-    # Models for the plan's expected times (ETT) that are better than the predictor's models; None:
-    # there are none.
+    # Models that the rest of the plan uses, also for its expected times (ETT), instead of the
+    # predictor's models; None: the predictor's models.
     models: Models | None = None
 
 
@@ -55,7 +55,7 @@ class Allocator(Protocol):
     """A part that chooses how many samples each worker gets; the scheduler picks the samples."""
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
-        """Return the counts from the problem's first step on.
+        """Return each worker's number of samples in the segment that starts at the first step.
 
         Called for every segment, after the predictor and before `Scheduler.schedule`, which finds
         the counts in ``problem.counts``. ``problem.memory`` is the state (`Allocation.memory`) that
@@ -91,7 +91,7 @@ class Shuffler(Protocol):
     """A part that chooses the worker that holds each sample."""
 
     def shuffle(self, problem: Problem, models: Models) -> Ints:
-        """Return a new placement, [N] ranks.
+        """Return a new placement: the rank that holds each sample, [N].
 
         Samples outside ``problem.remaining`` keep their worker. Called at an epoch's start, at a
         switch and at a controller's takeover, after the predictor and before `Scheduler.compose`.
@@ -100,7 +100,7 @@ class Shuffler(Protocol):
 
 
 class KeepPlacement:
-    """A shuffler that moves nothing."""
+    """A shuffler that never moves a sample."""
 
     def shuffle(self, problem: Problem, models: Models) -> Ints:
         """Return the placement unchanged."""
@@ -112,9 +112,9 @@ class Choice:
     """The synchroniser that a chooser picks for a segment."""
 
     synchroniser: Synchronisation
-    # One sentence for the operator; empty: there was no choice.
+    # The reason for the choice, as one sentence for the operator; empty: there was no choice.
     why: str = ""
-    # State that the next call gets as `memory`.
+    # State of the chooser, which the next call of `Chooser.choose` gets as `memory`.
     memory: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -175,14 +175,14 @@ class Accounts:
     goes_by_devices: bool = False
     # True if the policy chooses the number of a rank's samples before it picks the samples.
     counts: bool = False
-    # Number of steps from whose times the counts are computed, without regard to the samples of
-    # these steps. 0: counts are not computed from the times of single steps.
+    # Number of newest steps whose times determine the counts, whatever samples these steps had. 0:
+    # the policy does not compute counts from the times of single steps.
     steps: int = 0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """One part of each kind, under the name of a preset."""
+    """A complete policy: one part of each kind, and the name of its preset."""
 
     name: str
     predictor: Predictor
@@ -200,7 +200,7 @@ class Policy:
     foretells: bool = False
     # True if the scheduler assigns samples to ranks of the nodes that have them: see `Storage`.
     homes: bool = False
-    # True if the policy can plan streams, whose plans only contain the speeds of the ranks.
+    # True if the policy can plan streams. A stream's plan only contains the speeds of the ranks.
     streams: bool = False
     # True if the policy sets CPU threads, whose effect telemetry does not show.
     threads: bool = False
@@ -255,11 +255,11 @@ class Policy:
 class Preset(Generic[P]):
     """A registered policy: name, summary, parameters, and a function that makes the policy.
 
-    `make` gets a checked instance of the class `parameters`. With `combines`, the policy divides
-    the samples among the ranks, and relaxed presets can use its batches: the preset's name is a
-    legal value of their parameter ``batches``. `source` is the paper or project that the policy
-    comes from. `variants` are parameters that are often better than the defaults; forecasts try the
-    defaults and each variant.
+    `make` gets a checked instance of the class `parameters`. If `combines` is True, the policy
+    divides the samples among the ranks, and presets that relax synchronisation can use this
+    division: the preset's name is then a legal value of their parameter ``batches``. `source` is
+    the paper or project that the policy comes from. `variants` are sets of parameters that are
+    often better than the defaults; forecasts try the defaults and each variant.
     """
 
     name: str

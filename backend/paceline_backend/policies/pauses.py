@@ -20,25 +20,27 @@ from paceline_backend.policies.values import Feedback, Floats, Models, usable
 _SLOW = 2.0
 # Minimum number of pauses that show a period.
 _ENOUGH = 3
-# Maximum difference between two distances of the same period, in steps.
+# Distances between pauses that differ by at most this many steps count as the same period.
 _OFF = 1
-# Minimum distance of regular pauses in steps. Pauses at shorter distances are often regular by
-# chance.
+# Minimum distance between regular pauses, in steps. Pauses that are closer together are often
+# regular by chance.
 _APART = 8
 
-# A rank's last pauses: [step, measured ÷ expected time; 0: unknown].
+# A rank's last pauses, oldest first: pairs of the step and its measured ÷ expected time. The ratio
+# is 0 if it is unknown because the rank had no samples in this step.
 Pauses = list[list[float]]
 
 
 def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> dict[str, Any]:
-    """Return the updated state after the newest feedback, to which the models were fitted.
+    """Update the record of the ranks' pauses with feedback to which `models` were fitted.
 
     A slow step is a pause if the rank's steps before and after it were not slow. The newest step is
     not judged yet. If a rank has no samples in a step where a pause was due, this counts as a
     pause, but not twice in succession.
 
-    The state is empty at first. Its key ``judged`` is the last step that was checked. ``ranks`` has
-    the `Pauses` of each rank that has paused, by the rank's number as text.
+    `memory` is the record that the last call returned, and is empty at first. Its key ``judged`` is
+    the last step that was checked for pauses. ``ranks`` has the `Pauses` of each rank that has
+    paused, by the rank's number as text.
     """
     rows = feedback.by_step(models.world)
     if not models.known or len(rows.step) < 3:
@@ -70,7 +72,7 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
 def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) -> Floats | None:
     """Return the factor by which a pause prolongs each rank's planned steps, [steps, W].
 
-    `memory` is the result of `noticed`. None: no pause is due.
+    `memory` is the result of `noticed`. If no pause is due in these steps, return None.
     """
     made = np.ones((steps, world))
     for rank, pauses in memory.get("ranks", {}).items():

@@ -30,7 +30,7 @@ from paceline_backend.policies.parts import (
 from paceline_backend.policies.solve.constraints import gridded, within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
-# Minimum mean number of samples per worker for which counts under a token budget are computed.
+# Under a token budget, counts are computed for a batch with at least this many samples per worker.
 _FINE = 8
 
 
@@ -41,13 +41,14 @@ class Plan:
     batches: Batches
     # Expected compute times; empty while the models are unknown.
     ett_s: list[list[float]]  # [step][rank]
-    # Shares of the load while the leader plans without a controller; empty: equal counts.
+    # Each rank's share of the load, for the leader while no controller plans; empty: equal counts.
     shares: list[float]  # [W]
-    # The placement after `shuffle`, if `plan` called it.
+    # The worker that holds each sample, after `shuffle` if `plan` called it.
     placement: Ints  # [N]
-    # The order after `compose`, if `plan` called it; the order includes this segment's samples.
+    # `Problem.order`, or the result of `compose` if `plan` called it. Both include the samples that
+    # this segment uses.
     order: Ints  # [R]
-    # The number of samples that another worker holds or trains than before.
+    # Number of samples that get another holder, or are trained by a worker that does not hold them.
     moved: int
     epoch_end: bool
     # The state of allocator, chooser and pauses, which the next plan gets as `Problem.memory`.
@@ -59,9 +60,9 @@ class Plan:
     synchroniser: Synchronisation = ALLREDUCE
     # The reason for this synchroniser.
     why: str = ""
-    # The number of samples in `moved` that go to another node.
+    # Number of the samples in `moved` that go to another node.
     across: int = 0
-    # Samples that get another holder with the next epoch, if the caller passed `ahead`.
+    # Samples whose holder changes at the start of the next epoch, if the caller passed `ahead`.
     moves: Moves | None = None
     # Ranks' speeds for a stream; None: unknown, or not a stream.
     paces: Paces | None = None
@@ -104,8 +105,8 @@ def plan(
         shuffle: call `shuffle` and `compose` first. True at an epoch's start, at a switch and at a
             controller's takeover.
         choice: result of `Policy.choose` for this feedback and memory; None: call `Policy.choose`.
-        ahead: the whole next epoch, placed where this epoch has used its samples, to plan its
-            placement as soon as speeds are known. None: do not plan it.
+        ahead: problem of the whole next epoch, in which each sample is on the rank that trained it
+            in this epoch. If speeds are known, its placement is planned too. None: do not plan it.
 
     Raises:
         ValueError: the policy does not suit the run: see `unsuited`.
@@ -126,7 +127,7 @@ def plan(
         away, ranks, of_moves = _away(policy, problem, ahead, models)
         moves = Moves.of(away, ranks)
         moved, across = moved + len(away), across + of_moves
-        # The moves assume that this epoch's remaining samples are trained where they are planned.
+        # The moves are only correct if this epoch's remaining samples stay on their planned nodes.
         storage = None if problem.storage is None else problem.storage.settled
         problem = replace(problem, storage=storage)
     if choice is None:
@@ -188,7 +189,10 @@ def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
 def _away(
     policy: Policy, problem: Problem, ahead: Problem, models: Models
 ) -> tuple[Ints, Ints, int]:
-    """Return samples with a new holder in the next epoch, the holders, and moves across nodes."""
+    """Return the samples that get another holder in the next epoch, the holders, and a count.
+
+    The count is the number of these samples that move to another node.
+    """
     held = ahead.placement.copy()
     # Samples that this epoch has not used yet are held by the ranks that will train them.
     held[problem.remaining] = problem.placement[problem.remaining]
@@ -228,7 +232,7 @@ def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[floa
 def shares_of(
     policy: Policy, models: Models, feedback: Feedback, counts: Ints | None = None
 ) -> list[float]:
-    """Return each rank's share of the load for plans by the leader, [W]; empty: equal counts.
+    """Return each rank's share of the load, [W], for the leader's own plans; empty: equal counts.
 
     The models are fitted to `feedback`. `counts` are the allocator's counts; None: the shares only
     depend on speeds.

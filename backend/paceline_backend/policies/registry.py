@@ -52,10 +52,10 @@ def get(name: str) -> Preset[Any]:
 
 
 def same(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return True if parameters of a preset are equal; missing parameters have their defaults.
+    """Return True if two sets of a preset's parameters are equal, with defaults for missing ones.
 
-    If this server does not have the preset, the defaults are unknown, and only the given values
-    count.
+    If this server does not have the preset, it cannot know the defaults, and compares only the
+    given values.
     """
     if first == second or name not in _presets():
         return first == second

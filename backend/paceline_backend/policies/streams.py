@@ -28,7 +28,7 @@ def problem_of(policy: Policy) -> str | None:
 
 
 def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> Plan:
-    """Plan the next segment of a stream, without samples: the leader picks them.
+    """Plan the next segment of a stream: only the ranks' speeds, because the leader picks samples.
 
     Raises:
         ValueError: the policy cannot plan a stream.
@@ -36,7 +36,7 @@ def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> P
     if reason := problem_of(policy):
         raise ValueError(reason)
     predictor = policy.predictor
-    # The leader picks batches by the sum of their sizes.
+    # The leader balances the sums of the sizes, so the speeds must be fitted to the same cost.
     if isinstance(predictor, LinearPredictor):
         predictor = replace(predictor, cost="sum")
     models = predictor.fit(feedback, world)

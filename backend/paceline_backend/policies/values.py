@@ -28,13 +28,14 @@ Ints = npt.NDArray[np.int64]
 class Feedback:
     """Records of steps that all W ranks reported: F rows, sorted by (step, rank).
 
-    `load` is in the user's size unit. `sync_s` is waiting and communication, and `step_s` wall
-    time, NaN where unknown; both are for choosers, and are zeros if not given.
+    `load` is in the user's size unit. `sync_s` is the time spent on waiting and communication, and
+    `step_s` the wall time of the step, NaN where unknown. Only choosers use these two; they are
+    zeros if not given.
     """
 
     step: Ints  # [F]
     rank: Ints  # [F]
-    # Number of samples n, load Λ, time T, and Σλ² and max λ over the samples' sizes λ.
+    # Of each batch: number of samples n, load Λ, time T, and Σλ² and max λ over its sizes λ.
     samples: Ints  # [F]
     load: Floats  # [F]
     compute_s: Floats  # [F]
@@ -56,11 +57,11 @@ class Feedback:
 
     @property
     def features(self) -> Features:
-        """The features of each row's batch, from which its cost is computed."""
+        """Features of each row's batch, from which `Cost.load` computes its effective load."""
         return Features(self.samples, self.load, self.squares, self.longest)
 
     def by_step(self, world: int) -> Feedback:
-        """Return the feedback with all arrays as [steps, W]; every step is complete."""
+        """Return the feedback with each array in the shape [steps, W]; no step lacks a rank."""
         return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
 
     def batches(self, world: int, count: int) -> Feedback:
@@ -92,7 +93,8 @@ class Feedback:
         return len(self.step)
 
 
-# Minimum time in seconds, and minimum load. The squares of much smaller numbers would be 0.
+# Rows with a smaller time (in seconds) or load are not usable: the squares of much smaller numbers
+# would underflow to 0.
 LEAST = 1e-100
 
 
@@ -103,7 +105,7 @@ def usable(samples: Any, load: Any, compute_s: Any) -> Any:
 
 @dataclass(frozen=True)
 class StepTable:
-    """The workers' records of some steps; arrays are [steps, W], oldest first.
+    """Records of all workers in several steps. Arrays are [steps, W], oldest step first.
 
     `usable` is a bool array: True where the record shows the worker's speed.
     """
@@ -115,7 +117,7 @@ class StepTable:
 
     @staticmethod
     def of(feedback: Feedback, world: int, first: int) -> StepTable:
-        """Return the feedback on the steps from `first` on."""
+        """Make the table from the feedback on all steps from `first` on."""
         late = feedback.step >= first
         rows = Feedback(*(getattr(feedback, f.name)[late] for f in fields(feedback)))
         rows = rows.by_step(world)
@@ -153,16 +155,16 @@ class Models:
 
     @property
     def world(self) -> int:
-        """W."""
+        """Number of workers, W."""
         return len(self.a)
 
     def weighed(self) -> list[tuple[float, Models]]:
-        """Return these models and their rivals with their probabilities, all without rivals."""
+        """Return pairs (probability, models) of these models and their rivals, without `rivals`."""
         rest = 1.0 - sum(chance for chance, _ in self.rivals)
         return [(rest, replace(self, rivals=())), *self.rivals]
 
     def at(self, step: int) -> Models:
-        """Return the models in a planned step, numbered from 0, in which a rank may pause."""
+        """Return the models for a planned step, numbered from 0, with its forecast pauses."""
         if self.factors is None or (self.factors[step] == 1).all():
             return self
         of = self.factors[step]
@@ -173,7 +175,10 @@ class Models:
         return replace(self, a=self.a * factor, c=self.c * factor, b=self.b * factor, factors=None)
 
     def padded_to(self, grid: float) -> Models:
-        """Return models for batches padded to a multiple of `grid`; 0: to the longest sample."""
+        """Return models for batches whose padded length is rounded up to a multiple of `grid`.
+
+        With `grid` 0, batches are padded to their longest sample.
+        """
         if not grid:
             return self
         rivals = tuple((chance, rival.padded_to(grid)) for chance, rival in self.rivals)
@@ -197,7 +202,7 @@ class Models:
 
     @staticmethod
     def unknown(world: int) -> Models:
-        """Return equal models, 1 s per size unit, of which only proportions are right."""
+        """Return equal models, 1 s per size unit, of which only the ratios of times are useful."""
         return Models(np.ones(world), np.zeros(world), np.zeros(world), known=False)
 
 
@@ -206,7 +211,7 @@ class Batches:
     """The samples of each worker in each step of a segment."""
 
     counts: Ints  # [S, W]
-    # Step by step, and rank by rank within a step.
+    # Indices of the samples, ordered by step, and by rank within a step.
     samples: Ints  # [counts.sum()]
 
     @staticmethod
@@ -219,7 +224,7 @@ class Batches:
 
     @staticmethod
     def joined(counts: list[Ints], samples: list[Ints], world: int) -> Batches:
-        """Make batches from each step's counts, [W], and samples, rank by rank."""
+        """Make batches from each step's counts, [W], and its samples, ordered by rank."""
         flat = np.concatenate(samples) if samples else np.empty(0, np.int64)
         return Batches(np.array(counts, np.int64).reshape(-1, world), flat)
 
@@ -240,7 +245,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage of nodes where data lives on them, and the samples that may change their node.
+    """Storage of nodes that store the data themselves, and the samples that may move between nodes.
 
     All other samples are trained on the node that has them.
     """
@@ -249,7 +254,7 @@ class Storage:
     room: Ints  # [nodes]
     # Number of bytes of each sample.
     lengths: Ints  # [N]
-    # Mask of the samples that no node has so far, which any node may get.
+    # True for samples that no node stores yet; the plan may place them on any node.
     loose: npt.NDArray[np.bool_]  # [N]
     # True if the problem is about the next epoch, in which each sample may move.
     ahead: bool = False
@@ -260,7 +265,7 @@ class Storage:
         return replace(self, loose=np.zeros_like(self.loose))
 
     def keeps(self, remaining: Ints) -> bool:
-        """Return True if some of these samples must be trained where they are."""
+        """Return True if some of these samples must be trained on the node that has them."""
         return not bool(self.loose[remaining].all())
 
 
@@ -268,11 +273,11 @@ class Storage:
 class Problem:
     """All inputs of a plan, except for feedback."""
 
-    # λ of all samples.
+    # Size λ of each sample.
     sizes: Floats  # [N]
     # Samples not yet used in this epoch, ascending.
     remaining: Ints  # [R]
-    # `remaining` in the order of `Scheduler.compose`: step after step.
+    # `remaining` in the order in which the steps use the samples: see `Scheduler.compose`.
     order: Ints  # [R]
     # The worker that holds each sample.
     placement: Ints  # [N]
@@ -285,8 +290,8 @@ class Problem:
     world: int
     seed: int
     drop_last: bool = False
-    # Number of samples of each worker in a whole global batch, from the allocator; None: there is
-    # no allocator.
+    # Number of samples of each worker in a full global batch, as the allocator chose it; None: the
+    # policy has no allocator.
     counts: Ints | None = None  # [W]
     # Maximum number of samples that fit into each worker's memory; None: unknown.
     limits: Ints | None = None  # [W]
@@ -300,20 +305,23 @@ class Problem:
     uneven_steps: bool = True
     # Devices of the ranks; empty: unknown.
     devices: Sequence[RankDevice] = ()  # [W]
-    # `plan` puts the scheduler's numbers of samples on the grid `grid`, and padded lengths on the
-    # grid `length_grid`; 0: none.
+    # `plan` makes the counts of samples multiples of `grid`, except for a remainder. Padded lengths
+    # are rounded up to multiples of `length_grid`; 0: they are not rounded.
     grid: int = 1
     length_grid: float = 0.0
-    # Storage of the nodes, with which `nodes` is known, too; None: each rank can read every sample.
+    # Storage of the nodes; if it is set, so is `nodes`. None: each rank can read every sample.
     storage: Storage | None = None
-    # Total size of a step's samples, in the unit of the sizes: steps use the samples of `order` one
-    # after the other. `global_batch` is then a mean. None: each step has `global_batch` samples.
+    # Maximum total size of a step's samples, in the unit of the sizes: a step uses the next samples
+    # of `order` that fit. `global_batch` is then a mean. None: steps have `global_batch` samples.
     token_budget: float | None = None
     # Maximum total size of each worker's local batch, in the unit of the sizes.
     token_limits: Floats | None = None  # [W]
 
     def across(self, before: Ints, after: Ints) -> int:
-        """Return the number of samples that change their node, given their ranks, [K]."""
+        """Return the number of K samples that change node if their ranks change.
+
+        `before` and `after` are the samples' ranks before and after the change, [K].
+        """
         if self.nodes is None:
             return 0
         return int(np.count_nonzero(self.nodes[before] != self.nodes[after]))
@@ -340,5 +348,5 @@ class Problem:
         return left == 0 or (self.drop_last and left < self.global_batch)
 
     def rng(self, salt: int = 0) -> np.random.Generator:
-        """Return a generator that depends on the problem's seed, epoch and first step alone."""
+        """Return a random generator seeded by the problem's seed, epoch, first step, and `salt`."""
         return np.random.default_rng([self.seed, self.epoch, self.first_step, salt])

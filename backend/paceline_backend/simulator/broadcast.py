@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 EMULATED_SHOWN = 1_024
 # Maximum number of records in a message, unless a single step has more.
 _RECORDS = 10_000
-# Minimum number of records as which a waiting message counts, because each message takes memory.
+# A message on the bus counts as at least this many records, because each message takes memory.
 _AS_RECORDS = 250
 # Interval between two heartbeats.
 _SIGN_S = 3.0  # seconds
@@ -80,7 +80,7 @@ def register(server: Client, scenario: Scenario, script: str) -> str:
 
 
 class Broadcast:
-    """A simulation that runs as a registered run, from virtual time 0. For one thread.
+    """A simulation that runs as a registered run, from virtual time 0. Not thread-safe.
 
     The run's clock is the virtual clock. The clock begins at `started_at`, a Unix time, and may be
     ahead of the wall clock. An operator's switch or stop takes effect at the next segment. The
@@ -190,7 +190,10 @@ class Broadcast:
             time.sleep(0.005)
 
     def _on_the_bus(self) -> int:
-        """Return an upper bound of this run's records on the bus, ingested in sequence."""
+        """Return an upper bound of this run's records on the bus.
+
+        Messages are ingested in sequence, so the newest ones are the last to leave the stream.
+        """
         length = self._patiently(lambda: int(self._bus.xlen(self._stream)))
         while len(self._sent) > length:
             self._sent.popleft()

@@ -82,7 +82,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth: float | None = None  # bytes per second
     # Time in seconds that is added for any number of workers.
     fixed_s: float = 0.0
-    # Time of a relaxed synchroniser's exchange; None: the time of an all-reduce.
+    # Time in seconds of a relaxed synchroniser's exchange; None: the time of an all-reduce.
     round_s: float | None = None
 
     def problem(self) -> str | None:
@@ -128,7 +128,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rank: int
     step: int
-    # Time from the failure to the next attempt's first step.
+    # Time in seconds from the failure to the next attempt's first step.
     restart_s: float = 5.0
     # Number of workers that continue. The failed worker is left out first, then the last workers.
     # None: all workers continue.
@@ -168,14 +168,14 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     switches: list[Change] = []
     failures: list[WorkerFailure] = []
     communication: Communication = Communication()
-    # Number of samples that fit into a worker's memory.
+    # Number of samples that fit into a worker's memory, or one number per worker; None: no limit.
     limits: int | list[int] | None = None
     # True if workers measure the times of trial batches of 2, 4, 8, … samples before training.
     profile: bool = False
 
     @staticmethod
     def load(path: Path) -> Scenario:
-        """Read a scenario file; a relative file of sizes is in the same folder."""
+        """Read a scenario file; a relative path of a file of sizes starts at the same folder."""
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -209,7 +209,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return scenario
 
     def at(self, folder: Path) -> Scenario:
-        """Return the scenario with its file of sizes below a folder."""
+        """Return the scenario with the path of its file of sizes taken relative to a folder."""
         if self.sizes.file is None:
             return self
         sizes = msgspec.structs.replace(self.sizes, file=str(folder / self.sizes.file))

@@ -69,7 +69,7 @@ class TrainedSegment:
     compute_s: Floats
     # Waiting for other ranks, after computing.
     wait_s: Floats
-    # 0 where a rank computes during communication.
+    # Exchange of gradients; 0 where a rank computes at the same time.
     communication_s: Floats
     # Virtual time at which each step begins.
     started_at: Floats
@@ -95,14 +95,14 @@ class TrainedSegment:
 
     @property
     def evened_s(self) -> Floats:
-        """The duration of each step, [S], also where ranks are in different steps.
+        """The duration of each step, [S], also if ranks are in different steps at the same time.
 
-        Where ranks share their batches, time is spread evenly over the segment's steps, because
-        ranks train the batches of a step at different times. In another relaxed segment at whose
-        end all ranks synchronise, the wait at the end is spread over the steps. Where ranks do not
-        synchronise at the end, a step lasts from the end of the previous step on the last rank to
-        its own end on the last rank, because all ranks wait for the slowest rank when the epoch
-        ends.
+        If ranks share batches, they train the batches of a step at different times, so the
+        segment's time is spread evenly over its steps. In another relaxed segment at whose end all
+        ranks synchronise, the wait at the end is spread over the steps. If ranks do not synchronise
+        at the end, a step lasts from the moment at which the last rank has ended the previous step
+        to the moment at which the last rank has ended this step, because all ranks wait for the
+        slowest rank when the epoch ends.
         """
         step_s = self.step_s
         if self._pooled:
@@ -145,7 +145,7 @@ class Simulation:
 
     A segment is planned from the records of earlier steps without the newest `_LAG` steps, because
     a real controller plans while the last segment still runs. Planning takes no virtual time. The
-    first step begins at virtual time 0. The same arguments, switches and failures give the same
+    segments and times. Not thread-safe.
     segments and times. For one thread.
 
     Args:
@@ -198,7 +198,7 @@ class Simulation:
         return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begin an attempt, which only knows the used samples of earlier attempts (in `hello`)."""
+        """Begin an attempt. Of earlier attempts it only knows which samples they used (`hello`)."""
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
@@ -268,7 +268,7 @@ class Simulation:
         own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
         load_s = self._data_s + own_s
         begun, starts = self._clocks, self._met(segment, costs)
-        # Rank 0, the leader, adopts the segment when it needs it. If ranks continue without
+        # Rank 0, the leader, adopts a segment when rank 0 needs it. If ranks continue without
         # synchronising, a rank that is ahead of the leader waits with its first batch until then.
         begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)
@@ -323,7 +323,7 @@ class Simulation:
         return seconds
 
     def _met(self, segment: Segment, costs: Costs) -> Floats:
-        """Put the segment's synchroniser in force; return when each rank can begin, [W]."""
+        """Apply the segment's synchroniser; return the time at which each rank can begin, [W]."""
         clocks, synchroniser = self._clocks, segment.synchroniser
         if self._model.goes_on:
             if synchroniser == self._synchroniser:
@@ -398,7 +398,7 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
 
 
 class DealtBatches:
-    """The batches of a segment: first as planned, later as shared among ranks.
+    """The batches of a segment: first as planned, and after `pool` as the ranks shared them.
 
     Args:
         devices: devices of the ranks.
@@ -428,7 +428,7 @@ class DealtBatches:
             self.compute_s[at] = self._taken_s(at)
 
     def step(self, at: int) -> Features:
-        """Return the batches of a step of the segment, [W]."""
+        """Return the batches of the segment's step `at`, counted from 0, [W]."""
         return Features(*(column[at] for column in self.features))
 
     def room(self, rank: int) -> int:

@@ -87,7 +87,7 @@ class SegmentSums:
     _plans: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     # Contributors and dropped samples of each reduction round, by policy.
     _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    # Attempt, policy version, and the first step of this pair.
+    # Attempt, policy version, and first step with this attempt and version.
     _start: tuple[int, int, int] = (-1, -1, 0)
 
     def add(self, trained: TrainedSegment, devices: Emulation) -> None:
@@ -206,7 +206,7 @@ def under(scenario: Scenario, policy: str) -> Scenario:
 
 
 def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, Summary]:
-    """Simulate the scenario under each of these policies, as by `under`.
+    """Simulate the scenario once under each of these policies; see `under`.
 
     `speedup` is the speed-up over `bsp`, if `bsp` is one of the policies.
     """

@@ -86,7 +86,7 @@ def start(harness: Harness, least: int, most: int, epochs: int = 1000) -> str:
 
 
 def queued(harness: Harness, run: str) -> str:
-    """Wait until the engine has a run's first job, and return its name there."""
+    """Wait until the engine has queued a run's first job; return the engine's name of the job."""
 
     def job() -> str | None:
         shown = harness.cluster.run(run)
@@ -103,7 +103,7 @@ def gone(harness: Harness) -> None:
 
 
 def assert_ends_exact(harness: Harness, run: str) -> dict[str, Any]:
-    """End a run with its current epoch, and check its coverage.
+    """Let a run end after its current epoch, and check its coverage.
 
     The run must finish, and each epoch must have used each sample once.
     """

@@ -17,11 +17,11 @@ from paceline_backend.policies.values import Feedback, Floats, usable
 
 Bools = npt.NDArray[np.bool_]
 
-# Number of a rank's rows from which on `linear` compares forecasts of the rows instead.
+# If the ranks have this many rows (median), `linear` compares forecasts of the rows instead.
 YOUNG = 24
-# Minimum probability of a cost that is considered.
+# Costs with a smaller probability are not returned.
 _PLAUSIBLE = 0.02
-# Candidates for κ, in units of 1 ÷ the typical long size.
+# Candidates for κ, the weight of the quadratic cost, in units of 1 ÷ the typical long size.
 _CURVES = np.exp2(np.arange(-2.0, 7.0))
 # Candidates for the fraction of the cost that depends on sizes, where most of the cost depends on
 # the number of samples.
@@ -33,7 +33,7 @@ _FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.15), (0.7, 0.1), (2.0, 0.05))
 _NOISES = np.array([0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
 _SPREADS = np.array([0.003, 0.05, 0.2, 0.6])
 _NOISE, _SPREAD = (grid.ravel()[:, None] for grid in np.meshgrid(_NOISES, _SPREADS))
-# Weight of a log-likelihood. It is below 1, because rows are not as independent as the model
+# Factor of the log-likelihoods. It is below 1, because rows are not as independent as the model
 # assumes.
 _ALIKE = 0.5
 
@@ -90,10 +90,11 @@ def _weighed(
     *,
     sized: Sequence[float] = (),
 ) -> Weighed:
-    """Return the mean of some costs, with the logarithm of their likelihood as probability.
+    """Return the mean of costs that differ only in κ, weighted by their likelihoods.
 
-    `time` has logarithms of times, and all arrays are [S, W]. The costs differ only in κ. Instead
-    of costs, `sized` gives the fraction of each load that depends on sizes.
+    The result's `probability` is the logarithm of the mean likelihood. `time` has logarithms of
+    times, and all arrays are [S, W]; `loads` has one array for each cost. If `sized` is given, the
+    cost is SUM, and the loads differ instead in the fraction that depends on sizes, `sized`.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())
@@ -112,7 +113,7 @@ def _weighed(
 
 
 def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
-    """Return the tempered log-likelihood of a cost, and the noise that suits it best."""
+    """Return the log-likelihood of a cost, times `_ALIKE`, and the noise that suits it best."""
     load = np.where(valid, load, np.nan)
     mean = float(np.nanmean(load))
     tried = np.concatenate(
@@ -139,7 +140,7 @@ def _likely(off: Floats, valid: Bools) -> Floats:
     off, count = off[:, count > 0], count[count > 0]
     mean = np.nanmean(off, axis=0)
     within = float(np.nansum((off - mean) ** 2))
-    # The variance of the ranks' means.
+    # Variance of a rank's mean: noise, and differences between ranks.
     variance = _NOISE**2 / count + _SPREAD**2  # [pairs, W]
     weight = 1 / variance
     middle = (weight * mean).sum(axis=1) / weight.sum(axis=1)

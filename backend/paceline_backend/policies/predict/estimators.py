@@ -3,7 +3,7 @@
     predictor = EstimatorPredictor({"huber": Huber})  # one regressor
     predictor = EstimatorPredictor(REGRESSORS)  # the regressor that forecasts the run best
 
-`linear.LinearPredictor` follows changes of speed and nearly always suits better. A regressor gives
+`linear.LinearPredictor` follows changes of speed and is nearly always better. A regressor gives
 all steps of its window the same weight.
 
 Functions import scikit-learn only when they make a regressor: the import takes longer than the rest
@@ -27,20 +27,20 @@ from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.policies.values import Feedback, Floats, Models, usable
 
-# A rank's times are taken as proportional to its loads if it has fewer rows than `_FEW`, or if its
-# loads differ by a smaller factor than `_ALIKE`.
+# If a rank has fewer than `_FEW` rows, or its largest load is less than `_ALIKE` times its least,
+# its times are assumed to be proportional to its loads.
 _FEW = 8
 _ALIKE = 1.05
-# Number of the cross-validation's splits in time, and maximum number of ranks that it uses.
+# Number of splits in time for the cross-validation, and maximum number of ranks that it uses.
 _SPLITS, _RANKS = 3, 4
 # Relative errors of single forecasts are clipped to this.
 _CAP = 0.3
-# A later regressor replaces the first regressor if its error is smaller by this fraction.
+# A candidate replaces the first candidate only if its error is smaller by this fraction.
 _BETTER = 0.02
-# Smaller relative residuals count as 0.
+# Relative residuals and coefficients below this count as 0.
 _EXACT = 1e-6
-# Maximum relative forecast; larger forecasts are invalid. Near 1e308, `non_negative` would end the
-# process.
+# Forecasts that are at least this many times a rank's mean time are invalid. Near 1e308,
+# `non_negative` would end the process.
 _WILD = 1e100
 
 
@@ -56,7 +56,7 @@ class Estimator(Protocol):
         ...
 
     def predict(self, inputs: Floats, /) -> Any:
-        """Return the times of batches, [K]; inputs are as for `fit`, [K, 2]."""
+        """Return the times of batches, [K]. `inputs` are as for `fit`, [K, 2]."""
         ...
 
 
@@ -81,7 +81,7 @@ class Huber:
         self._fitted = linear()
 
     def fit(self, inputs: Floats, times: Floats) -> Huber:
-        """Fit the rows; use plain least squares for rows without noise, whose scale is 0.
+        """Fit the rows. If they have no noise, so that Huber's scale would be 0, use least squares.
 
         Raises:
             ValueError: the fit does not converge.
@@ -147,15 +147,15 @@ def predictor_of(regressor: str, window: int, cost: str = "auto") -> Predictor:
 class EstimatorPredictor:
     """A predictor whose models are planes through a regressor's forecasts of each rank's steps.
 
-    A regressor is fitted to each rank's newest `window` steps with samples. Within the range of the
-    rank's loads and numbers of samples, its forecasts give the plane T = a·Λ' + c·n + b with a > 0
-    and c, b ≥ 0. For a linear regressor with coefficients in these ranges, the plane is the
-    regressor itself. The time of a rank with few steps, or with loads that hardly differ, is taken
-    as proportional to its load.
+    A regressor is fitted to each rank's newest `window` steps with samples. Then the plane T =
+    a·Λ' + c·n + b with a > 0 and c, b ≥ 0 is fitted to the regressor's forecasts within the range
+    of the rank's loads and numbers of samples. If the regressor is linear, with such coefficients,
+    the plane equals the regressor. For a rank with few steps, or with loads that hardly differ,
+    the time is assumed to be proportional to the load.
 
-    Of several candidates, the predictor uses the candidate with the smallest error in forecasts of
-    later steps from earlier steps, over some ranks. A ValueError counts as the largest error. Each
-    call of a candidate returns a new regressor, which must be deterministic, because a replay
+    Of several candidates, the predictor uses the one that best forecasts later steps from earlier
+    steps, averaged over a few ranks. A ValueError counts as the largest error for the rank. Each
+    call of a candidate returns a new regressor. It must be deterministic, because a replay
     recomputes plans from the database.
     """
 
@@ -179,7 +179,7 @@ class EstimatorPredictor:
         return Models(a, c, b, cost=self.cost)
 
     def chosen(self, ranks: list[_Rank]) -> str:
-        """Return the name of the best candidate, or of the first one if no rank can be fitted."""
+        """Return the best candidate's name; the first candidate's name if no rank can be fitted."""
         first, *others = self.candidates
         fitted = [rank for rank in ranks if rank.tells]
         if not others or not fitted:
@@ -197,7 +197,7 @@ class EstimatorPredictor:
 class _Rank:
     """A rank's steps, oldest first, relative to their means."""
 
-    # Columns: effective load, samples.
+    # The columns are effective load and number of samples.
     inputs: Floats  # [F, 2]
     times: Floats  # [F]
     # Means of effective load, samples, and time in s.
@@ -228,7 +228,7 @@ class _Rank:
             except ValueError:
                 return _CAP
             off = np.abs(forecast / self.times[later] - 1)
-            # This also caps NaN.
+            # NaN is not below the cap, so it is replaced as well.
             made.append(np.where(off < _CAP, off, _CAP))
         return float(np.mean(np.concatenate(made)))
 
@@ -246,14 +246,14 @@ class _Rank:
             forecast = np.asarray(fitted.predict(probes), np.float64)
         except ValueError:
             return proportional
-        # This also rejects NaN.
+        # A NaN fails this comparison, too.
         if not (np.abs(forecast) < _WILD).all():
             return proportional
         varies = np.ptp(probes[:, 1]) > 0
         columns = [probes[:, 0], probes[:, 1] * varies, np.ones(len(probes))]
         try:
             a, c, b = non_negative(np.column_stack(columns), forecast)[0]
-        # The solver of the least squares does not converge.
+        # `non_negative` did not converge.
         except RuntimeError:
             return proportional
         if a <= _EXACT:

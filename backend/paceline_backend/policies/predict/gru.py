@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 # Number of past steps from which the GRU predicts the next step.
 PAST = 8
 _HIDDEN = 4
-# The number of training sequences.
+# Number of sequences that the network is trained on.
 _SEQUENCES = 64
-# The number of Adam steps, each on all sequences.
+# Number of Adam steps; each step uses all sequences.
 _ROUNDS = 24
 _RATE = 0.05
-# Fraction of a step's time per size unit. It is not 0, because `Models.a` must be above 0.
+# `Models.a`, as a fraction of a step's time. It must be above 0, although sizes are not used.
 _NO_SIZE = 1e-12
 
-# Lock for torch's number of threads, which all plans of the process share.
+# Guards torch's number of threads, which is a setting of the whole process.
 _threads_lock = threading.Lock()
 
 
@@ -53,7 +53,7 @@ class GruPredictor:
         if long_:
             windows = [sliding_window_view(times[rank], PAST + 1) for rank in long_]
             history = np.concatenate(windows)
-            # Pick sequences evenly from the window and the workers.
+            # Pick sequences at even distances from the sequences of all workers.
             history = history[np.linspace(0, len(history) - 1, _SEQUENCES).astype(int)]
             last = np.stack([times[rank][-PAST:] for rank in long_])
             mean = history[:, :PAST].mean(axis=1, keepdims=True)
@@ -64,12 +64,12 @@ class GruPredictor:
 
 
 def _predict(history: Floats, last: Floats) -> Floats:
-    """Predict the value after each row of `last` [W, P] from `history` [S, P + 1]."""
+    """Train on `history`, [S, P + 1]; predict the value that follows each row of `last`, [W, P]."""
     import torch
 
     with _threads_lock:
         threads = torch.get_num_threads()
-        # Two threads take ten times as long as one.
+        # On tensors this small, two threads take ten times as long as one.
         torch.set_num_threads(1)
         try:
             with torch.enable_grad():

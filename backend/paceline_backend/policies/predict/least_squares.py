@@ -8,7 +8,7 @@ from paceline_backend.policies.values import Floats
 
 
 def non_negative(columns: Floats, target: Floats) -> tuple[Floats, float]:
-    """Return coefficients x ≥ 0, [C], that minimise |columns·x − target|, and that minimum.
+    """Return the x ≥ 0, [C], that minimises |columns·x − target|, and the minimum itself.
 
     `columns` is [R, C], `target` is [R].
 

@@ -34,38 +34,38 @@ CostModel = Annotated[
 
 Bools = npt.NDArray[np.bool_]
 
-# Maximum number of ranks whose rows are used to select the cost, which is the same for all ranks.
+# The cost is the same for all ranks. It is selected with the rows of at most this many ranks.
 _RANKS = 16
 # Candidates for κ, the weight of the quadratic cost, in units of 1 ÷ the typical long size.
 _CURVES = 2.0 ** np.arange(-3, 7)
-# Factors to try around the best κ.
+# The best candidate for κ is then multiplied and divided by these factors, one after the other.
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
-# Log-likelihood that a cost must gain over the cost "sum". A cost with κ > 0 needs the same gain
-# once more.
+# Minimum gain in log-likelihood for choosing padded or unpadded costs by likelihood. A cost with κ
+# > 0 must be better by this much than the cost with κ = 0.
 _MARGIN = 12.0
-# Minimum number of rows to estimate the noise, and minimum noise at which rows are fitted a second
-# time.
+# Minimum number of rows to estimate a rank's noise, and minimum noise at which its rows are fitted
+# a second time.
 _FEW, _NOISY = 8, 0.1
 # Differences between consecutive residuals are clipped to this.
 _JUMP = 0.9
-# Probability from which on the cost of a run with few steps is expected not to change.
+# Batches count as padded if `plausible` gives its padded cost at least this probability.
 _SURE = 0.98
-# Ratio of the largest to the smallest padding below which rows do not show whether batches are
-# padded. The call of `plausible`, which takes 10 ms, is then skipped.
+# If the largest padding is less than this many times the smallest, the rows cannot show whether
+# batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
 _ALIKE = 1.05
-# Samples count as grouped if padded load ÷ padded load of equal counts is below this.
+# Samples count as grouped by size if padded load ÷ padded load with equal counts is below this.
 _HALF = 0.5
-# Log-likelihood that the wide prior of c and b must gain over the narrow prior.
+# The wide prior of c and b is used if it gains more log-likelihood than this over the narrow one.
 _CLEARLY = 3.0
-# Error of a fit of three costs that follows changes ÷ error of a mean of the same rows.
+# Error of a fit, which has three costs and follows changes of speed, ÷ error of a plain mean.
 _DOUBT = 1.5
 # Number of iterations of the mean shift. Where all levels are similar, each iteration reduces a
 # level's distance from its peak to a third.
 _SHIFTS = 30
-# Minimum number of ranks that are treated as alike; fewer of many ranks may be near each other by
+# Minimum number of ranks with a common fit. In a large run, fewer ranks may be near each other by
 # chance.
 _ALIKE_RANKS = 4
-# Standard errors at half and at twice the usual batch ÷ standard errors at the usual batch.
+# Forecasts of half and of twice the usual batch may differ by this multiple of the limit.
 _SHAPES = 2
 
 
@@ -87,13 +87,13 @@ class LinearPredictor:
     forecast for other n and Λ'.
 
     Args:
-        window: the number of steps that the fit uses; steps in which a rank had no samples do not
-            count.
-        cost: "sum": Λ' = Λ. "padded": Λ' = n · max λ. "auto": one of these, plain or quadratic in
-            length, whichever forecasts all ranks' steps best; the sum unless another is clearly
+        window: the number of newest steps that the fit uses. Steps in which a rank had no samples
+            are not counted.
+        cost: "sum": Λ' = Λ. "padded": Λ' = n · max λ. "auto": the cost that forecasts all ranks'
+            steps best, of these two and their quadratic forms; "sum" unless another is clearly
             better.
-        shrink: give ranks a common fit, or pull their fits together, if noise alone may explain
-            their difference.
+        shrink: if noise alone may explain the differences of ranks, give these ranks a common fit,
+            or pull their fits together.
     """
 
     window: int = 64
@@ -126,7 +126,7 @@ class LinearPredictor:
         return replace(mixed, a=of.sized * mixed.a, c=mixed.c + (1 - of.sized) * mean * mixed.a)
 
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
-        """Return the models under a cost; `noise` is for ranks with too few rows to estimate it."""
+        """Fit the models under a cost; ranks with too few rows to show it have noise `noise`."""
         world = rows.load.shape[1]
         fits, errors = _fit_shares(rows, cost, self.window, noise)
         fits = _shrunk(fits, errors, rows, cost) if self.shrink else fits
@@ -139,9 +139,10 @@ class LinearPredictor:
 def _fit_shares(
     rows: Feedback, cost: Cost, window: int, unknown: float = 0.0
 ) -> tuple[Floats, Floats]:
-    """Return (a, c, b) of each rank, [W, 3], with the more likely of two priors of c and b.
+    """Fit each rank with the more likely of two priors of c and b; return fits and errors.
 
-    The second result is the relative error of each rank's time that can be due to noise alone, [W].
+    A fit is (a, c, b), [W, 3]. An error is the relative error of a rank's time that noise alone may
+    cause, [W].
     `unknown` is the noise of ranks that have too few rows to estimate it.
 
     While speeds drift and plans balance them, a rank's time stays the same although its load
@@ -157,7 +158,7 @@ def _fit_shares(
     count = pairs.sum(axis=0)
 
     def jumps(fits: Floats) -> Floats:
-        """Return the differences of consecutive residuals, [S - 1, W]; NaN where one is missing."""
+        """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown."""
         a, c, b = fits.T
         forecast = a * load + c * samples + b
         fine = valid & (forecast > 0)
@@ -181,7 +182,7 @@ def _fit_shares(
 
 
 def _noise(jumps: Floats) -> Floats:
-    """Return σ of each rank's times, [W], from the median of differences, 0.954 σ; 0: unknown."""
+    """Return σ of each rank's times, [W]; 0: unknown. The median of the differences is 0.954 σ."""
     enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW
     noise = np.zeros(jumps.shape[1])
     if enough.any():
@@ -193,9 +194,9 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
     """Return the fits, [W, 3], after pulling together the fits of ranks that may be equally fast.
 
     Ranks around one peak of the levels' density get a common fit if noise alone may explain their
-    differences. The fit of each other rank is pulled to the mean of the ranks near it. The weight
-    of a near rank is the likelihood that noise alone explains its difference. Without noise nothing
-    changes. `errors` are the relative errors of the fits that noise may cause, [W].
+    differences. The fit of each other rank is pulled towards the mean of the ranks near it; a near
+    rank's weight is the likelihood that noise alone explains the difference. Ranks without noise
+    keep their fits. `errors` are the relative errors of the fits that noise may cause, [W].
     """
     known = (fits[:, 0] > 0) & (errors > 0)
     if known.sum() < 2:
@@ -218,11 +219,11 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
 def _common(
     fits: Floats, level: Floats, error: Floats, first: Ints, batch: Floats
 ) -> tuple[Bools, Floats]:
-    """Return a mask of ranks that may be as fast as the other ranks of their peak, and common fits.
+    """Return a mask of the ranks that may be as fast as their peak's other ranks, and common fits.
 
     The results are [n] and [n, 3]. A rank is not in the mask if it is further from the peak's
-    median than the furthest of as many equal ranks would be, or if its forecast of half or twice
-    the usual batch differs from the common forecast.
+    median than noise would put the furthest of equally fast ranks, or if its forecast of half or
+    twice the usual batch differs from the common forecast.
 
     The ranks are sorted by `level`, the logarithm of their time of the usual batch. `error` is the
     relative error of each fit that noise may cause. `first` is the index of each peak's first rank.
@@ -255,7 +256,7 @@ def _common(
 def _drawn(level: Floats, variance: Floats) -> Floats:
     """Return, for each of the sorted levels, the weighted mean of the levels near it."""
     made = np.empty_like(level)
-    # The levels are sorted, and levels that are far away have no weight.
+    # Levels that are far away have no weight, so a slice of the sorted levels suffices.
     for at in range(len(level)):
         near = slice(
             np.searchsorted(level, level[at] - 5 * np.sqrt(2 * variance[at])),
@@ -284,7 +285,7 @@ def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
 def _again_where_noisy(
     rows: Feedback, cost: Cost, window: int, fits: Floats, is_wide: Bools, noise: Floats
 ) -> Floats:
-    """Fit noisy ranks a second time, with the noise given from the first row; return all fits.
+    """Fit noisy ranks a second time, now with known noise; return the fits of all ranks.
 
     In the first fit, rows of noisy ranks that are off by chance are mistaken for changes of speed.
     """
@@ -303,11 +304,11 @@ def _fit(
     share: float = SHARES[0],
     noise: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return (a, c, b) of each rank, [W, 3], and the score of its forecasts of its rows, [W, 3].
+    """Return (a, c, b) of each rank, [W, 3], and the score of its forecasts, [W, 3].
 
-    The score's columns are the loss, the number of the rank's rows, and a term to add to their
-    −log-likelihood: it accounts for forecasts of which the fit was unsure, and for the prior. a is
-    0 for a rank without rows.
+    The score's columns are the loss, the number of rows that were forecast, and a term to add to
+    the −log-likelihood of the rows. The term accounts for the prior, and for forecasts of which the
+    fit was unsure. For a rank without rows, a is 0.
     """
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
@@ -352,16 +353,16 @@ def _choose(rows: Feedback, window: int) -> Cost:
 
 
 def _expects_padded(rows: Feedback, valid: Bools) -> bool:
-    """Return True if batches should count as padded when both costs have similar scores.
+    """Return True if batches should count as padded when padded and other costs score alike.
 
-    The first steps distinguish padded from unpadded costs best, because their batches have equal
-    counts. The scores leave these steps out, because a fit needs some rows before it can forecast.
-    `plausible` uses them.
+    The first steps distinguish the two costs best, because their batches have equal counts. The
+    scores do not include these steps, because a fit needs some rows before it can forecast;
+    `plausible` does include them.
     """
     if _grouped(rows, valid):
         return True
     padding = rows.samples[valid] * rows.longest[valid] / rows.load[valid]
-    # Both costs give the same forecasts.
+    # All batches have similar padding, so both costs give the same forecasts.
     if padding.max() < _ALIKE * padding.min():
         return False
     first = plausible(rows)[0]
@@ -371,10 +372,10 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
 def _grouped(rows: Feedback, valid: Bools) -> bool:
     """Return True if the scheduler grouped samples by size because it expected padded batches.
 
-    In grouped batches, sizes within a batch vary less than the batches' mean sizes; or, where a few
-    sizes are huge, large batches have much shorter longest samples than small batches. Such batches
-    hardly show whether they are padded, so "padded" stays the default until the times contradict
-    it.
+    In grouped batches, the sizes within a batch vary less than the mean sizes of the batches; or,
+    if a few sizes are huge, the longest sample of a large batch is much shorter than that of a
+    small batch. The times of such batches hardly show whether they are padded, so "padded" stays
+    the default until the times contradict it.
     """
     several = valid & (rows.samples > 1)
     if not several.any():
@@ -401,12 +402,12 @@ class PerSamplePredictor:
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. With fewer than two distinct Λ, a is the mean of T/Λ and b is 0."""
+        """Fit all ranks. If a rank's rows do not give a > 0, a is mean T ÷ mean Λ, and b is 0."""
         rows = feedback.by_step(world)
         valid = usable(rows.samples, rows.load, rows.compute_s)
         if not valid.any(axis=0).all():
             return Models.unknown(world)
-        # The number of usable rows from each row on.
+        # For each row: the number of usable rows from this row to the newest one.
         later = np.cumsum(valid[::-1], axis=0)[::-1]
         weight = (valid & (later <= self.window)) / np.minimum(later[0], self.window)
         load, compute_s = (weight * rows.load).sum(axis=0), (weight * rows.compute_s).sum(axis=0)
@@ -421,6 +422,6 @@ class PerSamplePredictor:
 
 
 def warm_up() -> None:
-    """Compile the kernel, or read it from the cache, so that no plan waits for seconds."""
+    """Compile the kernel, or read it from the cache, so that plans need not wait for it."""
     rows = Feedback.empty().by_step(1)
     _fit(rows, SUM, 1)

@@ -20,7 +20,7 @@ _CHANGED = math.log(1.15)
 # While the noise is large, the threshold is this multiple of the noise's standard deviation
 # instead.
 _WILD = 3.0
-# The prior standard deviation of the noise, and the prior's weight in rows.
+# Prior standard deviation of the noise, and the prior's weight, as a number of rows.
 _NOISE, _BELIEF = 0.05, 4.0
 # Prior standard deviations of c·n and b, relative to a step's time. The second value suits ranks
 # whose speeds drift while a plan balances them. Times of these ranks do not depend on their loads,
@@ -40,11 +40,11 @@ _GAINS = np.array(
 _STAYS = 20.0
 # The factor by which the weight of a filter's errors decreases at each step.
 _FORGETS = 0.97
-# The prior standard deviation of the noise of the best filter, and the prior's weight in rows.
+# Prior standard deviation of the best filter's noise, and the prior's weight, as a number of rows.
 _LITTLE, _NOISE_ROWS = 0.01, 2.0
 # The −log-likelihood of a change of speed, and of an outlier.
 _RARE = 8.0
-# Differences of two terms below this fraction of the terms count as rounding errors.
+# A difference of two terms that is below this fraction of the terms counts as a rounding error.
 _ROUND = 1e-10
 # Residuals of rows are clipped to this when costs are compared.
 _CAP = 0.3
@@ -68,9 +68,10 @@ def fit_ranks(
     fits: Floats,
     losses: Floats,
 ) -> None:
-    """Fit each rank's rows of [S, W] arrays; fill `fits` and `losses`, [W, 3].
+    """Fit each rank's rows, from [S, W] arrays, and write the results into `fits` and `losses`.
 
-    `share` is one of `SHARES`. `noise` is a lower bound of each rank's standard deviation, [W].
+    The columns of these two arrays, [W, 3], are described at `linear._fit`. `share` is one of
+    `SHARES`. `noise` is a lower bound of each rank's standard deviation, [W].
     """
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
@@ -101,7 +102,7 @@ def fit_ranks(
 def _fit_rows(
     rows: Floats, share: float, noise: float, now: Floats, before: Floats, trial: Floats
 ) -> tuple[float, int, float]:
-    """Fit one rank's rows, [F, 3] of (u, v, time_s); return the score of forecasts of the rows.
+    """Fit one rank's rows (u, v, time_s), [F, 3]; return the score of the forecasts of the rows.
 
     The score is the loss, the number of scored rows, and Σ ½ log(1 + `_unsure`) over these rows.
 
@@ -139,7 +140,7 @@ def _fit_rows(
             drift = later
             _learn(now, rows[k], rows[k, 2] if seen == 0 else _forecast(now, rows[k]))
             _solve(now, variance, share)
-        # The first step is often slow, so a second row that differs from the first row replaces it.
+        # The first step is often slow, so if the second row differs, the fit starts again with it.
         else:
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
             if _reshaped(rows, held, k, changed, variance, share, now, before, trial):
@@ -208,10 +209,10 @@ def _reshaped(
 ) -> bool:
     """Return True if other costs explain a surprising row better than a new speed does.
 
-    If the result is True, the better fit is in `trial`. Rows of a new load reveal b, and their
-    residuals are as large as the residuals of rows at a new speed. Therefore the function compares
-    the likelihoods of all rows under two hypotheses. First: the rows before and after the last
-    change of speed had one speed after all. Second: the rows since that change and the two
+    If the result is True, the better fit is in `trial`. Rows with a new load show how large b is,
+    and their residuals can be as large as those of rows at a new speed. Therefore the function
+    compares the likelihoods of all rows under two hypotheses. First: the rows before and after the
+    last change of speed had one speed after all. Second: the rows since that change and the two
     surprising rows have one speed; the alternative is a change of speed or two outliers.
     """
     likely = _unlikely(now, variance, share)
@@ -326,7 +327,10 @@ def _copy(source: Floats, target: Floats) -> None:
 
 @compiled
 def _solve(fit: Floats, variance: float, share: float) -> None:
-    """Solve for c, b ≥ 0 with a ridge towards the prior's values at `_USUAL`."""
+    """Solve the normal equations for a, c ≥ 0 and b ≥ 0.
+
+    A ridge pulls c and b towards the prior's values at `_USUAL`.
+    """
     aa, ac, ab = fit[0], fit[1], fit[2]
     # The sums are too small for a float, so keep the previous fit.
     if aa <= 0:
@@ -345,7 +349,7 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
         hb - ab * fit[6] / aa,
     )
     a = (fit[6] - ac * c - ab * b) / aa
-    # Sizes hardly affect the time, so a is a small fraction of c + b.
+    # Sizes hardly affect the time, so set a to a small fraction of c + b.
     if a <= _LEAST * (c + b):
         c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
         a = _LEAST * (c + b) if c + b > 0 else fit[6] / aa
@@ -356,7 +360,7 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
 def _edged(
     cc: float, cb: float, bb: float, less_c: float, less_b: float, hc: float, hb: float
 ) -> tuple[float, float]:
-    """Return (c, b) ≥ 0 of two normal equations with the diagonal cc − `less_c` and bb − `less_b`.
+    """Solve two normal equations, diagonal cc − `less_c` and bb − `less_b`, for (c, b) ≥ 0.
 
     The result is (0, 0) if the equations do not determine c and b.
     """
@@ -365,7 +369,7 @@ def _edged(
     if left_c <= _ROUND * cc or left_b <= _ROUND * bb or det <= _ROUND * left_c * left_b:
         return 0.0, 0.0
     c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
-    # Use the better of the edges c = 0 and b = 0.
+    # One of the two would be negative, so use the better of the edges c = 0 and b = 0.
     if c < 0 or b < 0:
         c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
         if hc * c > hb * b:

@@ -29,7 +29,7 @@ from paceline_backend.policies.solve.minmax import minmax
 
 # Prior of the fraction of a step's time that does not depend on the batch.
 _USUAL = 0.3
-# Maximum number of rows with which the residuals of a line do not show the noise.
+# With at most this many rows, the residuals of a fitted line do not show the noise.
 _FEW = 3
 # Lower bound of the relative noise of a step's time.
 _NOISE = 0.01
@@ -82,7 +82,7 @@ class MinMaxAllocator:
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
-        """See `Allocator.allocate`. The returned memory is empty."""
+        """See `Allocator.allocate`. The allocator has no state."""
         if not models.known and problem.profiles:
             models = profiled(problem.profiles)
         if not models.known:
@@ -91,14 +91,14 @@ class MinMaxAllocator:
 
 
 def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
-    """Return models from the points (samples, seconds) of each worker in the profiling phase."""
+    """Fit models to the pairs (samples, seconds) that the profiling phase measured per worker."""
     points = [np.array(rank, np.float64).T for rank in profiles]
     c, b = np.array([line(samples, compute_s) for samples, compute_s in points]).T
     return Models(_NO_SIZE * (c + b), c, b)
 
 
 def solve(models: Models, problem: Problem) -> Ints:
-    """Solve the program, [W]. Each worker gets a sample, so that its time stays known."""
+    """Solve the program, [W]. Each worker gets one sample or more, so that its time stays known."""
     low, high = counts.bounds(problem, least=1)
 
     def times(samples: Ints) -> Floats:

@@ -21,7 +21,7 @@ from paceline_backend.policies.solve.order import remaining_in_order
 
 
 class EqualCounts:
-    """Global batches in ``DistributedSampler``'s order; rank r gets positions r, r + W, … of each.
+    """Global batches in ``DistributedSampler``'s order; rank r gets samples r, r + W, … of each.
 
     A rank at its memory limit gets no more samples, and the other ranks continue in turn. After a
     switch within an epoch, the remaining samples keep the epoch's order. Models are not used.

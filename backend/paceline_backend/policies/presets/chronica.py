@@ -38,7 +38,7 @@ from paceline_backend.policies.solve.filling import (
 )
 from paceline_backend.policies.solve.nodes import Room, homes_of, kept_on_nodes
 
-# Number of times that the workers of a step are levelled; a third time gains less than 0.1 ‰.
+# Number of times that `level_out` is called for a step; a third call gains less than 0.1 ‰.
 _ROUNDS = 2
 
 
@@ -47,12 +47,12 @@ class PaperScheduler:
     """CHRONICA's data scheduler as in the paper (Alg. 2). Workers use samples that they hold.
 
     A step's first pick is a random sample, which its holder computes. Each later pick goes to the
-    worker with the least ETT so far, first fit decreasing: the largest of the worker's samples that
-    fits into the gap to the most loaded worker, else its smallest sample.
+    worker with the least ETT so far. The worker gets the largest of its samples that fits into the
+    gap between its ETT and the largest ETT, or its smallest sample if none fits.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Return the samples without an order, because picks depend on earlier picks."""
+        """Return the samples unordered, because each pick depends on the picks before it."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -71,7 +71,7 @@ class PaperScheduler:
             longest = max(step.ett)
             given = 1
             while given < count:
-                # No rank on the nodes that have samples has room for more, so allow ranks on all
+                # On the nodes that have samples, no rank has room for more: allow ranks on all
                 # nodes.
                 if not least:
                     step.nodes = None
@@ -95,16 +95,17 @@ class PaperScheduler:
 
 @dataclass(frozen=True)
 class LevelledScheduler:
-    """Alg. 2 with representative batches and levelled times.
+    """Alg. 2, but with random picks, after which the workers' times are levelled.
 
     Each pick goes to the worker that would end first with a typical sample of its own, and is a
     random sample of this worker. Then the workers are levelled: each worker exchanges one of its
-    picks for a sample that it holds, so that its ETT comes nearest to the common level at the same
-    total load. An epoch's last step has no choice of samples and is filled largest first.
+    picks for another sample that it holds. The exchange brings its ETT as near as possible to the
+    common level at the same total load. In an epoch's last step all samples must be used, so they
+    are divided largest first.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Return the samples without an order, because picks depend on earlier picks."""
+        """Return the samples unordered, because each pick depends on the picks before it."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -136,8 +137,8 @@ class ChronicaShuffler:
     nodes, samples go only to nodes where they are allowed and where there is room for them.
 
     With `paper`, the level is the mean of the workers' ETTs, which leaves a slow worker above the
-    other workers for several epochs. Otherwise it is the common time of workers with loads in
-    proportion to speed.
+    other workers for several epochs. Without it, the level is the time that all workers would take
+    if their loads were in proportion to their speeds.
     """
 
     paper: bool = False

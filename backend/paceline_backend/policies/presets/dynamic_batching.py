@@ -37,13 +37,13 @@ Expected = Callable[[Ints], Floats]
 class _BoundMemory(counts.Counted):
     # The counts before rounding.
     target: list[float]  # [W]
-    # The first step that is not in `mean_s`.
+    # First step whose time is not in `mean_s` yet.
     next: int
-    # The number of steps in `mean_s`, all since the last change.
+    # Number of steps whose times are in `mean_s`; all of them are later than the last change.
     steps: int
     # μ: moving average of the time for `counts` samples, in seconds; 0: unknown.
     mean_s: list[float]  # [W]
-    # Counts before the last change; empty: bounds have been derived from the change.
+    # Counts before the last change; empty: the change has already been checked for upper bounds.
     before: list[int]  # [W]
     # Samples per second before the last change; 0: unknown.
     rate: list[float]  # [W]
@@ -70,9 +70,10 @@ class DynamicAllocator:
     therefore the time of worker k for typical samples (`counts.typical_s`). `times` "measured"
     follows the paper.
 
-    The first counts follow `capacity`; empty: the nominal speeds of the devices. Later changes are
-    at least `every_steps` steps apart, and some worker's batch must change by more than the
-    fraction `dead_band`. Counts are between `b_min` and `b_max`; 0: no bound.
+    The first counts are in proportion to `capacity`; if it is empty, to the nominal speeds of the
+    devices. Counts then change at most every `every_steps` steps, and only if some worker's batch
+    changes by more than the fraction `dead_band`. Counts are between `b_min` and `b_max`; 0: no
+    bound.
     """
 
     capacity: tuple[float, ...] = ()
@@ -126,7 +127,7 @@ class DynamicAllocator:
         return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
 
     def _judge(self, memory: _BoundMemory, problem: Problem, slowed: Floats) -> _BoundMemory:
-        """Return the state with the upper bounds that the last change revealed.
+        """Return the state with the upper bounds that the effect of the last change shows.
 
         `slowed` is the time of a sample after the change ÷ before it, [W]; NaN: unknown.
         """
@@ -144,16 +145,16 @@ class DynamicAllocator:
     ) -> _BoundMemory:
         """Return the state with new counts and new averages, if the counts change enough.
 
-        With expected times, a change must shorten the expected step. If the whole change does not,
-        half of the change is tried: the time of padded batches grows more than proportionally, so
-        whole changes would oscillate forever.
+        If `expected` is given, a change must shorten the expected step. If the whole change does
+        not, half of it is tried: the time of padded batches grows more than proportionally, so
+        whole changes could oscillate forever.
         """
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)
         wanted = proportional(np.array(memory.counts), np.array(memory.mean_s))
         target = counts.spread(wanted, problem.global_batch, low, high)
         current, old = np.array(memory.counts), np.array(memory.target)
-        # Compare before rounding: otherwise noise would move a sample back and forth.
+        # Compare the counts before rounding: otherwise noise would move a sample back and forth.
         if (np.abs(target - old) <= self.dead_band * old).all():
             return memory
         if expected is not None and not _shortens(expected, current, counts.rounded(target)):
@@ -193,16 +194,17 @@ def _shortens(expected: Expected, current: Ints, chosen: Ints) -> bool:
 
 
 def _slowed(memory: _BoundMemory) -> Floats:
-    """Return the mean time of a sample since the last change ÷ the mean time before it, [W]."""
+    """Return the time per sample since the last change of counts ÷ before it, [W]; NaN: unknown."""
     rate, before = _rate(memory), np.array(memory.rate or [0.0] * len(memory.counts))
     known = (rate > 0) & (before > 0)
     return np.where(known, before / np.where(known, rate, 1.0), np.nan)
 
 
 def _slower_than_expected(memory: _BoundMemory, models: Models, feedback: Feedback) -> Floats:
-    """Return each rank's measured ÷ expected time since the last change ÷ that before it, [W].
+    """Return (measured ÷ expected time) since the last change ÷ the same before it, [W].
 
-    The expected time already includes the effect of other samples and of more padding.
+    The expected time already includes the effect of other samples and of more padding, so only an
+    unexpected slowdown changes the ratio.
     """
     rows = feedback.by_step(models.world)
     expected_s = models.ett(rows.features)
@@ -218,7 +220,7 @@ def _slower_than_expected(memory: _BoundMemory, models: Models, feedback: Feedba
 
 
 def _rate(memory: _BoundMemory) -> Floats:
-    """Return samples per second of each worker since the last change; 0: unknown, [W]."""
+    """Return each worker's samples per second since the last change, [W]; 0: unknown."""
     mean = np.array(memory.mean_s)
     return np.where(mean > 0, memory.counts / np.where(mean > 0, mean, 1.0), 0.0)
 
@@ -277,7 +279,7 @@ def make(parameters: DynamicBatchingParameters) -> Policy:
         forget_steps=parameters.forget_steps,
         times=parameters.times,
     )
-    # Number of steps whose mean is as noisy as the moving average.
+    # A plain mean over this many steps is as noisy as the moving average.
     smoothed = max(parameters.every_steps, round(2 / parameters.smoothing - 1))
     steps = smoothed if parameters.times == "measured" else 0
     return counts.policy("dynamic-batching", allocator, parameters, steps=steps)

@@ -33,16 +33,16 @@ from paceline_backend.policies.solve import counts
 
 # Maximum number of search nodes of branch and bound, which take about 30 ms.
 _NODES = 20_000
-# Maximum number of workers for branch and bound; with more workers, 20,000 nodes would not help.
+# Maximum number of workers for branch and bound; with more, `_NODES` nodes would not help.
 _WORKERS = 64
-# Approximate maximum number of common levels that the search tries.
+# Approximate maximum number of common times that `try_levels` tries to give all workers.
 _LEVELS = 256
-# Minimum gain in standard deviation for a change, relative to the mean time.
+# Minimum fall of the times' standard deviation for a change, as a fraction of the mean time.
 _WORTH = 0.05
 
 
 def shortened(threads: Ints, serial: float) -> Floats:
-    """Return the factor of a step's time with k threads (Amdahl): serial + (1 - serial)/k."""
+    """Return the time of a step with k threads ÷ with one (Amdahl): serial + (1 - serial)/k."""
     return np.asarray(serial + (1 - serial) / threads)
 
 
@@ -78,7 +78,7 @@ class _Search:
         world, most = choices.shape
         self._workers = np.argsort(-choices[:, 0], kind="stable")
         self._choices = choices[self._workers]
-        # Number of cores beyond one per worker; then each worker's number of threads beyond its
+        # Number of cores beyond one per worker. `_best` holds each worker's threads beyond its
         # first.
         self._spare = max(cores - world, 0) if cores else world * most
         self._best: Ints = np.zeros(world, np.int64)
@@ -196,7 +196,7 @@ class ThreadAllocator:
 
     @staticmethod
     def _expected(models: Models, memory: _Ep4ddlMemory) -> Models:
-        """Return models for the new threads while feedback was measured with the former ones."""
+        """Return models for the threads in force, even if feedback is from the former threads."""
         if not models.known or not memory.single_s:
             return models
         return replace(

@@ -39,7 +39,7 @@ class _LbbMemory(counts.Counted):
     next: int
     # The slope of the last rough model in s per sample; 0: unknown.
     slope: list[float]  # [W]
-    # Step from which on each worker has had no samples.
+    # Step since which each worker has had no samples; without meaning if it has samples.
     idle: list[int]  # [W]
     # The first step in which rapid tuning is allowed again.
     calm_until: int
@@ -54,7 +54,7 @@ class Line:
     fixed: Floats  # s
 
     def __call__(self, samples: Ints) -> Floats:
-        """Return the times for these numbers of samples, s, [W]."""
+        """Return each worker's time for its number of samples, in s, [W]."""
         return np.where(samples > 0, self.slope * samples + self.fixed, 0.0)
 
 
@@ -65,7 +65,7 @@ class Cubic:
     terms: Floats  # [W, 4]
 
     def __call__(self, samples: Ints) -> Floats:
-        """Return the times for these numbers of samples, s, [W]."""
+        """Return each worker's time for its number of samples, in s, [W]."""
         time_s = (self.terms * powers(samples)).sum(axis=1)
         return np.where(samples > 0, time_s, 0.0)
 
@@ -189,7 +189,7 @@ class LbbAllocator:
 
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _LbbMemory:
-    """Return the first state, which continues the counts of the previous policy, if any."""
+    """Return the first state, with counts in the proportions of the previous policy, if any."""
     low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0
@@ -236,7 +236,7 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
 
 
 def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) -> Line:
-    """Return the models of `rough_models`, with CT_i as expected time of CB_i typical samples.
+    """Return models as `rough_models` does, but CT_i is the expected time of CB_i typical samples.
 
     CB are the counts in force, `current`, [W]; a worker without samples counts with an equal share.
     `sizes` are the λ of the data set, [N]. `fixed` is as for `rough_models`.

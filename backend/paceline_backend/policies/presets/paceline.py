@@ -38,8 +38,8 @@ from paceline_backend.policies.solve.workers import Workers, most_of
 class PacelineScheduler:
     """A scheduler that divides each global batch so that its slowest worker ends early.
 
-    While speeds are unknown, workers get as many samples as under `bsp`, with levelled loads. With
-    `free`, the scheduler also composes the batches.
+    While speeds are unknown, workers get as many samples as under `bsp`, and loads are levelled.
+    With `free`, the scheduler also composes the batches.
     """
 
     free: bool = False
@@ -84,7 +84,7 @@ class PacelineScheduler:
 
 
 def _equal(count: int, problem: Problem) -> Ints | None:
-    """Return the counts under `bsp`, [W]; None: they exceed some worker's memory."""
+    """Return the counts under `bsp`, [W]; None if they exceed a worker's memory limit."""
     counts = -((np.arange(problem.world) - count) // problem.world)
     if problem.limits is not None and (counts > problem.limits).any():
         return None
@@ -122,9 +122,9 @@ def make(parameters: PacelineParameters) -> Policy:
 
 
 def warm_up() -> None:
-    """Compile the kernels, or read them from the cache, so that no plan waits for seconds."""
+    """Compile the kernels, or read them from the cache, so that plans need not wait for them."""
     none = np.empty(0, np.int64)
-    # Call both, because few and many ranks use different kernels.
+    # Plan for few and for many ranks, because these use different kernels.
     for world in (2, FEW_RANKS + 1):
         models = Models(np.arange(1.0, world + 1), np.zeros(world), np.zeros(world))
         samples = np.arange(4 * world)

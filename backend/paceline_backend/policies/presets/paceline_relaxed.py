@@ -33,8 +33,8 @@ _T = 2.365
 _FEWEST = 2 * _BLOCKS
 # Number of consecutive choices against the relaxed synchroniser after which the all-reduce is used.
 _AGREE = 2
-# Number of segments after which a try of the relaxed synchroniser without usable steps ends, and
-# duration in seconds with which such a try counts.
+# If too few steps of a try of the relaxed synchroniser are usable, the try ends after this many
+# segments, and counts as this long, in seconds.
 _BLIND, _BLIND_S = 16, 60.0
 # Pause after a wrong try, as a multiple of the try's duration; the pause doubles with each wrong
 # try.
@@ -60,7 +60,7 @@ class _ChoiceSteps(NamedTuple):
 
     @property
     def taken_s(self) -> float:
-        """Wall time of a step on the slowest rank, because all ranks synchronise in the end."""
+        """Mean wall time of a step on the slowest rank, for which all ranks wait in the end."""
         return float(self.step_s.mean(axis=0).max())
 
     @property
@@ -97,11 +97,11 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     rest_s: float = 0.0
     # Steps before this one are counted in `tried_s` and `wait_s`.
     seen: int = 0
-    # Time for which the relaxed synchroniser has been in force.
+    # Time in seconds for which the relaxed synchroniser has been in force.
     tried_s: float = 0.0
     # True if the relaxed synchroniser has saved enough in that time.
     proved: bool = False
-    # Time until the relaxed synchroniser may be tried again.
+    # Time in seconds until the relaxed synchroniser may be tried again.
     wait_s: float = 0.0
     # Number of tries that did not save enough.
     wrong: int = 0
@@ -112,7 +112,7 @@ class Measured:
     """A chooser that uses a relaxed synchroniser while this surely saves enough time.
 
     The relaxed synchroniser must save more than the fraction `saving` of the time. The time under
-    the synchroniser in force is measured, and the time under the other is estimated. A step under
+    the synchroniser in force is measured, and that under the other one is estimated. A step under
     the all-reduce takes the compute time of its slowest rank, plus the exchange and the other time
     that were last measured under the all-reduce. A relaxed step takes the time that all ranks
     together need for the step's work, because they share it. Normally, the exchange runs while
@@ -211,7 +211,7 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _ChoiceMemory) -> None:
-        # The relaxed synchroniser did save time until the conditions changed.
+        # The relaxed synchroniser saved enough until conditions changed: this was no wrong try.
         if now.proved:
             now.wrong = 0
         elif now.relaxed:

@@ -202,7 +202,7 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
 
 @dataclass(frozen=True)
 class Flexrr:
-    """A chooser for gradients that are applied on arrival, with bounded leads of fast ranks.
+    """A chooser of the synchroniser that applies gradients on arrival and bounds ranks' leads.
 
     Ranks that share batches (`uneven`) end each segment together, which bounds their drift. A slow
     rank gives batches away, so it makes fewer steps than the other ranks, and a bound on the lead

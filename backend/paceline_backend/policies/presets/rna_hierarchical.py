@@ -29,7 +29,8 @@ from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParame
 from paceline_backend.policies.registry import make as policy_of
 from paceline_backend.policies.values import LEAST, Ints
 
-# Number of parts of the newest steps, all of which must give the same groups.
+# The newest steps are divided into this many parts. Groups change only if all parts give the same
+# new groups.
 _PARTS = 4
 _STEPS = 8 * _PARTS
 
@@ -50,7 +51,10 @@ class Grouping:
     by_node: bool = True
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return the chooser for several nodes; this chooser if no node has several ranks."""
+        """Return a chooser with a group for each node, or this chooser.
+
+        Nodes are groups only with `by_node`, and if some node has several ranks.
+        """
         known = of_nodes(nodes)
         return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
 
@@ -95,7 +99,7 @@ class _ByNode:
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
-    """Return the last groups, or a single group if they do not have exactly the run's ranks."""
+    """Return the last groups, or a single group if their ranks are not exactly the run's ranks."""
     try:
         grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:

@@ -23,7 +23,7 @@ from paceline_backend.policies.base import (
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.values import StepTable
 
-# Usual number of steps in an epoch, from whose times the shares are computed.
+# Usual number of steps in an epoch. Shares are computed from the times of one epoch.
 _EPOCH = 64
 
 

@@ -1,4 +1,4 @@
-"""`static-batching`: shares of the global batch in proportion to capacities, once.
+"""`static-batching`: shares of the global batch in proportion to capacities, computed once.
 
 Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B (open loop).
 """

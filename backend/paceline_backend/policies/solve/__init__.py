@@ -5,7 +5,7 @@
     hedged       the same while several costs of a batch are plausible
     compose      `compose`: puts an epoch in an order whose global batches divide well
     constraints  `gridded`, `within_limits`: a plan's counts on a grid, and limits of local batches
-    counts       from numbers of samples to batches, for presets with an allocator
+    counts       batches from numbers of samples, for presets with an allocator
     minmax       `minmax`: numbers of samples with the least makespan, exactly
     order        `epoch_order`: the order that PyTorch's DistributedSampler draws
     filling      a global batch that is filled from the samples that workers hold (CHRONICA)

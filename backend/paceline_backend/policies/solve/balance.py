@@ -22,7 +22,7 @@ from paceline_backend.policies.values import Floats, Ints, Models
 # and with at most `FEW_RANKS` ranks.
 _CLOSE = 1e-3
 _CLOSER = 1e-5
-# Number of bisections in the search for the best cut.
+# Number of bisections in the search for the best cut of the samples into slices.
 _HALVINGS = 6
 # Maximum number of ranks with which every exchange with the slowest rank is tried.
 FEW_RANKS = 64
@@ -43,7 +43,7 @@ def partition(
     *,
     laid_out: bool = False,
 ) -> Ints:
-    """Return the rank of each sample of a global batch, [n], with the least max_j T_j found.
+    """Assign each sample of a global batch to a rank, [n], so that the slowest rank ends early.
 
     To level loads in proportion to `counts`, pass models with ``a = 1 / counts``.
 
@@ -81,7 +81,10 @@ def partition(
 
 
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
-    """Improve `start`, [n]. If it is None, or for few samples, sizes must be descending."""
+    """Return the ranks after exchanges that improve `start`, [n]; None: start by largest gap.
+
+    If `start` is None, or there are few samples, `sizes` must be descending.
+    """
     world = len(workers.a)
     few = world <= FEW_RANKS
     alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
@@ -101,7 +104,7 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
 
 @compiled
 def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
-    """Return the best cut of the samples into slices for ranks 0, 1, …; False if no cut fits.
+    """Return the best cut of the samples into a slice for each rank; False if no cut fits.
 
     The time of every cut is at least `low`. Samples arranged by `compose` have cuts near `low`, so
     the search begins there.
@@ -153,7 +156,7 @@ def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
     """Give each sample, largest first, to the rank with the most room below `goal`.
 
-    If counts are given, a rank keeps room for average samples in its other places.
+    If each rank's count is given, a rank keeps room for average samples in its other places.
     """
     a, c, b, most = workers
     mean = float(sizes.mean())
@@ -214,7 +217,7 @@ class DescentState(NamedTuple):
 
     @staticmethod
     def of(sizes: Floats, ranks: Ints, workers: Workers) -> DescentState:
-        """Return the state of a partition; `ranks` is then changed in place."""
+        """Make the state of a partition. Later changes of the state also change `ranks`."""
         world = len(workers.a)
         count = np.bincount(ranks, minlength=world)
         load = np.bincount(ranks, sizes, minlength=world)
@@ -226,7 +229,7 @@ class DescentState(NamedTuple):
 
 @compiled
 def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
-    """Return linked lists: each rank's first sample, each sample's next sample; -1 ends."""
+    """Return each rank's samples as a linked list: first samples, and next ones; -1 at the end."""
     first = np.full(world, -1)
     following = np.full(len(ranks), -1)
     for i in range(len(ranks) - 1, -1, -1):
@@ -302,7 +305,10 @@ def _apply(p: int, q: int, give: int, get: int, state: DescentState) -> None:
 
 
 def pairs(state: DescentState, enough: float) -> None:
-    """Exchange slowest with fastest, next slowest with next fastest, …, while this helps."""
+    """Exchange samples of the slowest and the fastest rank, the next slowest and next fastest, ….
+
+    Repeat this as long as the slowest rank clearly gains.
+    """
     slowest = np.inf
     while True:
         order = np.argsort(state.time_s, kind="stable")
@@ -326,7 +332,7 @@ def _paired(order: Ints, state: DescentState, enough: float) -> None:
 
 @compiled
 def descend(state: DescentState, enough: float, effort: int) -> None:
-    """Apply the slowest rank's best or first sufficient exchange, as long as an exchange helps.
+    """Repeat the slowest rank's best exchange, or the first that suffices, as long as it helps.
 
     About `effort` exchanges are tried.
     """

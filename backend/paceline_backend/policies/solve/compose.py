@@ -29,9 +29,9 @@ from paceline_backend.policies.values import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 
-# Largest noise on the logarithms of sizes when ordinary samples are sorted.
+# Ordinary samples are sorted by the logarithm of their size plus uniform noise of at most this.
 _JITTER = 0.3
-# Fraction of the samples, the smallest ones, with which the bins of the largest samples are filled.
+# The bins of the largest samples are filled up with this fraction of the samples, the smallest.
 _FILLERS = 0.2
 # A step with a large sample is long enough for all workers whose time with the sample is at most
 # this multiple of the fastest worker's time.
@@ -39,13 +39,13 @@ _ALIKE = 1.02
 
 # Bins closer to their target than this fraction of a step's time are not changed.
 _CLOSE = 2e-4
-# Maximum number of passes of exchanges.
+# Maximum number of passes over the bins in `close`.
 _ROUNDS = 64
-# Number of passes without a change after which the exchanges end.
+# Number of consecutive passes without a change after which the exchanges end.
 _IN_VAIN = 4
 # Number of pairs of samples that are tried before the exchanges end (0.1 s).
 _LOOKS = 30_000_000
-# Number of bins above which the exchanges end when few bins change.
+# With more bins than this, the exchanges end as soon as a pass changes few bins.
 _FEW_BINS = 4096
 # Number of passes of `evened`; with more than `_FEW_BINS` bins, there is one pass.
 _EVENED = 6
@@ -54,7 +54,7 @@ _EVENED = 6
 def compose(
     effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
 ) -> Ints:
-    """Return an order of the samples in which each `global_batch` of them divides well.
+    """Order the samples so that each `global_batch` of them divides well among the workers.
 
     The order has positions in `effective`, the f(λ) of each sample, [R]. Within a step, samples are
     sorted by the worker for which they are intended. The samples of a smaller last step come last.
@@ -91,7 +91,7 @@ def compose(
 def _descending(
     effective: Floats, step_s: float, workers: Workers, rng: np.random.Generator
 ) -> Ints:
-    """Return positions, largest first, with noise on ordinary samples to vary the epochs."""
+    """Return the samples' positions, largest first, with noise on ordinary sizes to vary epochs."""
     ordinary = effective < 0.5 * step_s / workers.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
     return descending(np.where(ordinary, effective * noise, effective))
@@ -122,10 +122,10 @@ def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints,
 
 @compiled
 def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[float, int]:
-    """Return a lower bound of the time, and the number of first workers in `order` that give it.
+    """Return a lower bound of a step's time, and k: the first k workers in `order` give the bound.
 
-    The function sorts `order` by the mean sample size for which each worker has time, without
-    overhead.
+    The function first sorts `order` in place by descending a·count, so that the workers that have
+    time only for small samples come first.
     """
     # The order is usually sorted except for two workers.
     for k in range(1, len(order)):
@@ -180,12 +180,12 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 
 
 class _Bins(NamedTuple):
-    """The bins while they are filled, by step · W + worker; a smaller last step comes last.
+    """The bins while they are filled. Bin step · W + worker is a worker's local batch in one step.
 
     `counts` and `last` are the numbers of places in each worker's bin, in a usual step and in the
-    smaller last step. `of` is the bin of each sample, and `gap` the load that each bin lacks.
-    ``heaps[k]`` holds the bins with k free places, the largest gap first, and `ends` has the number
-    of bins in each heap.
+    smaller last step, whose bins come last. `of` is the bin of each sample, and `gap` the load that
+    each bin lacks. ``heaps[k]`` holds the bins with k free places, the largest gap first; `ends`
+    has the number of bins in each heap.
     """
 
     counts: Ints  # [W]
@@ -247,10 +247,10 @@ def _pop(places: int, bins: _Bins) -> int:
 
 @compiled
 def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
-    """Return the bin with the most room for its next sample, as (free places, room).
+    """Find the bin with the most room for its next sample; return its free places and its room.
 
-    A bin keeps room of size `each` for each of its other samples. Only the first bin of each heap
-    matters.
+    A bin keeps room of size `each` for each of its other free places. Bins with equally many free
+    places are in one heap, so only the first bin of each heap is compared.
     """
     places, room = 0, -np.inf
     for free in range(1, len(bins.ends)):
@@ -272,7 +272,7 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 
 @compiled
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
-    """Return Σ 1/a of workers with samples, and the load that fits into their overhead's time."""
+    """Return Σ 1/a of workers with samples, and the load they could do in the time of b and c·n."""
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
         if counts[j]:
@@ -283,7 +283,7 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 
 @compiled
 def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) -> None:
-    """Give each sample, largest first, to the bin with the most room in addition to its others.
+    """Give each sample, largest first, to the bin with the most room for it: see `_fullest`.
 
     `sizes` are nearly descending; `total` is their sum, and `small` the mean of the smallest sizes.
     """
@@ -386,7 +386,10 @@ class _Binned(NamedTuple):
 
 @compiled
 def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) -> int:
-    """Exchange samples between the bins of pairs that depend on `turn`; return the number."""
+    """Pair the bins, differently in each `turn`, and exchange samples of pairs; return a count.
+
+    The count is the number of exchanges.
+    """
     sizes, held, ends = binned.sizes, binned.held, binned.ends
     changed, pairs = 0, len(off) // 2
     for k in range(pairs):
@@ -411,7 +414,7 @@ def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) ->
 
 
 def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
-    """Regroup bins into steps: the fullest bins of all workers share a step, and so on.
+    """Regroup bins into steps: one step has each worker's fullest bin, the next the second, ….
 
     A worker's bins hold equally many samples, so any of them may share a step. This grouping
     minimises the total time of all steps.
@@ -424,10 +427,10 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
 
 
 def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
-    """Return matched bins after further exchanges.
+    """Match the bins, then repeatedly exchange samples between bins and match the bins again.
 
-    Exchanges continue while the total time of the steps falls. If bins have few samples and sizes
-    are whole numbers, no bin can have the mean time. The bins of one step can still have equal
+    This is repeated while the total time of the steps falls. If bins have few samples and sizes are
+    whole numbers, no bin can have the mean time, but the bins of one step can still have equal
     times. `counts` are the samples of each bin, [steps + 1, W]; `step_s` is the mean time of a
     step.
     """

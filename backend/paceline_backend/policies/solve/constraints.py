@@ -2,7 +2,7 @@
 
 `planner.plan` calls `gridded`, then `within_limits`, with the scheduler's batches, so both apply to
 every policy. The samples of each global batch stay as planned; a few of them change their rank.
-`gridded` puts the numbers of samples on a grid, so that batches have few distinct shapes.
+`gridded` makes each count a multiple of the grid, so that batches have few distinct shapes.
 `within_limits` keeps each local batch within its limit in the unit of the sizes (`token_limits`).
 """
 
@@ -25,7 +25,7 @@ from paceline_backend.policies.solve.nodes import homes_of
 from paceline_backend.policies.solve.workers import Workers, level, most_of
 from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
 
-# Number of exchanges that are tried for one division.
+# Approximate maximum number of exchanges that are tried for one division.
 _EFFORT = 500_000
 # Maximum number of times that the slowest rank of a global batch gives away one grid step of
 # samples.
@@ -35,10 +35,12 @@ _MOVES = 8
 def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
     """Return the scheduler's batches with counts that are multiples of ``problem.grid``.
 
-    The remainder goes to one rank: see `shapes.on_grid`. For policies that divide a batch by
-    models, the result is the counts with the earliest end that is found. For other policies, it is
-    the nearest counts. If data lives on nodes, the nodes' counts are first set to the nearest
-    counts for every policy, and no more samples change their node than these counts need.
+    If a step's samples are not a multiple of the grid, one rank gets the remainder: see
+    `shapes.on_grid`. If the policy divides a batch by models, the function tries several counts,
+    and returns those with which the slowest rank ends first. For other policies, it returns the
+    counts nearest to the scheduler's. If data lives on nodes, every policy gets the nearest counts,
+    with the sums of the nodes rounded first, and no more samples change node than these counts
+    need.
     """
     if problem.grid == 1:
         return batches
@@ -51,8 +53,8 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        # A rank without samples is not measured. If models divide the batch, older steps show its
-        # speed.
+        # A rank without samples is not measured, so ranks keep some samples. This is not necessary
+        # if models divide the batch, because older steps then show the rank's speed.
         target = on_grid(before, problem.grid, limits, nodes, keep=not follows)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
@@ -86,7 +88,7 @@ class _Division:
         self._weighed = models.weighed()
 
     def best(self, planned: Ints, nearest: Ints) -> Ints:
-        """Return the rank of each sample, [n], with the earliest expected end of the slowest rank.
+        """Assign each sample to a rank, [n], so that the slowest rank is expected to end early.
 
         `planned` are the ranks without the grid, [n], and `nearest` the nearest counts on the grid,
         [W].
@@ -111,7 +113,7 @@ class _Division:
         return [*made, *(self._exchanged(ranks) for ranks in made)]
 
     def _exchanged(self, ranks: Ints) -> Ints:
-        """Return the division after exchanges between many pairs of ranks, which keep the counts.
+        """Exchange samples between many pairs of ranks without changing counts; return the ranks.
 
         `partition` improves only the slowest rank, but unsuitable counts leave many ranks uneven.
         """
@@ -147,7 +149,10 @@ class _Division:
         return np.asarray(grid * blocks + rest)
 
     def _shifted(self, ranks: Ints) -> Ints | None:
-        """Return counts with a grid step moved away from the slowest rank; None: impossible."""
+        """Return the counts after moving one grid step of samples away from the slowest rank.
+
+        The samples go to the rank that then ends first. None if no rank can take them.
+        """
         order, counts = grouped(ranks, self._models.world)
         end_s = self._models.ett(features(self._sizes[order], counts))
         giver, grid = int(np.argmax(end_s)), self._grid
@@ -187,7 +192,7 @@ def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Mo
 
 
 def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Ints:
-    """Return the rank of each sample, [n]: fill workers to their limits, and divide the rest again.
+    """Fill workers to their limits and divide the rest again; return each sample's rank, [n].
 
     A worker may still hold more than its limit if no other worker can take the samples.
     """

@@ -101,7 +101,7 @@ def equal(problem: Problem) -> Ints:
 
 
 def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[Ints, Ints]:
-    """Return the minimum and maximum counts of each worker that allow a global batch, [W].
+    """Return each worker's minimum and maximum count, [W]; a global batch fits between them.
 
     If the bounds allow no global batch, `most`, [W], is ignored first, then `least`. If the memory
     of all workers together does not hold a global batch, workers share it in proportion to their
@@ -158,7 +158,7 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 
 
 def allocation(memory: Counted) -> Allocation:
-    """Return the allocation of a state's counts."""
+    """Return the allocation of a state: its counts, and the state itself as memory."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
 
 
@@ -203,7 +203,10 @@ class CountedScheduler:
 
 
 def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
-    """Return positions of a batch's samples, rank by rank, [n]; loads in proportion to counts."""
+    """Divide a batch by counts; return the positions of its samples, sorted by rank, [n].
+
+    The ranks' loads are as nearly as possible in proportion to the counts.
+    """
     nothing = np.zeros(len(counts))
     owner = partition(sizes, Models(1 / np.maximum(counts, 1), nothing, nothing, cost=cost), counts)
     return np.argsort(owner, kind="stable")

@@ -49,11 +49,11 @@ class Holdings:
         self.load += size
 
     def fitting(self, size: float) -> int:
-        """Return the position of the largest sample up to this size, or of the smallest sample."""
+        """Return the position of the largest sample up to this size, else of the smallest one."""
         return max(bisect_right(self.sizes, size) - 1, 0)
 
     def nearest(self, size: float) -> int:
-        """Return the position of the sample nearest in size, the smaller of two near ones."""
+        """Return the position of the sample nearest in size; of two, the smaller one's."""
         at = bisect_left(self.sizes, size)
         if at == len(self.sizes):
             return at - 1
@@ -72,7 +72,7 @@ def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[H
 
 
 class Filling:
-    """One global batch while it is filled; lists, because NumPy scalars make picks slow."""
+    """One global batch while it is filled, in lists, because NumPy scalars make picks slow."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Filling:
 
 
 def fill(step: Filling, draws: list[float]) -> None:
-    """Give as many samples as there are draws, each to the worker that would finish first.
+    """Give a sample for each draw, always to the worker that would finish first.
 
     A draw is the relative position of a sample among the worker's held samples, 0 … 1.
     """
@@ -176,7 +176,7 @@ def fill(step: Filling, draws: list[float]) -> None:
 
 
 def level_out(step: Filling) -> None:
-    """Bring each worker nearer to the common time by exchanging one sample for a held sample."""
+    """Bring each worker nearer to the common time by exchanging one pick for a sample it holds."""
     active = [rank for rank, batch in enumerate(step.batches) if batch]
     speed = [1.0 / step.a[rank] for rank in active]
     ett = [step.ett[rank] for rank in active]

@@ -1,10 +1,11 @@
 """Division of a global batch while several costs of a batch are still plausible.
 
-Each plausible cost has its own best partition. Other partitions suit several costs: the counts that
-are best under one cost, with loads that are levelled under another; and the batch sorted by size
-and cut into slices, which suits padded batches, at places where the time under no plausible cost is
-far above the best time under that cost. `partition_hedged` returns the partition with the least
-expected time; each cost's time counts relative to the best time under that cost.
+Each plausible cost has its own best partition. Two other kinds of partitions suit several costs at
+once. One has the counts that are best under one cost, with loads that are levelled under another.
+The other is the batch sorted by size and cut into slices, which suits padded batches; the cuts are
+chosen such that under no plausible cost the time is far above the best time under that cost.
+`partition_hedged` returns the partition with the least expected time; each cost's time counts
+relative to the best time under that cost.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _slowest(sizes: Floats, models: Models, ranks: Ints) -> float:
 
 @compiled
 def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) -> Ints:
-    """Return the number of samples of each rank in `turn`; fewer than all if no cut was found.
+    """Return the number of samples of each rank in `turn`; the sum is below n if no cut is found.
 
     `sizes` are f(λ) under each cost, descending, [costs, n]. `rates` are (a, c, b) of each rank
     under each cost, ÷ the best time under that cost, [costs, 3, W]. `padded` is a mask of the costs
@@ -99,7 +100,10 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
 def _filled(
     sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints, until: float
 ) -> Ints:
-    """Return the number of samples that each rank in `turn` finishes by `until` under any cost."""
+    """Return the number of samples that each rank in `turn` finishes by `until`.
+
+    A rank must finish them in time under every cost.
+    """
     counts = np.zeros(len(turn), np.int64)
     load = np.zeros(len(sizes))
     at = 0

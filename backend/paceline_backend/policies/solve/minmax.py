@@ -12,7 +12,7 @@ from paceline_backend.policies.values import Floats, Ints
 # Function from the workers' counts to the workers' times; both are [W].
 Times = Callable[[Ints], Floats]
 
-# Number of bisections of the makespan; more bisections are below the precision of floats.
+# Maximum number of bisections of the makespan; more would exceed the precision of floats.
 _HALVINGS = 60
 
 
@@ -58,7 +58,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
-    """Let the worker that ends first end as late as possible at the same makespan."""
+    """Make the worker that ends first end as late as possible, without a longer makespan."""
     if not len(counts):
         return counts
     makespan = float(times(counts).max())
@@ -79,7 +79,10 @@ def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
 
 
 def _fill(times: Times, total: int, limits: Ints) -> Ints:
-    """Return counts for most samples, from the largest makespan found that does not fit all."""
+    """Return what workers finish within the longest makespan tried that is not too long, [W].
+
+    A makespan is too long if workers finish more than `total` samples.
+    """
     low, high = np.zeros_like(limits), limits.copy()
     short, enough = 0.0, float(times(high).max(initial=0.0))
     for _ in range(_HALVINGS):

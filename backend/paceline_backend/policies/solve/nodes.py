@@ -1,8 +1,8 @@
 """Placements that keep samples on nodes, for CHRONICA and for data that lives on nodes.
 
-`homes_of` returns whether samples must stay on their nodes. `kept_on_nodes` exchanges samples of a
-placement so that fewer samples change their node, where this does not prolong any worker's work.
-`Room` tracks the free storage of nodes while samples get other holders. `dealt` is the first
+`homes_of` returns the ranks' nodes if samples must stay on them. `kept_on_nodes` exchanges samples
+of a placement so that fewer samples change their node, where this does not prolong any worker's
+work. `Room` tracks the free storage of nodes while samples get other holders. `dealt` is the first
 placement.
 """
 
@@ -25,16 +25,16 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
     """Return a placement in which fewer samples change their node, at no cost to the workers.
 
     A sample that goes from node A to node B is exchanged for a sample of similar size that goes
-    from B to A, unless the longer work of their two workers would become longer, or a node has no
-    room for the exchange (`Problem.storage`). `problem` is the problem that the shuffler gets; its
-    `nodes` must be known.
+    from B to A. The exchange is not made if the larger of the two workers' work would grow, or if a
+    node has no room for it (`Problem.storage`). `problem` is the problem that the shuffler gets;
+    its `nodes` must be known.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()
     mine = placement[problem.remaining]
     load = np.bincount(mine, sizes[problem.remaining], models.world)
     work = models.a * load + models.c * np.bincount(mine, minlength=models.world)
-    # All zero where storage does not matter.
+    # Without storage limits both stay zero, so that every exchange has room.
     room = lengths = np.zeros(len(sizes), np.int64)
     if problem.storage is not None:
         lengths = problem.storage.lengths
@@ -75,7 +75,7 @@ def _exchange(
 
 
 class Room:
-    """Numbers of bytes that nodes hold and give up, starting from a problem's placement."""
+    """Free bytes of each node, and bytes that each node gives up, from a problem's placement on."""
 
     def __init__(self, problem: Problem) -> None:
         assert problem.nodes is not None and problem.storage is not None
@@ -90,7 +90,7 @@ class Room:
         return bool(self._left[node] + self._given[node] < 0)
 
     def give_up(self, sample: int, rank: int) -> None:
-        """Give up a rank's sample. Its node keeps the room until another node takes it."""
+        """Give up a rank's sample. It occupies its node until `take` gives it to another node."""
         self._given[self._nodes[rank]] += self._storage.lengths[sample]
 
     def admitted(self, sample: int, giver: int) -> npt.NDArray[np.bool_]:
@@ -123,7 +123,7 @@ def dealt(holders: Ints, nodes: Ints, storage: Storage) -> Ints:
     """Return a rank for each sample of a data set, [N], on the node that has the sample.
 
     `holders` are the nodes that have each sample, or -1, [N]. Samples that no node has go to ranks
-    by their index, but not to nodes without room while others have room.
+    by their index, but not to nodes without room while other nodes have room.
     """
     world, samples = len(nodes), len(holders)
     placement = np.arange(samples, dtype=np.int64) % world

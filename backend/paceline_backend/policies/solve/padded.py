@@ -16,11 +16,11 @@ from paceline_backend.policies.values import Floats, Ints
 
 # Maximum number of states of the table in `_reached`; enough for all orders of 10 workers.
 _STATES = 1024
-# Relative precision of a step's time.
+# Relative precision with which the time of a step is minimised.
 _CLOSE = 1e-4
-# Number of times that an epoch's bins are sorted.
+# Number of times that `_runs` sorts an epoch's bins.
 _ROUNDS = 6
-# Number of bins of the sampled epoch on which counts are tried.
+# Candidates for the counts are tried on a part of the epoch with about this many bins.
 _BINS = 16_384
 # Candidates for the number of extra samples of the fastest worker.
 _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -56,7 +56,7 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
 
 
 def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
-    """Return the best counts for ranks in `turn`; the sum is too small if no cut is found."""
+    """Return the best counts for ranks in `turn`; their sum is below n if no cut is found."""
     low, high = 0.0, below_s
     if high == np.inf:
         each = workers.a * sizes.max() + workers.c
@@ -118,7 +118,7 @@ def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
 def _merged(
     sizes: Floats, groups: list[Ints], workers: Workers, below_s: float
 ) -> tuple[Ints, Ints]:
-    """Return the best order of ranks and their counts; empty if no order is below `below_s`."""
+    """Return the best order of ranks and their counts; empty if none is faster than `below_s`."""
     turn, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     if len(groups) < 2:
         return turn, counts
@@ -180,7 +180,7 @@ def _reached(
 def compose_padded(
     effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
 ) -> Ints:
-    """Return an order of the samples in which each `global_batch` of them is cut well, [R].
+    """Order the samples so that each `global_batch` of them can be cut well, [R].
 
     An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
     Each bin is a contiguous slice of the epoch's samples sorted by length. The lengths of a step's
@@ -228,7 +228,7 @@ def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int)
 
 
 def proportional(mean: float, workers: Workers, samples: int) -> Ints:
-    """Return counts, [W]: each sample, of mean size, goes to the worker that ends first."""
+    """Return counts, [W]: one by one, samples of mean size go to the worker that ends first."""
     return _proportional(workers.a * mean + workers.c, workers.b, workers.most, samples)
 
 

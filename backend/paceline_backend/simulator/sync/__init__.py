@@ -114,7 +114,7 @@ def step_time_s(
 
 
 class _Alike:
-    """Batches of samples that all take the same time on a rank in a step."""
+    """A `Dealing` in which all samples of a rank's step take the same time."""
 
     def __init__(self, work_s: Floats, samples: Ints) -> None:
         self._work_s, self._samples = work_s, samples

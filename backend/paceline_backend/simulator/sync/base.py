@@ -87,7 +87,7 @@ class Bodies:
         return np.asarray(self.made & (self.batch % world != np.arange(world)), bool)
 
     def reported(self, values: npt.NDArray[Any], most: bool = False) -> npt.NDArray[Any]:
-        """Return values of batches, [N, W], as sums (or maxima) by record, [R, W]."""
+        """Sum the values of batches, [N, W], by record, [R, W]; with `most`, take the maxima."""
         world = self.batch.shape[1]
         table = np.zeros((self.span, world), values.dtype)
         at = (self.step - self.first, np.broadcast_to(np.arange(world), self.step.shape))
@@ -95,7 +95,10 @@ class Bodies:
         return table
 
     def of_planned(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values of planned batches, [S, W], as [N, W]; 0 where there is no batch."""
+        """Rearrange a table of planned batches, [S, W], into one of trained batches, [N, W].
+
+        The value is 0 where a rank has no batch.
+        """
         return np.where(self.made, table.ravel()[self.batch], 0)
 
 
@@ -120,7 +123,7 @@ class Work:
     """The work of ranks in a segment of S steps. S may be 0.
 
     Where ranks run different numbers of steps, S is the largest number, and values beyond a rank's
-    own number are ignored. Such work is a span that ends with the same step of the plan on all
+    own number are ignored. Such work covers a span of the plan that ends with the same step on all
     ranks.
     """
 
@@ -148,14 +151,14 @@ class Work:
         return np.broadcast_to(True if self.steps is None else at < self.steps, shape)
 
     def of_ranks(self, table: npt.NDArray[Any]) -> list[list[Any]]:
-        """Return the steps of each rank in a table [S, W]: [W][its steps]."""
+        """Return the values of each rank in a table, [S, W], as lists: [W][the rank's steps]."""
         columns: list[list[Any]] = table.T.tolist()
         if self.steps is None:
             return columns
         return [column[:end] for column, end in zip(columns, self.steps, strict=True)]
 
     def table(self, of_ranks: list[list[float]]) -> Floats:
-        """Return the table, [S, W], of lists by rank; 0 beyond a rank's own number of steps."""
+        """Return the ranks' lists of values as a table, [S, W]; 0 beyond a rank's last step."""
         if self.steps is None:
             return np.array(of_ranks).T
         made = np.zeros(self.work_s.shape)
@@ -210,7 +213,7 @@ class SimulatedSync(Protocol):
     """A model of the ranks' waiting for each other, on the virtual clock.
 
     A new object is created when the synchroniser takes effect. The same arguments give the same
-    timeline. For one thread.
+    timeline. Not thread-safe.
     """
 
     # True: ranks continue into the next segment without synchronising, if that segment has the same
@@ -223,5 +226,8 @@ class SimulatedSync(Protocol):
         ...
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """Return when all have synchronised if the ranks stop at `starts`, [W], for a switch."""
+        """Return the time at which all ranks have synchronised if they stop at `starts`, [W].
+
+        They stop because the synchroniser is switched.
+        """
         ...

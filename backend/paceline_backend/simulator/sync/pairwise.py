@@ -47,7 +47,7 @@ class SimulatedPairwise:
         since = self._since(starts)
         now = starts + since
         made_s = np.where(work.made, work.work_s, 0.0)
-        # These times are right for answering ranks, because they do not wait.
+        # Answering ranks never wait, so these are their final times. Requesting ranks may be later.
         ended_at = now + np.cumsum(made_s, axis=0)
         ends = work.of_ranks(ended_at)
         for rank, answers in self._answering.items():
@@ -133,7 +133,7 @@ class _Answering:
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """Return when the rank begins to answer a request sent at `at`, and reserve `takes_s`."""
+        """Return the time at which the answer to a request at `at` begins; reserve `takes_s`."""
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:
             if begun >= at + takes_s:

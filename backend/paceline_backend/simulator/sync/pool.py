@@ -37,7 +37,7 @@ from paceline_backend.simulator.sync.base import (
 
 
 class SimulatedPool:
-    """The pools of a run's segments, one after the other. For one thread."""
+    """The pools of a run's segments, one after the other. Not thread-safe."""
 
     def __init__(self, world: int) -> None:
         self._world = world
@@ -195,7 +195,7 @@ class Takes:
 
     # The rank that took the batch.
     rank: list[int] = field(default_factory=list)
-    # Number of the batch among the batches that the rank took over.
+    # Index of the batch among those that the same rank took over.
     number: list[int] = field(default_factory=list)
     # Step of the span, and rank for which the batch was planned.
     batch: list[tuple[int, int]] = field(default_factory=list)
@@ -272,7 +272,7 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
 
 
 class Board:
-    """Shares of all ranks, with which `core.pool` decides in constant time for any world size."""
+    """Shares of all ranks, with running totals that make the decisions of `core.pool` fast."""
 
     def __init__(self, shares: list[Share]) -> None:
         self.shares = shares
@@ -281,7 +281,7 @@ class Board:
         self._working = len(working)
         self._unknown = sum(not share.batch_s for share in working)
         self._per_s = sum(1 / share.batch_s for share in working if share.batch_s)
-        # Batch time in seconds of the fastest rank at work, and the number of this rank.
+        # Batch time in seconds and number of the fastest rank at work; None: not computed yet.
         self._least: tuple[float, int] | None = None
         self._versions = [0] * len(shares)
         # Heap of ranks with batches left; the rank that finishes last is first. Entries with older
@@ -381,7 +381,7 @@ class Events:
         # Prices of the batches of each step, by step.
         self._prices: dict[int, Prices] = {}
         self._room = [dealing.room(rank) for rank in range(self._world)]
-        # A batch that fits into its owner's memory may fit into no other rank's memory.
+        # A rank leaves its queue to others only if every batch fits into every rank's memory.
         self._may_leave = min(self._room) >= int(samples.max())
 
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:

@@ -20,7 +20,7 @@ from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
-# Number of reductions at the end: of the server's parameters, and of the optimisers' states.
+# Number of reductions at a segment's end: of the server's parameters, and of optimisers' states.
 _REDUCTIONS = 2
 
 
@@ -95,9 +95,9 @@ class SegmentRounds:
         self._freed = set[int]()
         # Ranks that may not begin their next step yet; see `Member.wait_reason`.
         self._blocked = set[int]()
-        # Ranks without further steps whose end no round has reported yet.
+        # Ranks that have finished all their steps, but whose end no round has reported yet.
         self._through = set[int]()
-        # Members with an event while a round is reduced.
+        # Members that offered a gradient or finished their steps while a round was being reduced.
         self._late: list[Member[int]] = []
         # Number of ranks that are ready for the next round.
         self._ready = 0

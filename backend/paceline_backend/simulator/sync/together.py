@@ -75,7 +75,7 @@ class SimulatedAveraging:
                 worked[part], part = 0, None
             if self._flight is not None and ends:
                 now = self._land(now, k, work.costs, worked, timeline)
-            # An exchange of one part sends a fraction of the bytes.
+            # The exchange of one part sends 1 / parts of the bytes.
             means = 0.0 if part is None else 1 / self._parts
             due = [] if part is None else [part]
             if ends:
@@ -101,7 +101,7 @@ class SimulatedAveraging:
         return timeline
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """Return the end of the two averages at an epoch's end; see `SimulatedSync.meet`."""
+        """Return the end of two averages, of replicas and optimisers' states; see the protocol."""
         begins_at, flight, self._flight = float(starts.max()), self._flight, None
         if flight is not None:
             begins_at = max(begins_at, flight.ends_at)
@@ -149,7 +149,7 @@ class _SimulatedMean:
 
 
 def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
-    """Return the ranks' seconds and samples before each planned step that may end with a mean; [W].
+    """Return the ranks' seconds and samples, [W], of each step after which a mean may be taken.
 
     Where ranks run different numbers of steps, a single entry has the sums of all their work.
     """
