@@ -48,6 +48,8 @@ def keeping(server: str, token: str) -> Iterator[Path]:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        # A fork that outlives the server for a moment must not keep the file locked.
+        os.register_at_fork(after_in_child=file.close)
         file.write(f"{token}\n")
         file.flush()
         try:

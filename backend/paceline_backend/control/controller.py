@@ -215,11 +215,12 @@ class Controller:
             self._adopted(self._history, message.segment)
 
     def _adopted(self, state: History, segment: Segment) -> None:
-        # If the leader adopted one of the offers, use the offer: it was validated before it was
-        # proposed, and its samples are unpacked already.
+        # If the leader adopted one of the offers, use its samples: the offer was validated before
+        # it was proposed, and its samples are unpacked already.
         taken = next((made for made in self._offers if made.segment == segment), None)
         if taken is not None:
-            segment = taken.segment
+            # The memory stays the decoded one, which the policy cannot change.
+            segment.keeping(taken.segment.samples)
         elif reason := segment.problem(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)
             return

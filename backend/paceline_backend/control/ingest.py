@@ -397,6 +397,10 @@ class Ingest:
         """
         kept = [item for item in items if item.message is not None and not item.stale]
         messages = [(item.run, item.message) for item in kept if item.message is not None]
+        for item in kept:
+            # Only now, because these Hellos have been checked.
+            if isinstance(item.message, Hello) and item.packed is None:
+                item.packed = hellos.pack(item.entry.fields[b"data"])
         packed = {place: item.packed for place, item in enumerate(kept) if item.packed is not None}
         outage = self._database_outage()
         failures = 0
@@ -579,8 +583,6 @@ def _item(received: Received) -> _Item:
     item = _Item(received.entry, received.run, received.message, received.reason)
     if item.reason is None and not isinstance(item.message, _TAKEN):
         item.reason = f"{type(item.message).__name__} is not telemetry"
-    if isinstance(item.message, Hello):
-        item.packed = hellos.pack(item.entry.fields[b"data"])
     return item
 
 

@@ -69,6 +69,8 @@ class NodeReconciler:
         self._ordered_at: dict[_Order, float] = {}
         # By run and lost node: monotonic time at which no spare could take its place.
         self._failed_at: dict[tuple[str, str], float] = {}
+        # Runs whose last reconciliation failed unexpectedly, which is logged once.
+        self._failing = set[str]()
 
     def look(self, client: redis.Redis) -> None:
         """Reconcile all runs once."""
@@ -79,12 +81,28 @@ class NodeReconciler:
             ids = {group.id for group in groups}
             self._ordered_at = {name: at for name, at in self._ordered_at.items() if name[1] in ids}
             self._failed_at = {name: at for name, at in self._failed_at.items() if name[0] in ids}
+            self._failing &= ids
             for group in groups:
-                self.reconcile(client, group, listed)
+                self._reconcile_one(client, group, listed)
         except (StoreError, redis.RedisError):
             # Some orders may not have been sent, so the next `look` sends all of them again.
             self._ordered_at.clear()
             raise
+
+    def _reconcile_one(
+        self, client: redis.Redis, group: MultiNodeRun, listed: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Reconcile one run. An unexpected error in this run does not affect other runs."""
+        try:
+            self.reconcile(client, group, listed)
+        except (StoreError, redis.RedisError):
+            raise
+        except Exception:
+            if group.id not in self._failing:
+                log.exception("run %s: reconciling its nodes failed", group.id)
+            self._failing.add(group.id)
+        else:
+            self._failing.discard(group.id)
 
     def reconcile(
         self, client: redis.Redis, group: MultiNodeRun, listed: Sequence[Mapping[str, Any]]

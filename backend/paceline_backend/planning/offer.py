@@ -128,7 +128,7 @@ def offer(
         paces=plan.paces,
         anew=history.anew,
     )
-    return Offer(segment.keeping(plan.batches.samples), plan)
+    return Offer(segment, plan)
 
 
 def _plan(

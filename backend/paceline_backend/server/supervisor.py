@@ -81,6 +81,8 @@ class DataDirectory:
                 f"another paceline server uses the data directory {path}; "
                 "stop it, or choose another with --data"
             ) from error
+        # A fork that outlives the server for a moment must not keep the directory locked.
+        os.register_at_fork(after_in_child=self._lock.close)
 
     @property
     def database(self) -> str:
@@ -194,9 +196,15 @@ class _Child:
             # Block signals until the child has its own handlers; a signal that arrives earlier
             # stays pending.
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            process = _fork.Process(target=self._work, name=f"paceline-{self.name}")
             try:
-                self.process = _fork.Process(target=self._work, name=f"paceline-{self.name}")
-                self.process.start()
+                process.start()
+            except OSError as error:
+                # Memory or process numbers may be exhausted for a while.
+                self.not_before = now + _BACKOFF_S[-1]
+                log.error("%s cannot be started: %s; retrying", self.name, error)
+            else:
+                self.process = process
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
@@ -205,6 +213,8 @@ class _Child:
         rename(f"paceline-{self.name}")
         # Ctrl-C must reach only the supervisor, which then stops the children in sequence.
         os.setsid()
+        # Programs that the child starts must not read the server's terminal.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -264,6 +274,8 @@ class ServerSupervisor:
         """
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
+        # If the parent process ignores it, ended children could not be told from living ones.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Modules stay loaded, so exclude them from garbage collection: a collection in a child
         # would write to, and so copy, their memory.
         gc.collect()

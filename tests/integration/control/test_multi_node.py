@@ -411,7 +411,7 @@ def test_when_the_host_leaves_the_others_are_launched_anew(group: Group) -> None
     assert group.row(run)["node"] == "n3"
 
 
-class KilledError(Exception):
+class KilledError(BaseException):
     """Stands for the end of a worker."""
 
 
