@@ -102,7 +102,10 @@ class Device:
         return emulation.data_s[self._rank] if emulation is not None and emulation.data_s else 0.0
 
     def begin(self, step: Step) -> float | None:
-        """Set the step's number of CPU threads; return its emulated compute time in s, or None."""
+        """Set the step's number of CPU threads; return its emulated compute time in seconds.
+
+        Return None if no device is emulated, or if the rank has no samples in the step.
+        """
         emulation = self._emulation
         # If `serial` is below 1, more threads shorten the emulated time, so their real number is
         # left as it is.

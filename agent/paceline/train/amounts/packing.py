@@ -13,9 +13,10 @@ class Packed(NamedTuple):
     """Sequences end to end: n sequences with T positions together.
 
     The fields are the arguments of attention over sequences of different lengths, such as
-    ``flash_attn_varlen_func`` of FlashAttention. `values` has each field of the samples, [T, …].
-    `position_ids` counts 0, 1, … in each sequence, [T]. Sequence i is at ``cu_seqlens[i]`` …
-    ``cu_seqlens[i + 1]``, [n + 1] int32. `max_seqlen` is the length of the longest sequence.
+    ``flash_attn_varlen_func`` of FlashAttention. `values` has one tensor, [T, …], for each field of
+    the samples. `position_ids` counts 0, 1, … in each sequence, [T]. Sequence i has the positions
+    from ``cu_seqlens[i]`` to ``cu_seqlens[i + 1] - 1``; `cu_seqlens` is int32, [n + 1].
+    `max_seqlen` is the length of the longest sequence.
     """
 
     values: tuple[Tensor, ...]

@@ -236,7 +236,7 @@ class Schedules:
             self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
-        """Step the schedules to step `number` of a segment, which the ranks together reached."""
+        """Step the schedules up to step `number` of `step`'s segment, which all ranks reached."""
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
                 for _ in range(schedule.due(step, number)):
@@ -299,7 +299,7 @@ class _Schedule:
         self._segment, self._made = -1, 0
 
     def due(self, step: Step, number: int) -> int:
-        """Return the number of missing calls up to a step of a segment, and count them as made."""
+        """Return the number of calls that are missing up to step `number`; count them as made."""
         # Until this segment, the script itself made the calls.
         if step.segment != self._segment:
             self._segment, self._made = step.segment, number - step.segment_first
