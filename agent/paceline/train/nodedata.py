@@ -34,7 +34,10 @@ _LONGEST_NAME = 200
 
 
 class Loaded(NamedTuple):
-    """A batch, and the fields of the `Misses` that counts its samples that were not on the node."""
+    """A batch, and the counts of its samples that were not on the node.
+
+    `misses` has the fields of `Misses`: number of samples, bytes, and seconds of waiting.
+    """
 
     batch: Any
     misses: tuple[int, int, float]

@@ -80,7 +80,7 @@ class Saver:
     A checkpoint has rank 0's model and optimiser, since replicas are equal when it is saved, and
     each rank's random numbers. Each rank saves its part of sharded tensors. Training waits until
     all this state is copied to the CPU; a thread writes the copy. Training also waits for the
-    thread once `every_steps` steps have followed the newest checkpoint that is on the disk.
+    thread once `every_steps` steps have followed the newest checkpoint whose writing has ended.
     """
 
     def __init__(

@@ -93,10 +93,10 @@ class WorkSharing(_UnevenLoops):
 
     @property
     def may_differ(self) -> bool:
-        """Return True if, from the next segment on, ranks may differ in their iterations.
+        """Return True if ranks may have different numbers of iterations from the next segment on.
 
-        Ranks may not differ in the first segment of a relaxed synchroniser: it is not known yet if
-        the script suits the synchroniser, and how the script steps its schedules.
+        In the first segment of a relaxed synchroniser they may not: it is not known yet if the
+        script suits the synchroniser, and how the script steps its schedules.
         """
         return self._schedules.known
 
@@ -236,7 +236,10 @@ class Schedules:
             self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
-        """Step the schedules up to step `number` of `step`'s segment, which all ranks reached."""
+        """Step the schedules up to step `number`, which the ranks together have reached.
+
+        `step` is a step of the same segment.
+        """
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
                 for _ in range(schedule.due(step, number)):

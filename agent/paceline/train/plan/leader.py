@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Seconds for which the leader waits for a proposal if the controller seems alive and no long wait
+# is due.
 GRACE_S = 0.05
 # Maximum number of coasted steps at once, because a switch takes effect only after these steps.
 MOST_COASTED = 16
@@ -149,7 +151,7 @@ class Leader:
         self._last: Segment | None = None
         # Number of the newest segment in the store.
         self._newest = -1
-        # Number of proposals when the last segment was chosen.
+        # Number of proposals that had arrived when the last segment was chosen.
         self._received = 0
         # The reason why ranks get equal local batches, whatever the controller proposes.
         self._equal_because = ""
@@ -181,7 +183,7 @@ class Leader:
         return 0 if self._last is None else self._last.seq + 1
 
     def advance(self, epoch: int) -> Part:
-        """Distribute the next segment of an epoch, or the order to stop or to re-form.
+        """Distribute the next segment of an epoch, or the end of the plan (see `Part.stop`).
 
         Return rank 0's part, which is not in the store.
         """
@@ -493,7 +495,7 @@ def _by_rank(samples: Ints, counts: Ints) -> tuple[Ints, Ints]:
 
 
 def _packed(samples: Ints, ends: Ints) -> list[bytes]:
-    """Pack the samples of each rank, [W]."""
+    """Return each rank's packed samples, [W]; `ends` has the end of each rank's samples, [W]."""
     packed, cuts = pack_samples(samples), (_SAMPLE_BYTES * ends).tolist()
     return [packed[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
 

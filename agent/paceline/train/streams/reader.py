@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
-_SENT_AT_ONCE = 64  # samples
+# A report is sent as soon as it has this many samples.
+_SENT_AT_ONCE = 64
 # Maximum delay in seconds before a sample is reported, unless reading the next sample takes longer.
 _SEND_S = 0.05
 # Seconds between two checks whether the leader has enlarged the buffer.
@@ -317,7 +318,7 @@ def signed(pickled: bytes, key: bytes) -> bytes:
 def opened(word: bytes, key: bytes) -> bytes:
     """Check the MAC and return the pickle.
 
-    Raise a PacelineError if no rank of this session wrote it.
+    Raise a PacelineError if no rank of this session wrote the pickle.
     """
     mac, pickled = word[:_MAC_BYTES], word[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(pickled, key)):

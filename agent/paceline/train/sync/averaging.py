@@ -60,7 +60,7 @@ class AveragingSync:
         self._stepped: Step | None = None
         # Number of means so far.
         self._means = 0
-        # The mean in flight, None if there is none, and the number of such means so far.
+        # The mean in flight, if there is one, and the number of such means started so far.
         self._flight: _Flight | None = None
         self._flights = 0
         # A reduction in which a rank is missing cannot be cancelled, not even by a rank that

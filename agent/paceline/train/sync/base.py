@@ -89,7 +89,7 @@ class Ranks:
 class Round:
     """A finished round; see `wire.RoundRecord`.
 
-    `staleness` counts the applied gradients by age in rounds; the last entry is that age or more.
+    `staleness` counts the applied gradients by age in rounds; its last entry includes older ones.
     `dropped` is the number of samples whose gradients were too old. `waited_s` is the response
     time, see the glossary.
     """

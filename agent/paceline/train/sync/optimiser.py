@@ -186,7 +186,7 @@ class Scales:
 
 @contextmanager
 def unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as with a fused one."""
+    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as for fused ones."""
     given: Any = optimiser
     scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
     if scale is None and found_inf is None:

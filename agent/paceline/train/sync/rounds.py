@@ -120,7 +120,7 @@ class Rounds:
 
     @property
     def ahead(self) -> int:
-        """Return the steps by which this rank is ahead of the slowest other rank that has steps."""
+        """Return by how many steps this rank is ahead of the slowest other rank with steps left."""
         with self._changed:
             return self._member.ahead
 
