@@ -55,7 +55,7 @@ _REFUSED_GROUP = (
 class Adapted(_BatchNorm):
     """A BatchNorm layer of a wrapped model."""
 
-    # `fillers.uncounted` reads this: it need not restore this layer's buffers after a filler.
+    # If True, `fillers.uncounted` need not restore the layer's buffers after a filler.
     leaves_fillers_out: ClassVar[bool] = True
 
     _original: ClassVar[type[_BatchNorm]]
@@ -156,7 +156,7 @@ def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
 
 
 def _original(layer: _BatchNorm) -> type[_BatchNorm]:
-    """Return a layer's class from before this or another session adapted the layer."""
+    """Return the class that a layer had before any session adapted the layer."""
     return layer._original if isinstance(layer, Adapted) else type(layer)
 
 

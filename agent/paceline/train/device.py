@@ -139,7 +139,7 @@ class Device:
         return hold
 
     def measured_flops(self, step: int, moments: tuple[float, float], samples: int) -> float | None:
-        """Measure the device's operations/s; None if it fails. The arguments are as in `trial`.
+        """Measure the device's operations/s; return None on failure. See `trial` for the arguments.
 
         An emulated device takes as long for a matrix product as for a batch of `samples`.
         """

@@ -404,7 +404,10 @@ def unknown(why: str) -> ProofResult:
 
 
 def _whole_numbers(sample: Any) -> Iterator[int]:
-    """Yield a sample's whole numbers, such as its class; skip tensors and lists with several."""
+    """Yield a sample's whole numbers, such as its class.
+
+    Skip tensors, arrays and lists of integers that have more than one element.
+    """
     if isinstance(sample, list) and all(isinstance(each, int) for each in sample):
         sample = np.array(sample, dtype=object)
     if isinstance(sample, dict | tuple | list):

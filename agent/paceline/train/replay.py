@@ -529,7 +529,10 @@ def _check_method(method: ast.Attribute, names: Mapping[str, Any], local: set[st
 
 
 def _check_function(function: FunctionType, seen: frozenset[CodeType]) -> int:
-    """Check a script's function up to its last backward pass; return the number of these passes."""
+    """Check a script's function up to its last backward pass.
+
+    Return the number of backward passes in the function and in the functions that it calls.
+    """
     code = function.__code__
     nodes = [
         node

@@ -121,7 +121,7 @@ class Emitter:
         if len(self._queue) < QUEUE_LIMIT:
             self._queue.append(item)
         else:
-            # Two threads may lose records at once.
+            # Two threads may lose records at the same time.
             with self._full:
                 self.overflowed += 1
 

@@ -29,8 +29,8 @@ def packed(samples: Sequence[Tensor | Sequence[Tensor]]) -> Packed:
     """Put a batch's sequences end to end, in their order; for ``session.loader(collate_fn=…)``.
 
     Args:
-        samples: a tensor each, [L_i, …]; or tuples of tensors that share L_i, such as tokens and
-            labels. At least one.
+        samples: for each sample a tensor, [L_i, …], or a tuple of tensors of the same length L_i,
+            such as tokens and labels. At least one sample.
 
     Raises:
         TypeError: a sample is neither a tensor nor a tuple of tensors.

@@ -211,7 +211,7 @@ class Saver:
             thread.join()
 
     def _hold(self, steps: int) -> None:
-        """Wait for the writing thread if too many steps follow the last save.
+        """Wait for the writing thread if `every_steps` steps follow the newest finished save.
 
         Only rank 0 waits here. The other ranks then wait for rank 0.
         """

@@ -113,7 +113,7 @@ class RankMonitor(Feature):
         self._reduced_in = -1
         self._changed = threading.Condition()
         self._wake = threading.Event()
-        # The point at which this rank waits for the others.
+        # The point at which this rank waits for the other ranks; None: it does not wait.
         self._point: str | None = None
         self._failure: str | None = None
         self._explaining = False
@@ -347,7 +347,7 @@ class RankMonitor(Feature):
         store.set(_key(f"rank/{self._rank}"), _ENCODER.encode(self._progress))  # type: ignore[arg-type]
 
     def _arrive(self, store: Store, point: str) -> None:
-        """Count this rank at a point, and release it once all ranks are there."""
+        """Count this rank at a point; end its wait once all ranks are there."""
         if self._counted != point:
             self._counted = point
             store.add(_key(point), 1)

@@ -279,7 +279,7 @@ class Timeline:
         return [step for step in self._over if step.readable(self._clock)]
 
     def _begin(self) -> None:
-        """Begin a step at its first computing, which ends the step before it."""
+        """Begin a step at its first computation; this ends the step before it."""
         step = self._open
         step.began = self._since_s
         self._epoch += self._fresh == self._data or self._epoch < 0

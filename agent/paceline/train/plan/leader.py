@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 # Seconds for which the leader waits for a proposal if the controller seems alive and no long wait
 # is due.
 GRACE_S = 0.05
-# Maximum number of coasted steps at once, because a switch takes effect only after these steps.
+# Maximum number of steps that are coasted in one segment, because a switch of the policy takes
+# effect only after these steps.
 MOST_COASTED = 16
 # The same maximum in seconds of training, if plans arrive too late even for `MOST_COASTED` steps:
 # on an overloaded machine planning takes seconds, in which small models train for many steps.
@@ -125,7 +126,7 @@ class Leader:
         self._proposals = proposals
         self._attempt = context.environment.attempt
         self._announce = announce
-        # Maximum that each rank computes at once, [W]: a number of samples, or a total size if
+        # Maximum that each rank computes in one pass, [W]: a number of samples, or a total size if
         # there is a token budget. Larger local batches are cut into micro-batches.
         self._micro = limits.of_micro_batches or limits.tokens_of_micro_batches
         self._epoch_steps = context.epoch_steps

@@ -302,7 +302,7 @@ class _NewsSender:
 
 
 def _pickled(sample: Any) -> bytes:
-    """Pickle a sample; empty if it cannot be pickled, which only ranks without samples notice."""
+    """Pickle a sample; return b"" on failure: only ranks without samples need the pickle."""
     try:
         return pickle.dumps(sample)
     # A sample's own __reduce__ may raise anything.

@@ -57,7 +57,10 @@ class Ranks:
         return made
 
     def among(self, groups: Sequence[Sequence[int]]) -> Ranks:
-        """Return this rank's group, in which ranks count from 0. Collective."""
+        """Return this rank's group, in which ranks count from 0. Collective.
+
+        `groups` has the ranks of each group.
+        """
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
             parts = [key for key in self.groups if key]
@@ -105,7 +108,7 @@ class Round:
     copied_s: float = 0.0
 
 
-# Called with each finished round; perhaps in another thread, but never twice at once.
+# Called with each finished round; perhaps in another thread, but never twice at the same time.
 OnRound = Callable[[Round], None]
 
 

@@ -41,7 +41,7 @@ class ParameterServer:
         self._peers = Peers(ranks, prefix, [0], len(self._values), self._add)
 
     def push(self, change: torch.Tensor) -> torch.Tensor:
-        """Add the group's weighted change to the server's parameters; return the result."""
+        """Add the group's weighted change to the server's parameters; return the new ones."""
         return self._peers.ask(0, change * self._share).vector
 
     def check(self) -> None:

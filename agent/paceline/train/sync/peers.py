@@ -126,7 +126,7 @@ class Peers:
             store.set(self._key(rank, asked), _END)
 
     def _ended(self) -> bool:
-        """Wait until questions and answers have ended; False on a timeout."""
+        """Wait until questions and answers have ended; return False on a timeout."""
         if self._thread is not None:
             self._thread.join(self._ranks.timeout.total_seconds())
             return not self._thread.is_alive()

@@ -253,7 +253,7 @@ class SharedBatches:
         return all(batch.samples <= least for batch in left)
 
     def _fits(self, shares: list[Share], rank: int) -> bool:
-        """Return whether this rank's memory has room for the last batch of a rank's queue."""
+        """Return whether this rank's memory has room for the last batch in the queue of `rank`."""
         if self._limit is None:
             return True
         return self._batches(rank)[shares[rank].end - 1].samples <= self._limit
