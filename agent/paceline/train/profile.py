@@ -41,7 +41,7 @@ Hold = Callable[[int, float], None]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Measurements of one rank."""
+    """Measured times of batches on one rank, and the rank's memory limit."""
 
     # Number of samples and seconds of each batch, by ascending number of samples.
     times: list[tuple[int, float]]

@@ -120,7 +120,7 @@ class RankMonitor(Feature):
         self._closing = False
         # True once the store has ended.
         self._store_ended = False
-        # The attributes below belong to the thread.
+        # Only the thread uses the attributes below.
         # The newest point at which the thread has counted this rank.
         self._counted: str | None = None
         # The newest point that all ranks have passed.

@@ -246,7 +246,7 @@ class Schedules:
                     schedule.scheduler.step()
 
     def close(self) -> None:
-        """Unwrap the script's schedules."""
+        """Restore the original `step` of the schedules' classes."""
         for kind, method in self._wrapped.items():
             kind.step = method  # type: ignore[attr-defined]
         self._wrapped.clear()

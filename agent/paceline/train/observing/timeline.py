@@ -145,7 +145,7 @@ class Timeline:
         self._loads = False
         # True if no batch has been loaded since the optimiser's newest step.
         self._between = True
-        # The data set of the newest batch.
+        # The data set of the newest batch; data sets are identified by their `id`.
         self._data = 0
         # The data set of the newest pass that the script began since the newest step (-1: none),
         # and the data sets of all such passes.

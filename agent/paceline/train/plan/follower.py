@@ -142,7 +142,7 @@ class Fetcher:
         # The rank's current epoch.
         self._epoch = -1
         self._closing = False
-        # True while the thread may be in a call that waits.
+        # True while the thread may be blocked in a call to the store.
         self._calls = False
         self._thread = threading.Thread(target=self._run, name="paceline-plan", daemon=True)
         self._thread.start()

@@ -114,11 +114,11 @@ class StreamReader(Feature):
         return taken or [self._filler()] * len(numbers)
 
     def left_epoch(self, epoch: int) -> None:
-        """End the thread."""
+        """End the reading thread."""
         self._end()
 
     def release(self) -> None:
-        """End the thread."""
+        """End the reading thread."""
         self._end()
 
     def _end(self) -> None:

@@ -47,7 +47,7 @@ class Ranks:
         return self.groups[self.name]
 
     def of_run(self, rank: int) -> int:
-        """Return the run's number of one of these ranks."""
+        """Convert the number of one of these ranks to its number in the run."""
         return self.members[rank] if self.members else rank
 
     @cached_property

@@ -173,7 +173,7 @@ class Scales:
         self._states: list[dict[str, Any]] = []
 
     def keep(self) -> None:
-        """Store the current scales."""
+        """Store the scalers' current states."""
         if self._scalers is None:
             self._scalers = self._script.scalers()
         self._states = [scaler.state_dict() for scaler in self._scalers]
