@@ -188,10 +188,10 @@ class Schedules:
     """Control of the script's learning-rate schedules, which must follow the work of all ranks.
 
     A script that calls ``scheduler.step()`` in each iteration would be at different points of its
-    schedule on fast and slow ranks, and beyond its end on fast ones. So while ranks share batches,
-    these calls do nothing, and this class steps the schedule once for each planned step instead. A
-    schedule that was not stepped exactly once in each iteration before is left alone. Not
-    thread-safe.
+    schedule on fast and slow ranks, and fast ranks would pass the schedule's end. So while ranks
+    share batches, these calls do nothing, and this class steps the schedule once for each planned
+    step instead. A schedule that was not stepped exactly once in each iteration before is left
+    alone. Not thread-safe.
     """
 
     def __init__(self, current: CurrentStep) -> None:
