@@ -23,7 +23,7 @@ from paceline.train.session import Session
 
 # Options that an adapter passes to Session and Session.wrap.
 OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
-# Options of the script's DataLoader that `Session.loader` takes over: how batches are loaded.
+# Options of the script's DataLoader that the adapter passes on to `Session.loader`.
 _LOADING = [
     "num_workers",
     "collate_fn",
@@ -115,7 +115,9 @@ class DrivenLoader:
 
 
 def checked(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str | None]:
-    """Split an adapter's options into those for `Session` and the `batchnorm` of `Session.wrap`.
+    """Check an adapter's options; return those for `Session`, and `batchnorm` for `Session.wrap`.
+
+    `name` names the adapter in error messages. `batchnorm` is None if it is not given.
 
     Raises:
         TypeError: an option is unknown, or the framework sets it.

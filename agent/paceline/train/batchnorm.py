@@ -12,9 +12,9 @@ ranks. `Session.wrap` calls `adapt`, and the training loop calls `agree`::
 
 **Normalising by the global batch.** Each rank's loss L_j is the mean over its own batch, and
 `paceline.train.ddp` multiplies its gradients by w_j where they arrive at the parameters. w_j is the
-rank's weight in the update. So the gradient that reaches a layer is the gradient of L_j. In the
-global loss L = Σ w_j L_j, that gradient is w_j times as large, and the backward pass needs its sums
-over all ranks::
+rank's weight in the update. So the gradient that reaches a layer is the gradient of L_j. For the
+global loss L = Σ w_j L_j, it would be w_j times as large. The backward pass therefore needs these
+sums over all ranks, where x̂_ji is value i of rank j after normalising, and g_ji its gradient::
 
     Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
 
@@ -55,7 +55,7 @@ _REFUSED_GROUP = (
 class Adapted(_BatchNorm):
     """A BatchNorm layer of a wrapped model."""
 
-    # `fillers.uncounted` reads this: it need not restore this layer's buffers after a filler.
+    # If True, `fillers.uncounted` need not restore the layer's buffers after a filler.
     leaves_fillers_out: ClassVar[bool] = True
 
     _original: ClassVar[type[_BatchNorm]]
@@ -156,7 +156,7 @@ def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
 
 
 def _original(layer: _BatchNorm) -> type[_BatchNorm]:
-    """Return a layer's class from before this or another session adapted the layer."""
+    """Return the class that a layer had before any session adapted the layer."""
     return layer._original if isinstance(layer, Adapted) else type(layer)
 
 
@@ -217,7 +217,7 @@ class Shared:
     """Statistics of a global batch, by channel, [C].
 
     `var` is the biased variance, by which values are normalised. `count` is the number of values
-    per channel, one number.
+    per channel, a tensor with one element.
     """
 
     mean: Tensor

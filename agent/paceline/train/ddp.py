@@ -3,8 +3,8 @@
 Rank j has n_j samples of total size Λ_j, and g_j is the gradient of its mean loss. The update is
 Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient over the global
 batch, as a single process would compute it. Ranks compute this sum as the mean of M w_j g_j over
-the M ranks. Once reduced, a gradient is equal on all ranks. If a script adds to it and reduces it
-again, the mean over ranks leaves the reduced part unchanged.
+the M ranks. Once reduced, a gradient is equal on all ranks. If a script adds new gradients to it
+and the sum is reduced again, the mean over ranks leaves the part reduced earlier unchanged.
 
 `Session.wrap` calls `wrap` for each model of the script. The loop sets `CurrentStep.running`.
 """
@@ -190,7 +190,7 @@ def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) 
 
 
 def _refuse_gradient(current: CurrentStep, name: str, parameter: int, _: torch.Tensor) -> None:
-    """Raise an error if a frozen parameter gets a gradient in a step; elsewhere it may get one."""
+    """Raise an error if a frozen parameter gets a gradient in a step; outside of steps it may."""
     if current.running is not None and parameter not in current.reduced:
         raise PacelineError(_FROZEN.format(name=name))
 

@@ -102,7 +102,10 @@ class Device:
         return emulation.data_s[self._rank] if emulation is not None and emulation.data_s else 0.0
 
     def begin(self, step: Step) -> float | None:
-        """Set the step's number of CPU threads; return its emulated compute time in s, or None."""
+        """Set the step's number of CPU threads; return its emulated compute time in seconds.
+
+        Return None if no device is emulated, or if the rank has no samples in the step.
+        """
         emulation = self._emulation
         # If `serial` is below 1, more threads shorten the emulated time, so their real number is
         # left as it is.
@@ -136,7 +139,7 @@ class Device:
         return hold
 
     def measured_flops(self, step: int, moments: tuple[float, float], samples: int) -> float | None:
-        """Measure the device's operations/s; None if it fails. The arguments are as in `trial`.
+        """Measure the device's operations/s; return None on failure. See `trial` for the arguments.
 
         An emulated device takes as long for a matrix product as for a batch of `samples`.
         """

@@ -55,7 +55,7 @@ def whereabouts(driver_place: str) -> Whereabouts:
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
-    """Set this rank's variables; unset those of another run in which its node was started."""
+    """Set this rank's variables, after unsetting those that it inherited from another run."""
     for name in _OF_RUN:
         os.environ.pop(name, None)
     os.environ.update(variables)

@@ -35,7 +35,7 @@ class Environment:
     emulate: str | None = None
     # Number of times that all ranks were started before this start.
     attempt: int = 0
-    # First attempt of the run's last launch.
+    # Number of the first attempt of the run's newest launch.
     first_attempt: int = 0
     # Maximum number of restarts of all ranks after failures.
     max_restarts: int = 0

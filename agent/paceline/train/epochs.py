@@ -20,7 +20,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
 
 
 class EpochSteps:
-    """Counter of the steps of each epoch, which depend on the sample order with a token budget."""
+    """Counter of each epoch's steps; with a token budget, the sample order affects the number."""
 
     def __init__(self, terms: Terms, budget: Budget | None = None) -> None:
         self._terms = terms

@@ -67,8 +67,8 @@ class Loader:
     `Session.loader` makes it. Leaving the loop early drops the rest of the epoch; all ranks must
     leave it at the same step. A rank that has no samples in a step gets a filler, the smallest
     sample of the data set, whose gradient does not count; then `Session.batch` is `empty`. With
-    ``Session(shapes=…)`` the filler repeats this sample: as often as the smallest batch has
-    samples, or less often if the rank's memory holds fewer.
+    ``Session(shapes=…)`` the filler has n copies of this sample, where n is the smallest number of
+    samples that the shapes allow, or the rank's limit if that is smaller.
 
     Under most relaxed policies ranks share the batches of a segment: a fast rank's loop has more
     iterations than a slow one's, and there are no fillers. `Session.batch` has the step that a
@@ -265,7 +265,7 @@ class Loader:
         return batch
 
     def _load(self, indices: list[int]) -> Any:
-        """Load a batch in this process: typical samples, or a batch taken over from a rank."""
+        """Load a batch in this process: typical samples, or a batch of another rank."""
         dataset = self._loader.dataset
         self._begin_loading()
         with self._epoch:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from paceline.wire import LongPhase, Phase
 
-# Seconds after which a phase is reported; the report is repeated at this interval.
+# A phase that lasts this many seconds is reported, and reported again at this interval.
 LONG_S = 10.0
 # Step and phase that a rank is in.
 Activity: TypeAlias = tuple[int, Phase]

@@ -102,7 +102,7 @@ class Loop(TrainingState):
     # Methods for the loader.
 
     def begin_epoch(self, lookahead: int) -> bool:
-        """Begin the next epoch; return True if it has steps. `lookahead` is a number of steps."""
+        """Begin the next epoch; return True if it has steps. `lookahead`: see `wiring.Findings`."""
         self.refuse_closed()
         for before_epoch in self.on.before_epoch:
             before_epoch()

@@ -158,7 +158,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
 
     Args:
         arguments: the arguments that must be equal on all ranks, by name.
-        sizes: called on rank 0.
+        sizes: returns the size of each sample, [N]; called on rank 0 only.
 
     Raises:
         ValueError: an argument differs between ranks.
@@ -224,7 +224,7 @@ def introduce(
 
 
 def gathered(world: int, word: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the objects that all ranks pass in `word`, by rank; each rank calls it."""
+    """Return every rank's `word`, [W], in the order of the ranks; each rank calls it."""
     words = [word] * world
     if world > 1:
         dist.all_gather_object(words, word, group=group)

@@ -82,7 +82,10 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """Return the lanes, by place, from the data-parallel part of each rank; raise like `laned`."""
+    """Return the lanes, one list of ranks for each place; raise a ValueError like `laned`.
+
+    `words` has, for each rank, the ranks of its data-parallel part of the mesh.
+    """
     lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
     every = sorted(rank for lane in lanes for rank in lane)
     own = all(rank in word for rank, word in enumerate(words))
@@ -111,7 +114,7 @@ class PendingTimes:
     own: Tensor
 
     def read(self) -> list[tuple[float, float]]:
-        """Return data_s and compute_s of each rank of the group; empty if a rank has ended."""
+        """Return (data_s, compute_s) of each rank of the group; empty if a rank has ended."""
         with suppress(RuntimeError):
             self.work.wait(_PATIENCE)
             return [(float(each[0]), float(each[1])) for each in self.times]
@@ -161,7 +164,9 @@ class GroupTimes:
 
 
 def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
-    """Return the reporting rank's record with the times (data_s, compute_s) of a group's ranks.
+    """Return the reporting rank's `record` with times derived from those of its group's ranks.
+
+    `times` has (data_s, compute_s) of each rank of the group.
 
     The loading time is that of the rank that loads longest. Ranks that load faster wait for that
     rank within their passes, and this wait does not count as computing. Computing ends when the

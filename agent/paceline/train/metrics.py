@@ -13,7 +13,10 @@ Value = torch.Tensor | float
 
 
 class MetricNames:
-    """Checker of metrics, which also limits the number of metric names in a run."""
+    """Checker of metrics, which also limits the number of metric names in a run.
+
+    `call` is the session's method that error messages name.
+    """
 
     def __init__(self, call: str) -> None:
         self._call = call

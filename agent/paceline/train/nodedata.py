@@ -34,7 +34,10 @@ _LONGEST_NAME = 200
 
 
 class Loaded(NamedTuple):
-    """A batch, and the fields of the `Misses` that counts its samples that were not on the node."""
+    """A batch, and the counts of its samples that were not on the node.
+
+    `misses` has the fields of `Misses`: number of samples, bytes, and seconds of waiting.
+    """
 
     batch: Any
     misses: tuple[int, int, float]
@@ -108,7 +111,7 @@ class NodeData(Feature):
         return batch.batch
 
     def left_epoch(self, epoch: int) -> None:
-        """Record the epoch for the control plane."""
+        """Send a record of the epoch's reads and moves to the control plane."""
         prefetcher, misses = self._prefetcher, self._misses
         moved = prefetcher.moved(epoch) if prefetcher is not None else None
         record = DataEpoch(

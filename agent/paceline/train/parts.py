@@ -52,7 +52,7 @@ class Step(msgspec.Struct, frozen=True):
     shared: bool = False
     # For a batch that was taken over: the step for which it was planned.
     planned: int | None = None
-    # The micro-batches of the step; empty: the step is computed at once.
+    # The micro-batches of the step; empty: the step is computed in one pass.
     micro: tuple[Step, ...] = ()
     # For a micro-batch: its weight in the mean over this rank's batch.
     share: float = 1.0
@@ -136,7 +136,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     reform: bool = False
     # True if ranks take batches of the segment over from each other.
     pooled: bool = False
-    # The micro-batches of each step, [steps]; empty: each step is computed at once.
+    # The micro-batches of each step, [steps]; empty: each step is computed in one pass.
     micro: list[list[MicroBatch]] = []
     # The node's part of the plan: on the first rank of each node, if data is stored on nodes.
     node: NodePart | None = None

@@ -41,7 +41,7 @@ Hold = Callable[[int, float], None]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Measurements of one rank."""
+    """Measured times of batches on one rank, and the rank's memory limit."""
 
     # Number of samples and seconds of each batch, by ascending number of samples.
     times: list[tuple[int, float]]
@@ -195,7 +195,7 @@ def _part(store: Store, rank: int, world: int) -> None:
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
-    """Return the means of sizes λ and of λ² on all ranks, from rank 0's sizes. Collective."""
+    """Return the means of λ and of λ² on all ranks; only rank 0 has the `sizes` λ. Collective."""
     if sizes is not None:
         # The sizes of a stream are not known yet, so all count as 1.
         sizes = sizes if len(sizes) else np.ones(1)

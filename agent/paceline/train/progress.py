@@ -29,7 +29,7 @@ class TrainingProgress:
         terms = context.terms
         self._terms, self._epoch_steps = terms, context.epoch_steps
         self._streams = context.reader is not None
-        # The position at which this session begins to train.
+        # The position from which this session begins to train.
         self.start = Position()
         # The epoch that the loader is in, or was in last.
         self.epoch = 0

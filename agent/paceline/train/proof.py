@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from paceline.train.profile import Limits
     from paceline.train.state import TrainingState
 
-# Maximum number of samples of the smallest local batch; more samples would not make a difference
+# Maximum number of samples of the smallest local batch; more samples would not make a wrong loss
 # easier to detect.
 _QUARTER = 4
 # Samples are chosen from this fraction of the data set, the smallest samples, because the largest
@@ -133,7 +133,7 @@ class ProofResult(msgspec.Struct, frozen=True):
     why: str
     # The fix; empty: nothing needs to be fixed.
     do: str = ""
-    # The setting of `loss_mean` with which the sum equals the gradient of ``whole``; empty: none.
+    # The `loss_mean` with which the weighted gradients sum to that of ``whole``; empty: none.
     setting: str = ""
     # Relative difference from the gradient of ``whole``, with the declared setting.
     difference: float | None = None
@@ -154,9 +154,9 @@ class NotProvableError(Exception):
 class Arrangements:
     """Trials of a few samples, with the weights of each rank.
 
-    `sizes` are the sizes λ of all samples, [N]. In each trial a pair of ranks has each of `samples`
-    twice, which makes four quarters. `limits` are the limits of the ranks, in samples or in size
-    units, [W].
+    `sizes` are the sizes λ of all samples, [N]. Each half of `samples` is called a quarter: in each
+    trial a pair of ranks has each sample twice, which makes four quarters. `limits` are the limits
+    of the ranks, in samples or in size units, [W].
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Arrangements:
         self._first, self._second = samples[:quarter], samples[quarter:]
 
     def trial(self, name: str) -> Trial:
-        """Return the samples of each rank in a trial."""
+        """Return the trial with this name, such as ``uneven``."""
         first, second = self._first, self._second
         whole = first + second
         pair = {
@@ -209,7 +209,10 @@ def pairs(world: int) -> Iterator[tuple[int, int]]:
 
 
 class Judge:
-    """Sequence of the trials, and the result after them, for the declared `loss_mean`."""
+    """State of the check, which selects the next trial or, after the last one, the result.
+
+    `declared` is the session's `loss_mean`.
+    """
 
     def __init__(self, arrangements: Arrangements, declared: str) -> None:
         self._arrangements, self._declared = arrangements, declared
@@ -344,8 +347,9 @@ def arranged(
 ) -> Arrangements:
     """Choose samples that fit into the ranks' memory, and arrange them.
 
-    The largest local batch has four quarters. If an equal split of a step has at least as many
-    samples, the samples are of usual sizes; otherwise they are smaller, to need no more memory.
+    The largest local batch has four quarters (see `Arrangements`). If an equal split of a step has
+    at least as many samples, the samples are of usual sizes; otherwise they are smaller, to need no
+    more memory.
 
     `sizes` are the sizes λ of all samples, [N]. `sort` selects and sorts samples: one quarter is
     from the first half of its result, and the other quarter from the second half. A
@@ -400,7 +404,10 @@ def unknown(why: str) -> ProofResult:
 
 
 def _whole_numbers(sample: Any) -> Iterator[int]:
-    """Yield a sample's whole numbers, such as its class; skip tensors and lists with several."""
+    """Yield a sample's whole numbers, such as its class.
+
+    Skip tensors, arrays and lists of integers that have more than one element.
+    """
     if isinstance(sample, list) and all(isinstance(each, int) for each in sample):
         sample = np.array(sample, dtype=object)
     if isinstance(sample, dict | tuple | list):
@@ -416,7 +423,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return why an error does not show that the loss is wrong; empty if it may show that."""
+    """Return why a trial's error says nothing about the loss; empty if the loss may cause it."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
@@ -778,7 +785,7 @@ class Rehearsal:
                 parameter.grad = gradient
 
     def _noting(self, backward: Any) -> Any:
-        """Return a backward pass that adds its gradient to this trial's sketch."""
+        """Return a wrapper of `backward` that adds its gradients to this trial's sketches."""
 
         def noting(*args: Any, **kwargs: Any) -> None:
             # A nested pass recomputes a part of the outer one, which counts its gradients.

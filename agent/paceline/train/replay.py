@@ -314,7 +314,10 @@ def _tree(file: str) -> ast.Module:
 
 
 def _item(iterated: ast.expr, names: Mapping[str, Any], loader: Any) -> Any:
-    """Return a function from batch to loop target; None if the loop is not over this loader."""
+    """Return a function that converts a batch to the value of the loop's target.
+
+    Return None if the loop does not iterate over this loader.
+    """
     if isinstance(iterated, ast.Name | ast.Attribute):
         return (lambda batch: batch) if _resolved(iterated, names) is loader else None
     if not isinstance(iterated, ast.Call) or not iterated.args:
@@ -428,7 +431,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Return the reason in `left_out` of the first name that a statement reads; empty: none."""
+    """Return the reason in `left_out` for a name that a statement reads; empty if it reads none."""
     read = _read(node, names) if left_out else set()
     return next((why for name, why in left_out.items() if name in read), "")
 
@@ -526,7 +529,10 @@ def _check_method(method: ast.Attribute, names: Mapping[str, Any], local: set[st
 
 
 def _check_function(function: FunctionType, seen: frozenset[CodeType]) -> int:
-    """Check a script's function up to its last backward pass; return the number of these passes."""
+    """Check a script's function up to its last backward pass.
+
+    Return the number of backward passes in the function and in the functions that it calls.
+    """
     code = function.__code__
     nodes = [
         node

@@ -121,7 +121,7 @@ class Emitter:
         if len(self._queue) < QUEUE_LIMIT:
             self._queue.append(item)
         else:
-            # Two threads may lose records at once.
+            # Two threads may lose records at the same time.
             with self._full:
                 self.overflowed += 1
 
@@ -362,7 +362,8 @@ def joined(
 ) -> StepRecord:
     """Join the records of two batches that a rank trained under the same step's number.
 
-    `ett_s` is the expected compute time of both. Losses are means over sizes with `by_size`.
+    `ett_s` is the expected compute time of both together. Losses are means over sizes with
+    `by_size`, otherwise over samples.
     """
     loss = first.loss if second.loss is None else second.loss
     if first.loss is not None and second.loss is not None:

@@ -33,9 +33,9 @@ _loaded: Epoch | None = None
 class Epoch:
     """The current epoch of a session's loader, and the session's seed.
 
-    The object is a context around the loading of samples in this process, and is not entered twice
-    at once. DataLoader workers may live for several epochs: with `shared`, they see the number
-    change.
+    This process loads samples inside of ``with epoch:``; one object must not be entered twice at
+    once. DataLoader workers may live for several epochs: with `shared`, `number` changes in the
+    workers, too.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:

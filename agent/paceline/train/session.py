@@ -445,7 +445,7 @@ class Session:
         every_s: float | None = None,
         keep: int = 2,
     ) -> None:
-        """Resume from the newest checkpoint, if any, and save others. Call once, after `wrap`.
+        """Resume from the newest checkpoint, if any, and save new ones. Call once, after `wrap`.
 
         A checkpoint is saved when all ranks are synchronised after the same step: under a relaxed
         policy at the end of a segment or of an epoch. Give `every_steps` or `every_s`, or both.
@@ -518,7 +518,7 @@ class Session:
         Args:
             samples: number of samples over which this rank's values are means; 0: it had no
                 samples.
-            **metrics: by name, such as ``accuracy=…, loss=…``. A run has 32 names at most.
+            **metrics: metrics by name, such as ``accuracy=…, loss=…``. A run has 32 names at most.
 
         Raises:
             PacelineError: the session is closed.

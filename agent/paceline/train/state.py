@@ -78,7 +78,7 @@ class TrainingState:
 
     @property
     def fillers(self) -> list[int]:
-        """Return a filler batch: the filler, repeated to fill the grid if memory allows it."""
+        """Return a filler batch: n times the filler's index, n being the grid or a lower limit."""
         grid, limits = self.context.terms.shapes.samples, self.context.limits.samples
         return [self._filler] * (min(grid, max(1, limits[self._rank])) if limits else grid)
 

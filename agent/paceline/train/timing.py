@@ -77,7 +77,7 @@ class RunningStep:
     The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So the
     times of computing and of reducing stay apart even with several reductions in one step. `data_s`
     is the time that the script waited for the batch. `hold_s` is the compute time on the emulated
-    device.
+    device; None: no device is emulated.
     """
 
     def __init__(self, step: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
@@ -229,7 +229,7 @@ class RunningStep:
         return bool(self._clock.passed(self._done))
 
     def read(self) -> tuple[float, float, float | None]:
-        """Return compute_s (T: forward and backward only), sync_s, and the loss; None: not logged.
+        """Return compute_s (T: forward and backward only), sync_s, and the loss (None: not logged).
 
         `sync_s` is the time from the last gradient to the end of the reduction, and other waits.
         """

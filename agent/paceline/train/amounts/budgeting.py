@@ -46,10 +46,10 @@ def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, 
 
 
 def budgeted(token_budget: float | None, token_limits: Any) -> list[float]:
-    """Check the token limits: one for each rank, or one for all; empty if there are none.
+    """Return the checked token limits: one per rank, or a single one for all; empty if none.
 
     Raises:
-        TypeError, ValueError: the limits are no numbers above 0, or there is no token budget.
+        TypeError, ValueError: a limit is no finite number ≥ 0, or there is no token budget.
     """
     if token_budget is None:
         if token_limits is not None:
@@ -89,7 +89,10 @@ def checked_sizes(
     workers: int,
     micro_batches: bool,
 ) -> Floats:
-    """Return the sizes λ, [N]; check that budget and limits have room for any sample and step.
+    """Return the sizes λ, [N], after checking them against the budget and the limits.
+
+    Each sample must fit into the budget. The limits must have room for the largest sample and,
+    without micro-batches, for a whole step.
 
     `token_limits` has one limit for each worker of the plan (a rank, or a group of ranks), or one
     for all; empty if there are none.
@@ -116,7 +119,7 @@ def refuse_limits(
 
 
 def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:
-    """Return the terms, and the numbers of steps of the epochs. Collective.
+    """Return a pair: the terms, and the counter of the steps of each epoch. Collective.
 
     With a token budget, the terms' `global_batch` is the mean number of samples of a step.
     """

@@ -13,9 +13,10 @@ class Packed(NamedTuple):
     """Sequences end to end: n sequences with T positions together.
 
     The fields are the arguments of attention over sequences of different lengths, such as
-    ``flash_attn_varlen_func`` of FlashAttention. `values` has each field of the samples, [T, …].
-    `position_ids` counts 0, 1, … in each sequence, [T]. Sequence i is at ``cu_seqlens[i]`` …
-    ``cu_seqlens[i + 1]``, [n + 1] int32. `max_seqlen` is the length of the longest sequence.
+    ``flash_attn_varlen_func`` of FlashAttention. `values` has one tensor, [T, …], for each field of
+    the samples. `position_ids` counts 0, 1, … in each sequence, [T]. Sequence i has the positions
+    from ``cu_seqlens[i]`` to ``cu_seqlens[i + 1] - 1``; `cu_seqlens` is int32, [n + 1].
+    `max_seqlen` is the length of the longest sequence.
     """
 
     values: tuple[Tensor, ...]
@@ -28,8 +29,8 @@ def packed(samples: Sequence[Tensor | Sequence[Tensor]]) -> Packed:
     """Put a batch's sequences end to end, in their order; for ``session.loader(collate_fn=…)``.
 
     Args:
-        samples: a tensor each, [L_i, …]; or tuples of tensors that share L_i, such as tokens and
-            labels. At least one.
+        samples: for each sample a tensor, [L_i, …], or a tuple of tensors of the same length L_i,
+            such as tokens and labels. At least one sample.
 
     Raises:
         TypeError: a sample is neither a tensor nor a tuple of tensors.

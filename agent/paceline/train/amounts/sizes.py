@@ -12,7 +12,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-# Sizes of all samples, or "auto"; a callable maps a sample to its size.
+# The argument `sizes`: "auto", one number per sample, or a function from a sample to its size.
 Sizes = str | Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[Any], float]
 
 _FIX = "give one positive number per sample, for example max(1, number of frames)"

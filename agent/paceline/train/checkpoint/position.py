@@ -14,7 +14,8 @@ import torch
 class Position:
     """A point in training: the start of training, or a point in or after an epoch.
 
-    `step` is the number of the next step. `used` has the samples used in the epoch, on rank 0.
+    `step` is the number of the next step. `used` has the indices of the samples that the epoch has
+    used so far; only rank 0 knows them.
     """
 
     epoch: int = 0

@@ -51,7 +51,7 @@ class Schedule:
     """Directory, frequency and number of checkpoints, the same on all ranks; validated.
 
     `every_steps` is the maximum number of steps that must be trained again if all ranks are killed.
-    Only rank 0 measures `every_s`.
+    Only rank 0's clock decides if `every_s` has passed.
     """
 
     directory: Path
@@ -80,7 +80,7 @@ class Saver:
     A checkpoint has rank 0's model and optimiser, since replicas are equal when it is saved, and
     each rank's random numbers. Each rank saves its part of sharded tensors. Training waits until
     all this state is copied to the CPU; a thread writes the copy. Training also waits for the
-    thread if more than `every_steps` steps would have to be trained again if all ranks were killed.
+    thread once `every_steps` steps have followed the newest checkpoint whose writing has ended.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Saver:
             thread.join()
 
     def _hold(self, steps: int) -> None:
-        """Wait for the writing thread if too many steps follow the last save.
+        """Wait for the writing thread if `every_steps` steps follow the newest finished save.
 
         Only rank 0 waits here. The other ranks then wait for rank 0.
         """
@@ -329,11 +329,11 @@ class Folder:
         return max(self.steps(), default=None)
 
     def whole(self, steps: int) -> Path:
-        """Return the path of the whole checkpoint with that many steps."""
+        """Return the path of the whole checkpoint that follows `steps` steps."""
         return self.path / f"step-{steps:09d}"
 
     def unfinished(self, steps: int) -> Path:
-        """Return the path at which the checkpoint with that many steps is written."""
+        """Return the path at which the checkpoint that follows `steps` steps is written."""
         return self.path / f".step-{steps:09d}.new"
 
     def finish(self, steps: int) -> None:

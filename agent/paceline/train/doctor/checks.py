@@ -40,7 +40,8 @@ _LOOKED_AT = 16
 # Minimum rank correlation of sizes and extents. For 16 unrelated samples the correlation is smaller
 # in 97 of 100 cases.
 _FITTING = 0.5
-# Number of steps that are split evenly over ranks, to show how uneven the ranks' loads are.
+# The imbalance of the ranks' loads is averaged over at most this many steps, each of which is split
+# evenly over the ranks.
 _STEPS = 200
 # Loggers whose warnings are not repeated: another check reports them, or no report is needed.
 _TOLD = {"paceline.train.amounts.sizes", "paceline.train.wiring", "paceline.train.device"}

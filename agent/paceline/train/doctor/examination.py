@@ -54,7 +54,7 @@ class _AskedToEndError(SystemExit):
 
 
 class Examination:
-    """One rank's examination of a script for some steps; writes its findings into a folder."""
+    """One rank's examination of a script's first `steps` steps; writes its findings to a folder."""
 
     def __init__(self, folder: Path, steps: int, rank: int) -> None:
         self._folder, self._steps, self._rank = folder, steps, rank

@@ -92,7 +92,11 @@ def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Call
 
 
 def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
-    """Return this rank's tensor of a collective, and the list that has one tensor per rank."""
+    """Return a pair: this rank's tensor of a collective, and the list with one tensor per rank.
+
+    If the collective is not checked, the tensor is None and the list empty. The list is also empty
+    if the collective has a single tensor for all ranks together.
+    """
     outputs, inputs = args[0], args[1]
     if name not in _LISTS:
         return (inputs if "gather" in name else outputs), []

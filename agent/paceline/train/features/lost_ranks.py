@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two publications of a rank's progress.
 TICK_S = 1.0
-# Seconds for which ranks have waited for another rank before the log names that rank.
+# Once ranks have waited this many seconds for another rank, the log names that rank.
 LONG_S = 30.0
 # Seconds in which a blocked rank may raise before its process is ended.
 GRACE_S = 10.0
@@ -113,14 +113,14 @@ class RankMonitor(Feature):
         self._reduced_in = -1
         self._changed = threading.Condition()
         self._wake = threading.Event()
-        # The point at which this rank waits for the others.
+        # The point at which this rank waits for the other ranks; None: it does not wait.
         self._point: str | None = None
         self._failure: str | None = None
         self._explaining = False
         self._closing = False
         # True once the store has ended.
         self._store_ended = False
-        # The attributes below belong to the thread.
+        # Except for `_thread`, only the monitor's thread changes the attributes below.
         # The newest point at which the thread has counted this rank.
         self._counted: str | None = None
         # The newest point that all ranks have passed.
@@ -161,7 +161,7 @@ class RankMonitor(Feature):
         self._progress.step = step.step
 
     def _reducing(self, running: RunningStep, model: int) -> None:
-        """Note that this rank begins a reduction; wait for the others if it is unexpected.
+        """Note that this rank begins a reduction; wait for the other ranks if that is unexpected.
 
         `model` is the number of the wrapped model.
         """
@@ -347,7 +347,7 @@ class RankMonitor(Feature):
         store.set(_key(f"rank/{self._rank}"), _ENCODER.encode(self._progress))  # type: ignore[arg-type]
 
     def _arrive(self, store: Store, point: str) -> None:
-        """Count this rank at a point, and release it once all ranks are there."""
+        """Count this rank at a point; end its wait once all ranks are there."""
         if self._counted != point:
             self._counted = point
             store.add(_key(point), 1)

@@ -16,7 +16,7 @@ from paceline.train.timing import RunningStep
 
 logger = logging.getLogger(__name__)
 
-# An equal local batch has at least this many times the samples of the suggested grid.
+# The suggested grid is at most the size of an equal local batch divided by this number.
 _PARTS = 4
 
 

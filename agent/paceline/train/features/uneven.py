@@ -93,10 +93,10 @@ class WorkSharing(_UnevenLoops):
 
     @property
     def may_differ(self) -> bool:
-        """Return True if, from the next segment on, ranks may differ in their iterations.
+        """Return True if ranks may have different numbers of iterations from the next segment on.
 
-        Ranks may not differ in the first segment of a relaxed synchroniser: it is not known yet if
-        the script suits the synchroniser, and how the script steps its schedules.
+        In the first segment of a relaxed synchroniser they may not: it is not known yet if the
+        script suits the synchroniser, and how the script steps its schedules.
         """
         return self._schedules.known
 
@@ -188,10 +188,10 @@ class Schedules:
     """Control of the script's learning-rate schedules, which must follow the work of all ranks.
 
     A script that calls ``scheduler.step()`` in each iteration would be at different points of its
-    schedule on fast and slow ranks, and beyond its end on fast ones. So while ranks share batches,
-    these calls do nothing, and this class steps the schedule once for each planned step instead. A
-    schedule that was not stepped exactly once in each iteration before is left alone. Not
-    thread-safe.
+    schedule on fast and slow ranks, and fast ranks would pass the schedule's end. So while ranks
+    share batches, these calls do nothing, and this class steps the schedule once for each planned
+    step instead. A schedule that was not stepped exactly once in each iteration before is left
+    alone. Not thread-safe.
     """
 
     def __init__(self, current: CurrentStep) -> None:
@@ -236,14 +236,17 @@ class Schedules:
             self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
-        """Step the schedules to step `number` of a segment, which the ranks together reached."""
+        """Step the schedules up to step `number`, which the ranks together have reached.
+
+        `step` is a step of the same segment.
+        """
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
                 for _ in range(schedule.due(step, number)):
                     schedule.scheduler.step()
 
     def close(self) -> None:
-        """Unwrap the script's schedules."""
+        """Restore the original `step` of the schedules' classes."""
         for kind, method in self._wrapped.items():
             kind.step = method  # type: ignore[attr-defined]
         self._wrapped.clear()
@@ -299,7 +302,7 @@ class _Schedule:
         self._segment, self._made = -1, 0
 
     def due(self, step: Step, number: int) -> int:
-        """Return the number of missing calls up to a step of a segment, and count them as made."""
+        """Return the number of calls that are missing up to step `number`; count them as made."""
         # Until this segment, the script itself made the calls.
         if step.segment != self._segment:
             self._segment, self._made = step.segment, number - step.segment_first

@@ -1,4 +1,4 @@
-"""A sharded model whose gradients are weighed, correct for uneven and for empty local batches."""
+"""A sharded model with weighted gradients, correct for uneven and for empty local batches."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class WeightedFSDP(nn.Module):
 
     FSDP computes with whole parameters. FSDP makes the whole parameters when it first gathers them,
     and fills the same objects again at each later gather. Each gradient of a whole parameter is
-    weighed when autograd has computed it, before FSDP reduces it or adds it to a gradient from an
-    earlier pass. So gradients that accumulate are weighed with the weights of their own steps, and
+    weighted when autograd has computed it, before FSDP reduces it or adds it to a gradient from an
+    earlier pass. So gradients that accumulate are weighted with the weights of their own steps, and
     FSDP's mean over ranks is the mean over the global batch.
     """
 
@@ -74,7 +74,7 @@ class WeightedFSDP(nn.Module):
         self._uncounted.close()
 
     def begin(self) -> None:
-        """Prepare a step, so that each gradient is weighed. Collective.
+        """Prepare a step, so that each gradient is weighted. Collective.
 
         Raise a ValueError if the script has changed the model to one that `refuse` refuses.
         """
@@ -84,7 +84,7 @@ class WeightedFSDP(nn.Module):
         self._trained = trained
         group = self._current.group
         refuse(self.module, None if group is None else dist.get_process_group_ranks(group))
-        # A parameter that is still sharded belongs to another unit, and is weighed in its turn.
+        # A parameter that is still sharded belongs to another unit, and gets its hook there.
         sharded = {id(parameter) for parameter in self.parameters()}
         for unit in self._units:
             unit.unshard()

@@ -80,7 +80,9 @@ class Unit:
         return [int(rank) for rank in self.group.mesh_info.mesh.mesh.flatten()]
 
     def refusal(self, ranks: Sequence[int] | None) -> str | None:
-        """Return why the unit cannot be weighed, worded to follow its name; None if it can.
+        """Return why the unit's gradients cannot be weighted, worded to follow the unit's name.
+
+        Return None if they can be weighted.
 
         `ranks` are the ranks that have batches of their own; None: all ranks.
         """

@@ -38,7 +38,8 @@ class FsdpWaits:
         current.models += 1
         # The context of a wait that has begun; None: there is none.
         self._meeting: AbstractContextManager[None] | None = None
-        # By module: the outputs of its forward pass, between the two hooks after the pass.
+        # The outputs of each module's forward pass, by the module's `id`: stored by the first hook
+        # after the pass, and removed by the second.
         self._made: dict[int, list[Tensor]] = {}
         # The step whose backward pass is active.
         self._backward: RunningStep | None = None

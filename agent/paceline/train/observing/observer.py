@@ -55,7 +55,7 @@ class Observer:
         self.pid = os.getpid()
         self.over = False
         self._recorder: Recorder | None = None
-        # The thread that trains.
+        # The identifier of the thread that trains.
         self._thread = 0
         # The observed models' parameters, by `id`.
         self._parameters: set[int] = set()
@@ -175,7 +175,7 @@ class Observer:
 
     @_guarded
     def waits(self) -> None:
-        """Record that FSDP2 starts to gather or to reduce."""
+        """Record that FSDP2 starts to gather parameters or to reduce gradients."""
         if self._recorder is not None:
             self._recorder.timeline.waits()
 

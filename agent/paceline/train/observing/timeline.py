@@ -20,7 +20,7 @@ from paceline.train.metrics import Value
 from paceline.train.timing import Clock
 from paceline.wire import Phase
 
-# Maximum number of steps by which a device may lag behind before this thread waits for it.
+# If the device is more than this many steps behind the host, this thread waits for the device.
 _PENDING = 64
 _CLOSING_S = 1.0
 _POLL_S = 0.01
@@ -112,7 +112,7 @@ class ObservedStep:
         return bool(clock.passed(self.spans[-1][2]))
 
     def read(self, clock: Any) -> tuple[float, float]:
-        """Return the seconds of computing, and of reducing with the waits for other ranks."""
+        """Return the seconds of computing, and the seconds of reducing or waiting for ranks."""
         clock.wait(self.spans[-1][2])
         compute_s = sum(clock.between(since, ready) for since, ready, _ in self.spans)
         sync_s = sum(clock.between(ready, reduced) for _, ready, reduced in self.spans)
@@ -145,7 +145,7 @@ class Timeline:
         self._loads = False
         # True if no batch has been loaded since the optimiser's newest step.
         self._between = True
-        # The data set of the newest batch.
+        # The data set of the newest batch; data sets are identified by their `id`.
         self._data = 0
         # The data set of the newest pass that the script began since the newest step (-1: none),
         # and the data sets of all such passes.
@@ -230,7 +230,7 @@ class Timeline:
     def reduced(self) -> None:
         """Mark the end of a backward pass, whose gradients are reduced or stay on this rank.
 
-        The next computing belongs to another batch or to the same batch: reentrant activation
+        The rank may compute another batch next, or the same batch again: reentrant activation
         checkpointing has a backward pass for each checkpointed part.
         """
         self.waited()
@@ -267,9 +267,9 @@ class Timeline:
         return self._passed(_PENDING)
 
     def closed(self) -> list[ObservedStep]:
-        """Return the remaining steps that the device has passed, at the end of the script.
+        """At the end of the script, return the completed steps that were not returned before.
 
-        After a crash, a device may pass no further step, so the wait is short.
+        After a crash, a device may complete no further step, so the wait is short.
         """
         deadline = time.perf_counter() + _CLOSING_S
         while self._over and not self._over[-1].readable(self._clock):
@@ -279,7 +279,7 @@ class Timeline:
         return [step for step in self._over if step.readable(self._clock)]
 
     def _begin(self) -> None:
-        """Begin a step at its first computing, which ends the step before it."""
+        """Begin a step at its first computation; this ends the step before it."""
         step = self._open
         step.began = self._since_s
         self._epoch += self._fresh == self._data or self._epoch < 0
@@ -305,7 +305,7 @@ class Timeline:
         return sum(self._loads_s.pop(data, 0.0) for data in self.trained | {self._data})
 
     def _passed(self, most: int) -> list[ObservedStep]:
-        """Remove and return closed steps that the device has passed, except for the newest one.
+        """Remove and return the closed steps that the device has completed, except the newest.
 
         The newest step may still get its loss. If more than `most` steps remain, return the oldest
         ones unread; reading them waits for the device.

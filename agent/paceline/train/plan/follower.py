@@ -142,7 +142,7 @@ class Fetcher:
         # The rank's current epoch.
         self._epoch = -1
         self._closing = False
-        # True while the thread may be in a call that waits.
+        # True while the thread may be blocked in a call to the store.
         self._calls = False
         self._thread = threading.Thread(target=self._run, name="paceline-plan", daemon=True)
         self._thread.start()
@@ -206,7 +206,7 @@ class Fetcher:
             self._parts.put(error)
 
     def _may_continue(self, after: int) -> bool:
-        """Wait until the rank enters an epoch later than `after`; False: the thread must end."""
+        """Wait for an epoch later than `after` to begin; return False if the thread must end."""
         with self._changed:
             self._calls = False
             self._changed.wait_for(lambda: self._closing or self._epoch > after)

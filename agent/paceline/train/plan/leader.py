@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Seconds for which the leader waits for a proposal if the controller seems alive and no long wait
+# is due.
 GRACE_S = 0.05
-# Maximum number of coasted steps at once, because a switch takes effect only after these steps.
+# Maximum number of steps that are coasted in one segment, because a switch of the policy takes
+# effect only after these steps.
 MOST_COASTED = 16
 # The same maximum in seconds of training, if plans arrive too late even for `MOST_COASTED` steps:
 # on an overloaded machine planning takes seconds, in which small models train for many steps.
@@ -123,7 +126,7 @@ class Leader:
         self._proposals = proposals
         self._attempt = context.environment.attempt
         self._announce = announce
-        # Maximum that each rank computes at once, [W]: a number of samples, or a total size if
+        # Maximum that each rank computes in one pass, [W]: a number of samples, or a total size if
         # there is a token budget. Larger local batches are cut into micro-batches.
         self._micro = limits.of_micro_batches or limits.tokens_of_micro_batches
         self._epoch_steps = context.epoch_steps
@@ -149,7 +152,7 @@ class Leader:
         self._last: Segment | None = None
         # Number of the newest segment in the store.
         self._newest = -1
-        # Number of proposals when the last segment was chosen.
+        # Number of proposals that had arrived when the last segment was chosen.
         self._received = 0
         # The reason why ranks get equal local batches, whatever the controller proposes.
         self._equal_because = ""
@@ -181,7 +184,7 @@ class Leader:
         return 0 if self._last is None else self._last.seq + 1
 
     def advance(self, epoch: int) -> Part:
-        """Distribute the next segment of an epoch, or the order to stop or to re-form.
+        """Distribute the next segment of an epoch, or the end of the plan (see `Part.stop`).
 
         Return rank 0's part, which is not in the store.
         """
@@ -493,7 +496,7 @@ def _by_rank(samples: Ints, counts: Ints) -> tuple[Ints, Ints]:
 
 
 def _packed(samples: Ints, ends: Ints) -> list[bytes]:
-    """Pack the samples of each rank, [W]."""
+    """Return each rank's packed samples, [W]; `ends` has the end of each rank's samples, [W]."""
     packed, cuts = pack_samples(samples), (_SAMPLE_BYTES * ends).tolist()
     return [packed[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
 

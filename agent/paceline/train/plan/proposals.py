@@ -35,10 +35,10 @@ class Proposals:
     Args:
         bus: Redis URL.
         run: public run id.
-        attempt: proposals for other attempts are ignored.
+        attempt: number of the attempt; proposals for other attempts are ignored.
         key: the run's key; entries without its MAC are ignored. None: no MAC is required.
-        first_attempt: the first attempt of the run's last launch; orders to stop an earlier launch
-            are ignored.
+        first_attempt: number of the first attempt of the newest launch; orders to stop earlier
+            launches are ignored.
     """
 
     def __init__(

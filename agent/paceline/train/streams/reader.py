@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
-_SENT_AT_ONCE = 64  # samples
+# A report is sent as soon as it has this many samples.
+_SENT_AT_ONCE = 64
 # Maximum delay in seconds before a sample is reported, unless reading the next sample takes longer.
 _SEND_S = 0.05
 # Seconds between two checks whether the leader has enlarged the buffer.
@@ -113,11 +114,11 @@ class StreamReader(Feature):
         return taken or [self._filler()] * len(numbers)
 
     def left_epoch(self, epoch: int) -> None:
-        """End the thread."""
+        """End the reading thread."""
         self._end()
 
     def release(self) -> None:
-        """End the thread."""
+        """End the reading thread."""
         self._end()
 
     def _end(self) -> None:
@@ -301,7 +302,7 @@ class _NewsSender:
 
 
 def _pickled(sample: Any) -> bytes:
-    """Pickle a sample; empty if it cannot be pickled, which only ranks without samples notice."""
+    """Pickle a sample; return b"" on failure: only ranks without samples need the pickle."""
     try:
         return pickle.dumps(sample)
     # A sample's own __reduce__ may raise anything.
@@ -317,7 +318,7 @@ def signed(pickled: bytes, key: bytes) -> bytes:
 def opened(word: bytes, key: bytes) -> bytes:
     """Check the MAC and return the pickle.
 
-    Raise a PacelineError if no rank of this session wrote it.
+    Raise a PacelineError if no rank of this session wrote the pickle.
     """
     mac, pickled = word[:_MAC_BYTES], word[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(pickled, key)):

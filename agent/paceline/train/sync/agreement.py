@@ -77,7 +77,7 @@ class LoopAgreement:
         self._times += 1
 
     def through(self, step: int, raised: bool) -> None:
-        """Reach the end of an epoch's last step; if this rank raised, wait for all others.
+        """Announce that this rank ended the epoch's last step; if it raised, wait for all others.
 
         Raise a PacelineError if no rank makes progress; the message names the missing ranks.
         """

@@ -58,9 +58,9 @@ class AveragingSync:
         self._samples = 0
         # The newest iteration of the script's loop in which the optimiser stepped.
         self._stepped: Step | None = None
-        # Number of means so far.
+        # Number of means that took effect so far.
         self._means = 0
-        # The mean in flight, None if there is none, and the number of such means so far.
+        # The mean in flight, if there is one, and the number of such means started so far.
         self._flight: _Flight | None = None
         self._flights = 0
         # A reduction in which a rank is missing cannot be cancelled, not even by a rank that
@@ -71,18 +71,18 @@ class AveragingSync:
         )
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepping`."""
+        """See `GradientSync.stepping`."""
         self._stepped = step
         if not (self._samples or step.samples):
             no_gradient(self._parameters)
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.body_done`."""
+        """See `GradientSync.body_done`."""
         self._samples = 0 if self._stepped is step else self._samples + step.samples
         self._work = [work + step.weight for work in self._work]
 
     def end_step(self, step: Step) -> None:
-        """See `Synchroniser.end_step`."""
+        """See `GradientSync.end_step`."""
         if self._flight is not None and step.step >= self._flight.due:
             self._land(self._flight)
         part = part_due(step.step, self._rules.every, self._rules.parts)
@@ -94,7 +94,7 @@ class AveragingSync:
             self._mean([part], self._rules.outer)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.meet`. Afterwards the optimisers' states are equal, too."""
+        """See `GradientSync.meet`. Afterwards the optimisers' states are equal, too."""
         if self._flight is not None:
             self._land(self._flight)
         if self._task_thread is not None:
@@ -105,7 +105,7 @@ class AveragingSync:
         alike(optimiser, self._parameters, self._ranks)
 
     def abort(self, reason: str) -> None:
-        """See `Synchroniser.abort`."""
+        """See `GradientSync.abort`."""
         if self._task_thread is not None:
             self._calls.abort(self._flights - (self._flight is not None), reason)
             self._task_thread.close(timeout_s=1.0)

@@ -47,7 +47,7 @@ class Ranks:
         return self.groups[self.name]
 
     def of_run(self, rank: int) -> int:
-        """Return the run's number of one of these ranks."""
+        """Convert the number of one of these ranks to its number in the run."""
         return self.members[rank] if self.members else rank
 
     @cached_property
@@ -57,7 +57,10 @@ class Ranks:
         return made
 
     def among(self, groups: Sequence[Sequence[int]]) -> Ranks:
-        """Return this rank's group, in which ranks count from 0. Collective."""
+        """Return this rank's group, in which ranks count from 0. Collective.
+
+        `groups` has the ranks of each group.
+        """
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
             parts = [key for key in self.groups if key]
@@ -89,7 +92,7 @@ class Ranks:
 class Round:
     """A finished round; see `wire.RoundRecord`.
 
-    `staleness` counts the applied gradients by age in rounds; the last entry is that age or more.
+    `staleness` counts the applied gradients by age in rounds; its last entry includes older ones.
     `dropped` is the number of samples whose gradients were too old. `waited_s` is the response
     time, see the glossary.
     """
@@ -105,7 +108,7 @@ class Round:
     copied_s: float = 0.0
 
 
-# Called with each finished round; perhaps in another thread, but never twice at once.
+# Called with each finished round; perhaps in another thread, but never twice at the same time.
 OnRound = Callable[[Round], None]
 
 

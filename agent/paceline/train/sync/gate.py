@@ -104,7 +104,7 @@ class SyncGate:
         self._script = ScriptOptimiser()
         # Decides if the script suits a relaxed synchroniser; reports fallbacks to the all-reduce.
         self.suitability = Suitability(self._script, self.models)
-        # The current step, or the last one of the epoch.
+        # The newest step of this epoch that has begun; None before the first one.
         self._step: Step | None = None
         # The current synchroniser if it is relaxed; None under the all-reduce.
         self._relaxed: GradientSync | None = None

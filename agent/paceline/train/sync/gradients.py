@@ -155,7 +155,8 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 class _Setting:
     """A number that an optimiser's steps depend on and that a schedule may change.
 
-    `group` is the number of the parameter group. `place` is the index in a tuple of numbers.
+    `group` is the number of the parameter group. `place` is the index in a tuple, such as Adam's
+    `betas`; None if the setting is a single number.
     """
 
     group: int
@@ -195,7 +196,7 @@ def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return all values as one float32 vector on the CPU; tensors on one device take one copy."""
+    """Return all values as one float32 vector on the CPU, copied at once from a single device."""
     parts = [t.detach().reshape(-1).to(torch.float32) for t in tensors]
     devices = {part.device for part in parts}
     if len(devices) > 1:
@@ -207,7 +208,7 @@ def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> 
 
 
 def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy a vector into tensors, the reverse of `joined`; tensors on one device take one copy."""
+    """Copy a vector into tensors, the reverse of `joined`; copy once if they share a device."""
     there, start = vector.to(tensors[0].device), 0
     with torch.no_grad():
         for tensor in tensors:
@@ -255,7 +256,7 @@ def averaged(
     """Replace tensors by their weighted mean over ranks, in place; return the sums of `counts`.
 
     The tensors are floating-point, of equal shapes on all ranks. If all weights are 0, each rank
-    keeps its tensors. `then` maps the mean, a vector, to the new values.
+    keeps its tensors. `then` maps the mean, a vector, to the new values; None: the mean itself.
     """
     mean = Mean(tensors, weight, counts)
     mean.reduce(group)

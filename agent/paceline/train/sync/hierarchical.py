@@ -41,7 +41,7 @@ class ParameterServer:
         self._peers = Peers(ranks, prefix, [0], len(self._values), self._add)
 
     def push(self, change: torch.Tensor) -> torch.Tensor:
-        """Add the group's weighted change to the server's parameters; return the result."""
+        """Add the group's weighted change to the server's parameters; return the new ones."""
         return self._peers.ask(0, change * self._share).vector
 
     def check(self) -> None:
@@ -108,7 +108,7 @@ class HierarchicalSync(PartialSync):
         return joined(self._flat.parameters) - self._corrections
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepping`."""
+        """See `GradientSync.stepping`."""
         if self._tasks.idle:
             # `wait` raises the error of the latest push, if there is one.
             self._tasks.wait()
@@ -116,7 +116,7 @@ class HierarchicalSync(PartialSync):
         super().stepping(step, optimiser)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.meet`."""
+        """See `GradientSync.meet`."""
         super().meet(optimiser)
         parameters = self._flat.parameters
         self._tasks.close()
@@ -127,7 +127,7 @@ class HierarchicalSync(PartialSync):
         alike(optimiser, parameters, self._server.ranks)
 
     def abort(self, reason: str) -> None:
-        """See `Synchroniser.abort`."""
+        """See `GradientSync.abort`."""
         super().abort(reason)
         self._server.abort(reason)
         self._tasks.close(timeout_s=1.0)

@@ -173,7 +173,7 @@ class Scales:
         self._states: list[dict[str, Any]] = []
 
     def keep(self) -> None:
-        """Store the current scales."""
+        """Store the scalers' current states."""
         if self._scalers is None:
             self._scalers = self._script.scalers()
         self._states = [scaler.state_dict() for scaler in self._scalers]
@@ -186,7 +186,7 @@ class Scales:
 
 @contextmanager
 def unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as with a fused one."""
+    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as for fused ones."""
     given: Any = optimiser
     scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
     if scale is None and found_inf is None:

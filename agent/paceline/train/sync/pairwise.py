@@ -59,13 +59,13 @@ class PairwiseSync(AveragingSync):
         self._peers = Peers(ranks, channel.prefix, answering, len(self._shadow), self._answer)
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepping`. Waits for the exchange of the previous step."""
+        """See `GradientSync.stepping`. Waits for the exchange of the previous step."""
         self._tasks.wait()
         self._peers.check()
         super().stepping(step, optimiser)
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.body_done`."""
+        """See `GradientSync.body_done`."""
         super().body_done(step, optimiser)
         self._steps += 1
         self._take_over()
@@ -73,7 +73,7 @@ class PairwiseSync(AveragingSync):
             self._tasks.begin(self._swap)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.meet`."""
+        """See `GradientSync.meet`."""
         self._tasks.close()
         self._tasks.wait()
         self._peers.finish()
@@ -82,7 +82,7 @@ class PairwiseSync(AveragingSync):
         super().meet(optimiser)
 
     def abort(self, reason: str) -> None:
-        """See `Synchroniser.abort`."""
+        """See `GradientSync.abort`."""
         self._peers.abort(reason)
         self._tasks.close(timeout_s=1.0)
         super().abort(reason)

@@ -45,7 +45,7 @@ class PartialSync:
         self._offered: Step | None = None
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepping`. The script's own step then finds no gradients to apply."""
+        """See `GradientSync.stepping`. The script's own step then finds no gradients to apply."""
         own = self._own(step, optimiser)
         self._rounds.offer(own, ends_step=self._offered is not step)
         self._offered = step
@@ -53,7 +53,7 @@ class PartialSync:
         no_gradient(self._flat.parameters)
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.body_done`. Without an optimiser step, gradients accumulate."""
+        """See `GradientSync.body_done`. Without an optimiser step, gradients accumulate."""
         self._count(step)
         if self._offered is not step:
             self._rounds.offer(None)
@@ -61,15 +61,15 @@ class PartialSync:
                 self._apply(self._rounds.take(), optimiser)
 
     def end_step(self, step: Step) -> None:
-        """See `Synchroniser.end_step`. Do nothing, because rounds do not belong to steps."""
+        """See `GradientSync.end_step`. Do nothing, because rounds do not belong to steps."""
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.meet`."""
+        """See `GradientSync.meet`."""
         with kept(self._flat.parameters):
             self._apply(self._rounds.finish(), optimiser)
 
     def abort(self, reason: str) -> None:
-        """See `Synchroniser.abort`."""
+        """See `GradientSync.abort`."""
         self._rounds.abort(reason)
 
     def _count(self, step: Step) -> None:

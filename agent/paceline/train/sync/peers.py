@@ -1,8 +1,9 @@
 """Exchange of vectors between two ranks while both train: one sends a question, the other answers.
 
 A rank answers at once, in a thread of its own, whatever its training thread does. That thread
-learns from keys in the ranks' store which rank sends the next question, so any rank can end its
-wait. Vectors go through the process group; questions and answers have different tags.
+waits for a key in the ranks' store, which names the rank with the next question. So any rank can
+end the wait by setting the key. Vectors go through the process group; questions and answers have
+different tags.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Peers:
             store.set(self._key(rank, asked), _END)
 
     def _ended(self) -> bool:
-        """Wait until questions and answers have ended; False on a timeout."""
+        """Wait until questions and answers have ended; return False on a timeout."""
         if self._thread is not None:
             self._thread.join(self._ranks.timeout.total_seconds())
             return not self._thread.is_alive()

@@ -38,7 +38,7 @@ def _over_key(segment: int) -> str:
 
 
 def spans_of(part: Part) -> list[list[Step]]:
-    """Split a rank's part of a segment into spans; steps without samples have no batch."""
+    """Split a rank's part of a segment into spans: lists of those steps that have samples."""
     spans: list[list[Step]] = [[]]
     for step in part.steps():
         if step.samples:
@@ -95,11 +95,11 @@ class SharedBatches:
         # This rank's entry in the store as last seen; None if unknown.
         self._mine: _Entry | None = None
         self._writes = 0
-        # The spans of ranks that this rank has helped, by rank.
+        # By rank: the spans of that rank's part of the segment, once this rank has read them.
         self._spans: dict[int, list[list[Step]]] = {}
 
     def begins(self, step: Step, *, may_leave: bool) -> bool:
-        """Begin this rank's next planned batch; False if other ranks train it.
+        """Begin this rank's next planned batch; return False if other ranks train it.
 
         With `may_leave`, this rank may leave the batch to other ranks if these will finish it
         sooner.
@@ -172,7 +172,7 @@ class SharedBatches:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leave the rest of this rank's queue to other ranks if these will finish it sooner."""
+        """Leave the remaining batches to ranks that finish them sooner; return True if left."""
         if self._mine is not None and self._mine.share.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -192,7 +192,10 @@ class SharedBatches:
         return False
 
     def _stops(self, mine: Share) -> bool:
-        """Stop taking over batches, unless some remain that no other rank would take over."""
+        """Stop taking over batches, and return True.
+
+        If batches remain that no other rank would take over, continue, and return False.
+        """
         if mine.stance is Stance.LEAVES:
             return True
         self._change(Share.stop)
@@ -203,7 +206,7 @@ class SharedBatches:
         return False
 
     def _change(self, change: Callable[[Share], Share | None]) -> bool:
-        """Change this rank's share in the store; False if `change` returns None."""
+        """Change this rank's share in the store; return False if `change` returns None."""
         if self._mine is None:
             self._mine = _Entry.of(self._store.get(self._key(self._rank)))
         while (after := change(self._mine.share)) is not None:
@@ -250,7 +253,7 @@ class SharedBatches:
         return all(batch.samples <= least for batch in left)
 
     def _fits(self, shares: list[Share], rank: int) -> bool:
-        """Return whether this rank's memory has room for the last batch of a rank's queue."""
+        """Return whether this rank's memory has room for the last batch in the queue of `rank`."""
         if self._limit is None:
             return True
         return self._batches(rank)[shares[rank].end - 1].samples <= self._limit

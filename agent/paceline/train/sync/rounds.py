@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 # Seconds between two rounds that a waiting rank calls. If a rank is gone, such a round's all-reduce
 # fails, and the wait ends with an error.
 _PULSE_S = 4.0
-# Seconds after which a wait is logged.
+# A wait for other ranks that lasts this many seconds is logged.
 _LOG_S = 1.0
 _GO, _ABORT = "go", "abort "
 # Number of counts in the vector: contributors, dropped samples, and ranks that give a further
@@ -82,7 +82,7 @@ class Rounds:
         self._sums: list[Sum] = []
         # Seconds that copying the pending gradients took.
         self._copied_s = 0.0
-        # The vector that all ranks get with the next round.
+        # On rank 0, the vector that all ranks get with the next round; None: there is none.
         self._given: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._copier: ThreadPoolExecutor | None = None
@@ -106,7 +106,7 @@ class Rounds:
             self._member.waiting = None
 
     def take(self) -> list[Sum]:
-        """Return the sums since the last call, in order."""
+        """Return the results of the rounds that ended since the last call, in order."""
         with self._changed:
             self._check()
             sums, self._sums = self._sums, []
@@ -120,7 +120,7 @@ class Rounds:
 
     @property
     def ahead(self) -> int:
-        """Return the steps by which this rank is ahead of the slowest other rank that has steps."""
+        """Return by how many steps this rank is ahead of the slowest other rank with steps left."""
         with self._changed:
             return self._member.ahead
 
@@ -148,7 +148,7 @@ class Rounds:
             self._copier.shutdown(wait=False)
 
     def _offer(self, gradient: Gradient, *, ends_step: bool) -> None:
-        """Hand a gradient to the member; the lock is held."""
+        """Offer a gradient to this rank's `Member`; the lock is held."""
         vector, on_host = gradient.vector, gradient.arrive is None
         self._member.offer(vector, gradient.samples, ends_step=ends_step, on_host=on_host)
         if gradient.arrive is None:

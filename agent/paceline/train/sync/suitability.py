@@ -34,7 +34,7 @@ Models = Sequence[Wrapped]
 
 
 class Suits(Enum):
-    """Answer to whether all ranks' scripts suit a relaxed synchroniser.
+    """Result of the check if all ranks' scripts suit a relaxed synchroniser.
 
     `NOT_YET`: unknown until each rank's optimiser has stepped once.
     """
