@@ -125,7 +125,7 @@ def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
 
 
 def _end(reference: Any) -> str:
-    """Return a text about the end of a node; empty for exit code 0."""
+    """Return the exit code or error with which a node ended, as text; empty for exit code 0."""
     import ray
 
     try:

@@ -47,7 +47,8 @@ _AWAY = re.compile(
     "temporarily|munge|authentication|slurmctld",
     re.I,
 )
-# Slurm passes the environment of `sbatch` to the job, so leave out this process's secrets.
+# Variables that Slurm's commands get from this process. Slurm passes the environment of `sbatch` to
+# the job, so the process's secrets must not be among them.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_CONF", "SLURM_JWT")
 
 
@@ -231,7 +232,8 @@ def _asked(*words: str, text: str = "", refused_is_done: bool = False) -> str:
 
     Raises:
         EngineAwayError: slurmctld does not answer.
-        EngineRefusedError: slurmctld refuses. Never raised with `refused_is_done`.
+        EngineRefusedError: slurmctld refuses, and `refused_is_done` is false. If it is true, a
+            refusal counts as success.
     """
     env = {name: os.environ[name] for name in _PASSED if name in os.environ}
     try:

@@ -202,7 +202,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter that keeps steps in the range of trained samples that both sides cover."""
+    """Return a filter for steps; it keeps the range of trained samples that both sides cover."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -244,7 +244,9 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def results(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
-    """Return rows in the form of `differences`, each with its `metric` or `target`.
+    """Return rows about metrics, targets and cost, in the form of the rows of `differences`.
+
+    Each row also has `metric` and `target`; both are None for a row about cost.
 
     Without a price there are no rows about cost.
     """

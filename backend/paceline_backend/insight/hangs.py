@@ -105,7 +105,7 @@ class Hang:
 
 
 def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
-    """Return the state of a run, which can hang only after `least_s` seconds without progress."""
+    """Return the state of a run; less than `least_s` seconds without progress are not a hang."""
     return explain(phases.standing(connection, run, FRESH_S), least_s)
 
 

@@ -69,8 +69,7 @@ def _mean_words(mean: float | None, count: int) -> str:
 def after_switches(connection: Connection, run: int) -> dict[int, list[MetricChange]]:
     """Return each metric of evaluations before and after switches, by policy version.
 
-    Only switches count of which the old or the new policy changes the training, compared with plain
-    DDP.
+    Only switches from or to a policy that trains differently from plain DDP are included.
     """
     begun = [
         change

@@ -221,7 +221,7 @@ def _fluid(
 
 
 def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
-    """Return each rank's seconds per size unit and per step, including c_j, κ and data time."""
+    """Return each rank's true seconds per size unit (with c_j and κ) and per step (with data)."""
     load = float(sizes.sum())
     a_s = np.array(devices.a_s) * float(devices.cost.sizes(sizes).sum()) / load
     a_s += np.array(devices.c_s or 0.0) * len(sizes) / load

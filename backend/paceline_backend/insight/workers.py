@@ -117,7 +117,7 @@ def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
 def _by_rank(
     table: dict[str, Floats], at: npt.NDArray[np.int64], count: int
 ) -> dict[str, list[Any]]:
-    """Return means over the rows of each rank, whose index is `at`; None where unknown."""
+    """Return means over each rank's rows; `at` is the index of a row's rank. None: unknown."""
     steps = np.bincount(at, minlength=count)
     last = np.full(count, -1.0)
     np.maximum.at(last, at, table["step"])

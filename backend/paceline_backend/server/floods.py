@@ -22,9 +22,9 @@ from paceline.wire import writer_of
 
 log = logging.getLogger(__name__)
 
-# Hash: user → time until which it is off, and its stream.
+# Redis hash: name of a user → time until which the user is off, and the user's stream.
 OFF = "paceline:off"
-# Hash: name → count since the bus was created.
+# Redis hash: "switched_off" or "dropped" → count since the bus was created.
 FLOODS = "paceline:floods"
 
 _PATTERN = "paceline:*:*:telemetry"

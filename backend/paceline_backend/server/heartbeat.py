@@ -23,7 +23,7 @@ class Beat(msgspec.Struct, frozen=True):
     """
 
     owner: str
-    # Records of worker steps, including repeated ones.
+    # Number of step records of ranks, including repeated ones.
     rows: int
     batches: int  # transactions
     lag: int  # entries

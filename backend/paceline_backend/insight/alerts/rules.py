@@ -20,10 +20,11 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 class Rule:
     """Rule that defines when an alert is raised and resolved.
 
-    The condition, described by the clause `words`, holds above the threshold, or below it if
-    `below` is true. The unit of the threshold is share, ratio, factor, seconds or count. The
-    condition must hold for `raise_after_s`, or be gone for `resolve_after_s`. A disabled rule
-    raises no alert, and its active alerts are resolved. `changed_at` is the Unix time of the last
+    The condition is that a value is above `threshold`, or below it if `below` is true; the clause
+    `words` describes it. `unit` is the threshold's unit: share, ratio, factor, seconds or count. An
+    alert is raised when the condition has held for `raise_after_s`, and resolved when the condition
+    has been gone for `resolve_after_s`. A disabled rule raises no alert, and its active alerts are
+    resolved. `changed_at` is the Unix time of the last
     change by an admin; None: the values are the defaults.
     """
 
@@ -50,7 +51,7 @@ class Rule:
         return zlib.crc32(repr(values).encode())
 
     def holds(self, value: float) -> bool:
-        """Return whether a value is beyond the threshold."""
+        """Return whether the rule's condition holds for a value."""
         return value < self.threshold if self.below else value > self.threshold
 
 

@@ -65,7 +65,8 @@ class Attribution:
     parts: Mapping[str, Floats]  # [K], seconds
     se: float
     waste: float
-    # Relative standard deviation of the time of a usual step.
+    # Relative standard deviation of the ranks' step times from the fitted model; a robust estimate
+    # that slowdowns hardly change.
     noise: float
     # Share of each cause in the SP of all steps; all 0 where SP is 0.
     shares: Mapping[str, float]
@@ -261,7 +262,7 @@ def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
-    """Remove slowness that a smaller batch compensates for from `parts`, and keep the parts' sums.
+    """Cancel slowness against the smaller batch that compensates for it; the sum of parts is kept.
 
     A plan reacts to slowness by giving the slow rank fewer samples. The other ranks then get more
     samples, and the plan keeps this division for some steps after the slowness has ended. Both
@@ -296,7 +297,10 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 
 
 def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return the share of a batch's deviation from the mean cost due to its sample count, 0 … 1."""
+    """Return the fraction of a batch's extra cost that its number of samples explains, [K, W].
+
+    The extra cost is the difference from the step's mean batch. The fraction is between 0 and 1.
+    """
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)
     more = model.typical - model.equal
@@ -306,7 +310,7 @@ def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _positive(parts: Floats, total: Floats) -> Floats:
-    """Return parts ≥ 0 that add up to `total`; negative parts reduce the others in proportion."""
+    """Set negative parts to 0, and scale the other parts so that they add up to `total`."""
     later = np.maximum(parts, 0.0)
     whole = later.sum(axis=0)
     scale = np.divide(total, whole, out=np.zeros_like(total), where=whole > 0)
@@ -314,10 +318,10 @@ def _positive(parts: Floats, total: Floats) -> Floats:
 
 
 def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
-    """Return the seconds that others waited for each rank, [K, W], and their sum by step, [K].
+    """Return the seconds that other ranks waited for each rank, [K, W], and the sum by step, [K].
 
     In the time between one rank becoming ready and the next, the ranks that are ready wait for all
-    ranks that are not. Waiting is therefore divided by the Shapley values of an airport (runway
+    ranks that are not, in equal parts. A rank's total is its Shapley value in an airport (runway
     cost) game.
     """
     # `argsort` puts NaN, the ranks without samples, last.

@@ -27,12 +27,12 @@ class AttributionThresholds:
 
     # --- Fit (`model`).
 
-    # Minimum number of a rank's rows to distinguish lasting from temporary slowness. Chosen on runs
-    # of the kind "few steps".
+    # A rank's speed is fitted only if the rank has at least this many rows; fewer rows cannot show
+    # whether slowness lasts. Chosen on runs of the kind "few steps".
     fewest_rows: int = 4  # rows
-    # A rank is not slow if its usual time ÷ the cost of its batches is within this factor. This is
-    # the 5 % of docs/verdicts.md. Chosen on runs of the kind "some ranks get more samples
-    # throughout".
+    # All ranks count as equally fast if no rank's median time ÷ cost of its batches differs from 1
+    # by more than this factor. This is the 5 % of docs/verdicts.md. Chosen on runs of the kind
+    # "some ranks get more samples throughout".
     near: float = 1.05
     # The second of two fits is used if its sum of deviations is below this fraction of the first
     # fit's sum. Chosen on runs of the kind "plan makes up for slow ranks half-way".
@@ -74,7 +74,7 @@ class AttributionThresholds:
     gap_steps: int = 3  # steps
     # Maximum number of slow spans that are reported for each rank; these are the newest spans.
     most_spans: int = 50  # spans
-    # A smaller relative difference of two times is only a rounding error.
+    # Two times with a smaller relative difference count as equal, because rounding can cause it.
     same: float = 1e-9  # relative
 
 

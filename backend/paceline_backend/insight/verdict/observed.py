@@ -59,7 +59,7 @@ class ObservedSteps:
     compute_s: Floats  # T
     # Waiting for slower ranks, and the reduction itself.
     sync_s: Floats
-    # Time between the step and the next one in which no rank loads, computes or reduces.
+    # Time after the step, and before the next one, in which no rank loads, computes or reduces.
     between_s: Floats  # [K], seconds
     # True for the first step of a segment.
     first: Bools  # [K]
@@ -97,7 +97,7 @@ class ObservedSteps:
 
     @property
     def policies(self) -> list[slice]:
-        """Return the steps of each policy.
+        """Return the steps of each policy as slices of step indices.
 
         If a policy planned fewer than `policy_steps` steps, these steps count for the previous
         policy.
@@ -277,11 +277,11 @@ def _first_known(values: Floats) -> Floats:
 
 
 def _between(step: Ints, given: dict[str, Floats]) -> Floats:
-    """Return the seconds between each step and the next in which all ranks are idle, [K].
+    """Return the seconds after each step, before the next, in which all ranks are idle, [K].
 
     A rank is idle if it neither loads, computes nor reduces. Its next step starts when its batch
-    has arrived. The time after the last step and between two attempts is unknown, so the usual
-    value is returned for it.
+    has arrived. After the last step, and between two attempts, this time is unknown, so the median
+    of the other steps is returned.
     """
     out = np.zeros(len(step))
     if len(step) < 2 or not given["ended_at"].shape[1]:

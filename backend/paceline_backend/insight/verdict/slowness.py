@@ -148,7 +148,7 @@ class _Slow:
     until: int | None
     # Steps in which the rank is slow.
     steps: Bools  # [K]
-    # Factor of the rank's time; 1 in other steps.
+    # Factor by which the rank is slower in these steps; 1 in other steps.
     slower: Floats  # [K]
     factor: float
     # Steps of spans that are short enough to be pauses.

@@ -30,10 +30,10 @@ class VerdictThresholds:
 
     # Number of the newest steps that a verdict covers if the caller gives no range.
     range_steps: int = 500  # steps
-    # Maximum size of a verdict's input; a verdict of this size takes a second or two. If a range is
-    # larger, only its newest steps are used, because the time of the search for levels grows with
-    # the square of the number of steps.
-    most_pairs: float = 5e7  # pairs of steps × ranks
+    # Maximum of steps² × ranks in the input of a verdict; a verdict of this size takes a second or
+    # two. If a range is larger, only its newest steps are used, because the time of the search for
+    # levels grows with the square of the number of steps.
+    most_pairs: float = 5e7  # steps² × ranks
     # Maximum number of rows that are read. If a range has more rows, only the newest steps are
     # read.
     most_rows: int = 100_000  # rows
@@ -94,10 +94,10 @@ class VerdictThresholds:
     # least the same fraction of the rank's spans must be such occurrences. Chosen on runs of the
     # kind "garbage collection of a rank at a strict period".
     period_share: float = 0.7
-    # Lastingly slow ranks are slow together if their slowness starts at most `together_steps`
-    # apart, other ranks if they share the fraction `together_share` of their slow steps. Chosen on
-    # runs of the kinds "slow node since a step" and "two: one rank slow since a step, another
-    # slower since a later one".
+    # Lastingly slow ranks form a group if their slowness starts at most `together_steps` apart.
+    # Other slow ranks form a group if they share the fraction `together_share` of their slow steps.
+    # Chosen on runs of the kinds "slow node since a step" and "two: one rank slow since a step,
+    # another slower since a later one".
     together_steps: int = 5  # steps
     together_share: float = 0.5
     # A plan reacts to slowness if a rank's batches are at most `smaller_part` of the others' usual
@@ -165,7 +165,7 @@ class VerdictThresholds:
     least_share: float = 0.0125
     # Findings below this fraction of the required cost are removed all at once, which saves time.
     far: float = 0.2
-    # If ranks spend at least this share of their time waiting for each other, the verdict says so.
+    # If ranks spend more than this share of their time waiting for each other, the verdict says so.
     # docs/verdicts.md states this value.
     waiting_share: float = 0.05
     # Minimum number of steps for a verdict about a node, because the first steps of ranks are

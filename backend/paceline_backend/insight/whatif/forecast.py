@@ -80,10 +80,10 @@ def forecast(
     The result is the time of a mean global batch. The models' error on the measured batches
     (`fit_error`) corrects all forecasts and widens their intervals.
 
-    `presets` are labels of presets with a variant, or names of presets with their defaults; None:
-    all. The policy in force is always included, with its parameters. Presets that change the
-    training are included if `relaxed` is true. The forecast uses the newest `steps` complete steps
-    of the latest attempt.
+    Each of `presets` is a label of a preset with parameters, or a bare name, which means the preset
+    with its defaults; None: all. The policy in force is always included, with its parameters.
+    Presets that change the training are included if `relaxed` is true. The forecast uses the newest
+    `steps` complete steps of the latest attempt.
 
     Raises:
         UnknownPolicyError: no such preset.

@@ -50,7 +50,7 @@ class RelaxedSpan:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether ranks do not synchronise at the segment's end, unless the epoch ends."""
+        """Return whether ranks synchronise at the segment's end only if the epoch ends there."""
         return synchronisers.goes_on(self.synchroniser)
 
     @property
@@ -303,7 +303,7 @@ def with_spans(
 ) -> MeasuredSteps:
     """Return `measured` with the spans of its relaxed segments, which are sorted.
 
-    `reduced_s` returns the seconds that the newest reduction rounds of some segments took.
+    `reduced_s` takes segment numbers, and returns the durations of their newest reduction rounds.
     """
     candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)
@@ -370,7 +370,7 @@ def _scaled(seconds: float, of: _Exchange, to: _Exchange, gradient_bytes: int | 
 
 
 def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
-    """Return the rows that belong to a segment; `step` holds the number of each row, [S]."""
+    """Return the rows that belong to a segment; `step` holds the step of each row, [S]."""
     end = segment.first_step + segment.steps
     first, after = np.searchsorted(step, [segment.first_step, end]).tolist()
     whole = after > first and int(step[after - 1]) == end - 1

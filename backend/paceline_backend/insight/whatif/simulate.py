@@ -131,9 +131,9 @@ def simulate(
     preset's variants, only the best is kept, and only if it takes less time than the defaults.
     Pairs of shorter simulations follow, with other models that fit the measured steps equally well.
 
-    `presets` are labels, or names of presets with their defaults; None: all, with their variants.
-    Presets that change the training are included if `relaxed` is true. The policy in force is
-    always simulated, and comes first.
+    Each of `presets` is a label of a preset with parameters, or a bare name, which means the preset
+    with its defaults; None: all presets, with their variants. Presets that change the training are
+    included if `relaxed` is true. The policy in force is always simulated, and comes first.
     """
     state = basis.state
     assert state.history is not None

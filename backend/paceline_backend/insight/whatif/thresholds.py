@@ -32,7 +32,7 @@ class ForecastThresholds:
     cold_steps: int = 3  # steps
     # Minimum number of steady steps to measure the time of the policy in force.
     steady_steps: int = 16  # steps
-    # Each rank is assumed not to wait for another rank in at least this fraction of its steps.
+    # Assumption: in at least this fraction of its steps, a rank waits for no other rank.
     # Chosen on runs of the kind "RNA in force while each rank's step is delayed by a random time".
     undisturbed: float = 0.1
     # Speed of the slowest network that is expected: 1 Gbit/s; checked by
