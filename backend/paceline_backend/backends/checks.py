@@ -37,7 +37,7 @@ def fast_enough(
     Args:
         candidates: nodes to choose from.
         peers: nodes whose median speed is the reference.
-        factor: maximum ratio of the median's speed to a node's speed. 0 accepts any node.
+        factor: maximum ratio of the median speed to a node's speed; 0: any node is accepted.
         known: names of nodes that are accepted without a check.
     """
     taken, reasons = [], []

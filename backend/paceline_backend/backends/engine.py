@@ -147,7 +147,7 @@ class Engine(ABC):
 
     @abstractmethod
     def look(self, prefix: str) -> Sequence[Job]:
-        """Return all jobs whose label starts with `prefix`, including ended ones if still listed.
+        """Return the jobs whose label starts with `prefix`, including ended jobs still listed.
 
         Raises:
             EngineAwayError: the engine does not answer.

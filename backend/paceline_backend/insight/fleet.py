@@ -186,7 +186,7 @@ def _by_node(going: list[dict[str, Any]], placement: Sequence[str]) -> dict[str,
 def record(
     connection: Connection, days: int, by: By, now: float, price: Price | None = None
 ) -> dict[str, Any]:
-    """Return the hours of each day in which nodes were slow, and the cost of waiting by group.
+    """Return each node's slow hours by day, and the cost of waiting on these days by group.
 
     `by` is the kind of group: owner, tag or run. The last of the `days` is today (UTC). Without a
     price there are no costs.

@@ -24,8 +24,8 @@ class Rule:
     `words` describes it. `unit` is the threshold's unit: share, ratio, factor, seconds or count. An
     alert is raised when the condition has held for `raise_after_s`, and resolved when the condition
     has been gone for `resolve_after_s`. A disabled rule raises no alert, and its active alerts are
-    resolved. `changed_at` is the Unix time of the last
-    change by an admin; None: the values are the defaults.
+    resolved. `changed_at` is the Unix time of the last change by an admin; None: the values are the
+    defaults.
     """
 
     name: str

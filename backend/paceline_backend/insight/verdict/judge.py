@@ -32,7 +32,7 @@ _FRACTIONS = {
     "a tenth": 1 / 10,
 }
 _PASSING = ("transient", "periodic", "input")
-# A share is written as one of these fractions if it differs from the fraction by at most this.
+# A share is written as one of `_FRACTIONS` if it differs from this fraction by at most `_NEAR`.
 _NEAR = 0.06  # relative
 
 

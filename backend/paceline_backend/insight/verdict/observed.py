@@ -197,8 +197,8 @@ def read_observed(
     """Return the ranks' reports of the complete steps in a range.
 
     If `span` has no first step, the last `range_steps` steps are read. If there are more than
-    `most_rows` rows, only those of the newest steps are read. Steps before the given placement are
-    left out, because the ranks ran on other nodes; None: the placement is unknown.
+    `most_rows` rows, only those of the newest steps are read. Steps before `placement` took effect
+    are left out, because the ranks ran on other nodes then; None: no step is left out.
     """
     read = records.newest_complete(
         connection,

@@ -37,8 +37,8 @@ class VerdictThresholds:
     # Maximum number of rows that are read. If a range has more rows, only the newest steps are
     # read.
     most_rows: int = 100_000  # rows
-    # A policy with fewer steps is not judged separately. docs/verdicts.md states this value, and
-    # the tests of switches.yaml check it.
+    # A policy with fewer than this many steps is not judged separately. docs/verdicts.md states this
+    # value, and the tests of switches.yaml check it.
     policy_steps: int = 16  # steps
 
     # --- Levels, spans and periods of a series (`courses`).
@@ -87,8 +87,9 @@ class VerdictThresholds:
     # The median time of a lastingly slow rank must be this many of its standard errors above the
     # usual time. docs/verdicts.md states this value. Chosen on runs of the kind "few steps".
     sure_errors: float = 5.0  # standard errors
-    # A span with fewer steps is a pause, which takes equally long at any speed of the rank. Chosen
-    # on runs of the kind "two: slow rank, and a noisy neighbour on another that is worse".
+    # A span with fewer than this many steps is a pause, which takes equally long at any speed of
+    # the rank. Chosen on runs of the kind "two: slow rank, and a noisy neighbour on another that is
+    # worse".
     pause_steps: int = 5  # steps
     # At least this fraction of the expected occurrences of a weak period must be observed, and at
     # least the same fraction of the rank's spans must be such occurrences. Chosen on runs of the
@@ -146,11 +147,11 @@ class VerdictThresholds:
     # number of ranks, the ranks wait "in turn". Chosen on runs of the kind "loaders of the ranks
     # hang in turn".
     in_turn: float = 0.35
-    # Planning: ranks must wait in the first step of at least `fewest_plans` segments. At least
-    # `plans_share` of the steps in which all ranks wait must be first steps, and all ranks must
-    # wait in at least `plans_share` of the first steps since such a wait was seen. Of a rank's
-    # wait, only up to `longest_plan` times the shortest wait of the step is attributed to planning.
-    # Chosen on runs of the kind "planning that is slow".
+    # Time is attributed to planning under three conditions. All ranks wait in the first step of at
+    # least `fewest_plans` segments. Of the steps in which all ranks wait, at least the fraction
+    # `plans_share` are first steps. From the first such wait on, all ranks wait in at least this
+    # fraction of the first steps. Of a rank's wait, at most `longest_plan` times the shortest wait
+    # of the step is attributed to planning. Chosen on runs of the kind "planning that is slow".
     fewest_plans: int = 3  # segments
     plans_share: float = 0.75
     longest_plan: float = 1.5  # × the shortest wait of a rank

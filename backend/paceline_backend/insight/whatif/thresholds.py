@@ -89,8 +89,8 @@ class ForecastThresholds:
     # unmeasured effects. With these values 95 % of outcomes were inside the interval, on simulated
     # runs of 20 kinds.
     interval_weights: tuple[float, float, float, float] = (1.5, 2.0, 1.5, 0.005)
-    # The sentence about a slow node mentions the all-reduce if it takes a larger fraction of a
-    # step.
+    # The sentence about a slow node mentions the all-reduce if it takes more than this fraction of
+    # a step.
     mentioned_share: float = 0.1
 
     # --- Decisions (`auto`).
