@@ -49,7 +49,7 @@ class CauseCost:
 
 @dataclass(frozen=True)
 class MonitoredRun:
-    """Figures of an active run; None: not known yet."""
+    """Figures of an active run; a figure is None while it is not known."""
 
     run: str
     backend: str

@@ -200,7 +200,7 @@ def _fluid(
     communication_s: float,
     threads: bool,
 ) -> FluidLimit | None:
-    """Return the fluid limit; None if too little is known.
+    """Return the fluid limit; None if there are no records to which speeds can be fitted.
 
     The ranks' true speeds are used if devices are emulated and their speeds are constant. If a plan
     set CPU `threads`, speeds are not constant. Otherwise the speeds are fitted.

@@ -210,7 +210,7 @@ class _Tracks:
     def _within(
         self, thread: int, phases: Sequence[tuple[str, float, float]], limit: float
     ) -> list[tuple[str, float, float]]:
-        """Return the phases in µs, cut so that they overlap neither each other nor earlier ones.
+        """Return the phases in µs, cut so that no two phases of the thread overlap.
 
         The clocks of a device and its host differ by some µs, and viewers drop slices that overlap.
         """

@@ -20,7 +20,8 @@ STEPS = 50
 # The alert `run-coasts` is about the share of this many newest segments that the leader planned
 # itself.
 _SEGMENTS = 8
-# A run counts as losing records for this many seconds after a loss.
+# After a loss, the value of the rule `records-lost` is the number of lost records for this many
+# seconds, and then 0.
 _LOST_S = 60.0
 # Minimum duration of a hang, passed to `hangs.look`. It is nearly 0, because the rule `run-hangs`
 # has a threshold of its own.

@@ -70,7 +70,7 @@ class AttributionThresholds:
     lag_steps: int = 64  # steps
     # Reactions of a plan that are smaller than this fraction of a step's time are ignored.
     least_reaction: float = 0.02
-    # A slow span does not end at a gap of at most this many steps at the usual speed.
+    # Two slow steps belong to the same span if they are at most this many steps apart.
     gap_steps: int = 3  # steps
     # Maximum number of slow spans that are reported for each rank; these are the newest spans.
     most_spans: int = 50  # spans

@@ -37,8 +37,8 @@ class VerdictThresholds:
     # Maximum number of rows that are read. If a range has more rows, only the newest steps are
     # read.
     most_rows: int = 100_000  # rows
-    # A policy with fewer than this many steps is not judged separately. docs/verdicts.md states this
-    # value, and the tests of switches.yaml check it.
+    # A policy with fewer than this many steps is not judged separately. docs/verdicts.md states
+    # this value, and the tests of switches.yaml check it.
     policy_steps: int = 16  # steps
 
     # --- Levels, spans and periods of a series (`courses`).
@@ -84,8 +84,9 @@ class VerdictThresholds:
     # A rank's lowest level must cover this fraction of the steps to be its usual level. Chosen on
     # runs of the kind "slow at the beginning, then recovered".
     usual_share: float = 0.25
-    # The median time of a lastingly slow rank must be this many of its standard errors above the
-    # usual time. docs/verdicts.md states this value. Chosen on runs of the kind "few steps".
+    # Slowness counts as lasting only if the rank's median time since its start is more than this
+    # many standard errors above the rank's usual time. docs/verdicts.md states this value. Chosen on
+    # runs of the kind "few steps".
     sure_errors: float = 5.0  # standard errors
     # A span with fewer than this many steps is a pause, which takes equally long at any speed of
     # the rank. Chosen on runs of the kind "two: slow rank, and a noisy neighbour on another that is
@@ -144,8 +145,8 @@ class VerdictThresholds:
     # some steps".
     everyone: float = 0.9
     # If ranks wait at different times, and the number of groups is more than this fraction of the
-    # number of ranks, the ranks wait "in turn". Chosen on runs of the kind "loaders of the ranks
-    # hang in turn".
+    # number of ranks, the ranks wait "in turn": most groups become one finding that names no rank.
+    # Chosen on runs of the kind "loaders of the ranks hang in turn".
     in_turn: float = 0.35
     # Time is attributed to planning under three conditions. All ranks wait in the first step of at
     # least `fewest_plans` segments. Of the steps in which all ranks wait, at least the fraction
@@ -164,7 +165,8 @@ class VerdictThresholds:
     # docs/verdicts.md promises that no cause below 0.5 % and every cause above 2 % is named, so the
     # value lies between them. Chosen on runs of the kind "checkpoints that cost next to nothing".
     least_share: float = 0.0125
-    # Findings below this fraction of the required cost are removed all at once, which saves time.
+    # Findings that cost less than this fraction of the share `least_share` are removed all at once,
+    # which saves time.
     far: float = 0.2
     # If ranks spend more than this share of their time waiting for each other, the verdict says so.
     # docs/verdicts.md states this value.
@@ -181,7 +183,7 @@ class VerdictThresholds:
     # The mean step time, and a diagnosis without an active cause, cover this many of the newest
     # steps.
     shown_steps: int = 50  # steps
-    # A cause that occurred this often may occur again, so it counts as active.
+    # A cause that occurred at least this often may occur again, so it counts as active.
     recurring: int = 3  # occurrences
 
 
