@@ -261,7 +261,7 @@ def _request(order: Order, package: str) -> dict[str, Any]:
 
 
 def _settings(order: Order) -> dict[str, Any]:
-    """Return the settings that are read by the driver and the keepers."""
+    """Return the settings of a job, which its driver and its keepers read."""
     options = order.options
     assert isinstance(options, RayOptions)
     cpus = options.cpus_per_node or order.nproc

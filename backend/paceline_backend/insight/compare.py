@@ -37,7 +37,7 @@ _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_e
 TRAINED_POINTS = 200
 
 _WANTED = ("metric", "value", "direction")
-# These fields describe when a target was met.
+# Fields that describe when a target was met, each with its unit.
 _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 
 
@@ -56,7 +56,7 @@ class Side:
     # First and last step; None: no bound.
     span: tuple[int | None, int | None]
     steps: Floats  # [K]
-    # Metrics of the steps; NaN: unknown.
+    # Metrics of each step, by name; NaN: unknown.
     columns: dict[str, Floats]  # [K] each
 
     @property

@@ -133,11 +133,11 @@ def _settled(
     If these rows count in the first iteration, costs seem independent of load, and the rows keep
     agreeing with that result in all later iterations. The fit therefore starts twice: once with all
     rows, and once with only those rows that agree with costs proportional to load. The second
-    result is used if clearly fewer rows are far off from it.
+    result is used if its deviations are clearly smaller.
 
-    If no plan gives slow ranks smaller batches, costs common to all ranks are tried first.
-    Otherwise the part of the cost that does not depend on load would count as the rank's speed, and
-    a rank whose batches are all larger would look slower or faster.
+    If the script divides its batches itself (`planned` is false), costs without differences in
+    speed are tried first. Otherwise the part of the cost that does not depend on load would count
+    as the rank's speed, and a rank whose batches are all larger would look slower or faster.
     """
     if not planned and (shape := _shared(columns, time, took_part)) is not None:
         rate = _rates(time / shape, took_part, known)

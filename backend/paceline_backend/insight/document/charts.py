@@ -31,8 +31,8 @@ _TICKS = 5
 # which shows the slowest of them.
 _MOST_ROWS = 256
 _SHADES = 64
-# A rank has the strongest colour if its time is at least this many times the median, or at most the
-# reciprocal.
+# A rank has the strongest colour if its time is at least this many times the median, or at most
+# 1 ÷ this many times.
 _SPAN = 2.0  # × the median
 _LABELS = 16
 

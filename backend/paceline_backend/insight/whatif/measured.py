@@ -79,11 +79,12 @@ class MeasuredSteps:
     data_s: Floats  # [S, W]
     sync_s: Floats  # [S, W]
     rank_step_s: Floats  # [S, W]
-    # Load of the global batch.
+    # Load of each step's global batch, summed over the ranks.
     load: Floats  # [S]
     # Relaxed spans, ascending; each other row ends with an all-reduce.
     relaxed_spans: tuple[RelaxedSpan, ...] = ()
-    # Median duration in the records of the newest reduction rounds; None: there are no rounds.
+    # Duration of an all-reduce, estimated from the median of the newest reduction rounds; None:
+    # there are no rounds.
     reported_round_s: float | None = None
     # Reason why ranks all-reduced in the newest relaxed segment; empty: they did not.
     fallback: str = ""
