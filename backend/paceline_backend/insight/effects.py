@@ -35,8 +35,8 @@ FEWEST_STEPS = 8  # steps
 # Standard errors are computed from sums over blocks of this many steps, because the errors of
 # neighbouring steps may depend on each other.
 _BLOCK = 4  # steps
-# Half-width of a 95 % interval in standard errors: quantile of Student's t distribution for about 20
-# blocks.
+# Half-width of a 95 % interval in standard errors: quantile of Student's t distribution for about
+# 20 blocks.
 _T = 2.1  # standard errors
 
 
