@@ -151,7 +151,7 @@ def trained_at(side: Side) -> list[tuple[int, int]]:
 
 
 def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
-    """Return a row for each figure: all sides' values, and the changes from the first side."""
+    """Return a row for each figure: each side's value, and its change from the first side."""
     return [_row(figure, sides) for figure in _FIGURES]
 
 

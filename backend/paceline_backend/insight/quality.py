@@ -123,7 +123,7 @@ def _compared(old: Sequence[Evaluated], new: Sequence[Evaluated]) -> list[Metric
 
 
 def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
-    """Return the mean of a metric over the newest evaluations that have it, and their number."""
+    """Return the mean of a metric over its newest values, at most `MOST`, and their number."""
     known = [value for each in seen if (value := each.metrics.get(name)) is not None][-MOST:]
     return (sum(known) / len(known), len(known)) if known else (None, 0)
 

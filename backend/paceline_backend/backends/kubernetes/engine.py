@@ -54,7 +54,7 @@ class Kubernetes(Engine):
         return Facts(True, version)
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuse also runs without an image, or in a namespace that the server may not use."""
+        """Also refuse runs without an image, or in a namespace that the server may not use."""
         super().check(new, launch=launch)
         options = options_of(KubernetesOptions, new.backend_options)
         if not _image(options):

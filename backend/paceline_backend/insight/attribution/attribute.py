@@ -61,9 +61,10 @@ class Attribution:
     # Steps in which at least two ranks had samples.
     step: Ints  # [K]
     sp_s: Floats  # [K]
-    # The part of `sp_s` that each cause explains.
+    # The part of `sp_s` that each cause explains, by the name of the cause.
     parts: Mapping[str, Floats]  # [K], seconds
     se: float
+    # Mean over the steps of the share of the ranks' time that they spend waiting.
     waste: float
     # Relative standard deviation of the ranks' step times from the fitted model; a robust estimate
     # that slowdowns hardly change.

@@ -50,7 +50,7 @@ class Rows:
         return np.asarray(usable(self.samples, self.load, self.compute_s), bool)
 
     def of(self, steps: Bools) -> Rows:
-        """Return the rows of the steps that are True in `steps`, [K]."""
+        """Return the rows of the steps that the mask `steps`, [K], selects."""
         chosen = {
             name: values if name == "planned" else values[steps]
             for name, values in vars(self).items()

@@ -84,7 +84,7 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
 
 @dataclass
 class LevelPiece:
-    """Steps [begin, end) at the same level."""
+    """Piece of a series, steps [begin, end), in which the level is constant."""
 
     begin: int
     end: int

@@ -129,7 +129,7 @@ class ObservedSteps:
         return bool(inside) and int((self.step >= inside[-1]).sum()) < THRESHOLDS.policy_steps
 
     def of(self, steps: Bools) -> ObservedSteps:
-        """Return the rows of the steps that are True in `steps`, [K]."""
+        """Return the rows of the steps that the mask `steps`, [K], selects."""
         chosen: dict[str, Any] = {name: getattr(self, name)[steps] for name in _OF_STEPS}
         return replace(self, **chosen)
 

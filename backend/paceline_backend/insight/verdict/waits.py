@@ -92,7 +92,11 @@ def _excess(
 
 
 def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int | None, int]:
-    """Return the first step, last step, period and number of occurrences of an excess."""
+    """Return the first step, last step, period and number of occurrences of an excess.
+
+    None as the first step means the start of the range, None as the last step that the excess is
+    still active, and None as the period that it is not periodic.
+    """
     spans = excess.spans
     if excess.lasting is not None:
         since = excess.lasting

@@ -378,7 +378,10 @@ def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> t
 
 
 def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
-    """Return each rank's seconds per size unit, for an equal share of a mean batch."""
+    """Return each rank's seconds per size unit, for an equal share of a mean batch.
+
+    `load` and `samples` are the load and the number of samples of such a share.
+    """
     of = basis.measured.features
     world = len(basis.models.a)
     like = float(of.squares.sum() / max(of.load.sum(), 1e-300))

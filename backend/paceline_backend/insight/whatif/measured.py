@@ -336,7 +336,7 @@ _PAIR = _Exchange(2, 2)
 
 
 def _all_reduce(ranks: int) -> _Exchange:
-    """Return the exchange of a ring; see `simulator.scenario.Communication`."""
+    """Return the cost of a ring all-reduce of `ranks` ranks; see `simulator.scenario`."""
     return _Exchange(2 * (ranks - 1), 2 * (ranks - 1) / ranks)
 
 
