@@ -200,7 +200,7 @@ class Fitness:
 
     @cached_property
     def _spread(self) -> float:
-        """Return the relative standard deviation of a rank's load with equal sample counts."""
+        """Return the relative standard deviation of ranks' loads with equal sample counts."""
         return float(self._loads.std() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property

@@ -131,9 +131,9 @@ def course_of(
 ) -> Course:
     """Separate temporary spans from the lasting level of a series, [K].
 
-    A piece (see `levels`) of fewer than `lasting_steps` steps that is above both of its neighbours
-    is a span. It must be above them by more than `least`, or by more than `least_short` if it has
-    fewer than `short_steps` steps.
+    A piece of fewer than `lasting_steps` steps that is above both of its neighbours is a span. It
+    must be above them by more than `least`, or by more than `least_short` if it has fewer than
+    `short_steps` steps. `pieces` come from `levels`, and `noise` is σ of the series.
     """
     return _Peeling(series, known, pieces, noise, least).course(least_short)
 

@@ -211,7 +211,7 @@ class MeasuredSteps:
 
     @property
     def rest_s(self) -> Floats:
-        """Return the time of a rank's step beyond loading, computing and waiting, [W]."""
+        """Return each rank's time of a step beyond loading, computing and waiting, [W]."""
         alike = self.together == self.together[-1]
         single = self.single[alike]
         sync_s = np.where(single, self.sync_s[alike], np.nan)
@@ -341,7 +341,7 @@ def _all_reduce(ranks: int) -> _Exchange:
 
 
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
-    """Return the exchange whose duration a synchroniser records."""
+    """Return the cost of the exchange whose duration a synchroniser records."""
     if isinstance(synchroniser, Pairwise):
         # The recorded duration covers only one of the pair's two messages, the answer.
         return _Exchange(1, 1)

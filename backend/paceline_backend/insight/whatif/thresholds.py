@@ -44,8 +44,9 @@ class ForecastThresholds:
     # A rank's speed is the median over a block of this many steps. Chosen on runs of the kind "A
     # rank became slower shortly before the forecast and stays so".
     block_steps: int = 8  # steps
-    # A rank's speed has changed if it differs by more than this and by more than chance. Chosen on
-    # runs of the kind "A rank was slow for a while, which was over shortly before the forecast".
+    # A rank's speed has changed if it differs from the present speed by more than this, and by more
+    # than chance explains. Chosen on runs of the kind "A rank was slow for a while, which was over
+    # shortly before the forecast".
     changed_speed: float = 0.15  # relative
     # Maximum probability that chance alone makes a rank's speed look changed.
     by_chance: float = 0.001
@@ -95,7 +96,7 @@ class ForecastThresholds:
 
     # --- Decisions (`auto`).
 
-    # Minimum number of steps between two switches.
+    # `auto` does not switch within this many steps after any switch, except to go back.
     hold_steps: int = 100  # steps
     # If a rank's speed has changed by more than this, `auto` ignores its earlier experience with
     # presets.
