@@ -35,7 +35,7 @@ STEPS = 100  # steps
 _CHUNK_ROWS = 20_000
 # Process numbers in the trace: that of the run, and that of the first node.
 _RUN, _FIRST_NODE = 1, 2
-# First number of the threads that show reduction rounds.
+# Number of the thread with rank 0's reduction rounds; the threads of other ranks follow.
 _ROUNDS = 1_000_000
 _COLUMNS = (
     *("attempt", "epoch", "samples", "load", "loss", "ett_s", "memory_bytes"),

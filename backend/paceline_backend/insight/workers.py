@@ -16,9 +16,9 @@ from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]
 
-# Maximum number of rows that are read. For thousands of ranks, fewer steps are read therefore.
+# Maximum number of rows that are read, so that fewer steps are read if there are many ranks.
 _MOST_ROWS = 100_000
-# The row limit does not reduce the number of steps below this.
+# Number of steps that are read even if they have more rows than `_MOST_ROWS`.
 _FEWEST = 8  # steps
 
 _READ = (

@@ -69,7 +69,7 @@ class Attribution:
     # Relative standard deviation of the ranks' step times from the fitted model; a robust estimate
     # that slowdowns hardly change.
     noise: float
-    # Share of each cause in the SP of all steps; all 0 where SP is 0.
+    # Share of each cause in the sum of all steps' SP; all shares are 0 if this sum is 0.
     shares: Mapping[str, float]
     workers: list[Worker]
 

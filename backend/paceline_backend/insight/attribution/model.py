@@ -33,7 +33,7 @@ class Rows:
     longest: Floats  # max λ
     data_s: Floats
     compute_s: Floats  # T
-    # False: the script divides its batches itself, regardless of the ranks' speeds.
+    # True if a plan divides the batches; False if the script does, regardless of the ranks' speeds.
     planned: bool = True
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 Floats = npt.NDArray[np.float64]
 
 WIDTH, HEIGHT = 860, 190
-# Margins around the area of the lines.
+# Margins around the area of the lines, in pixels.
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 20, 34
 _TICKS = 5
 

@@ -57,7 +57,7 @@ class ObservedSteps:
     longest: Floats  # max λ
     data_s: Floats
     compute_s: Floats  # T
-    # Waiting for slower ranks, and the reduction itself.
+    # Time that ranks spend waiting for slower ranks and reducing gradients.
     sync_s: Floats
     # Time after the step, and before the next one, in which no rank loads, computes or reduces.
     between_s: Floats  # [K], seconds

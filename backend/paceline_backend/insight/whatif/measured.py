@@ -81,12 +81,13 @@ class MeasuredSteps:
     rank_step_s: Floats  # [S, W]
     # Load of each step's global batch, summed over the ranks.
     load: Floats  # [S]
-    # Relaxed spans, ascending; each other row ends with an all-reduce.
+    # Relaxed spans, ascending. All rows outside of these spans end with an all-reduce.
     relaxed_spans: tuple[RelaxedSpan, ...] = ()
     # Duration of an all-reduce, estimated from the median of the newest reduction rounds; None:
     # there are no rounds.
     reported_round_s: float | None = None
-    # Reason why ranks all-reduced in the newest relaxed segment; empty: they did not.
+    # Reason why the ranks fell back to an all-reduce in the newest relaxed segment; empty: they did
+    # not fall back.
     fallback: str = ""
     # Mask of records that cover several batches; None: there are no such records.
     several: npt.NDArray[np.bool_] | None = None  # [S, W]
