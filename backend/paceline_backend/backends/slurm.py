@@ -41,7 +41,7 @@ _ENDED = frozenset(
 _HOST = re.compile(r"(?!ALL$)[a-z0-9][a-z0-9_.-]*", re.I)
 _QUEUED = frozenset(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"))
 # Messages that Slurm's commands print if slurmctld does not answer now. Any other message means
-# that Slurm refuses the job for good.
+# that Slurm permanently refuses the job.
 _AWAY = re.compile(
     "unable to contact|connection (refused|failure|reset)|timed out|zero bytes|try again|"
     "temporarily|munge|authentication|slurmctld",

@@ -20,7 +20,8 @@ from paceline_backend.store.telemetry.phases import RunPhases
 
 # --- Thresholds of hangs; tests/unit/insight/test_hangs.py checks them.
 
-# A run hangs only if no rank has made progress for this multiple of a step's time and for `LEAST_S`.
+# A run hangs only if no rank has made progress for this multiple of a step's time, and for
+# `LEAST_S`.
 TIMES = 10.0  # × a step's time
 # A pause shorter than this is never a hang.
 LEAST_S = 30.0  # seconds

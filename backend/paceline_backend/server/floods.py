@@ -187,7 +187,7 @@ class Guard:
             newly = bool(self._client.hset(OFF, user, f"{until} {stream}"))
             self._acl("SETUSER", user, "off")
         except redis.ResponseError as error:
-            # The usual reason is that this user may not change users.
+            # Usually, the reason is that the client's own user may not change users.
             if not self._warned:
                 log.warning("the server may not switch the bus user %s off: %s", user, error)
             self._warned = True
