@@ -32,7 +32,9 @@ _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 
 
 def overview(connection: Connection, price: Price | None = None) -> dict[str, Any]:
-    """Return active runs, most lost time first, the causes, and the nodes that slow runs down.
+    """Return the active runs, the causes of their waits, and the nodes that slow them down.
+
+    The runs and nodes that lose most time come first.
 
     The data comes from verdicts that one worker process stores, so a run has no verdict in its
     first seconds. Without a price there are no costs.

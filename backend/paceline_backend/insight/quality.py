@@ -131,7 +131,8 @@ def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
 def choosers(metric: str, targets: Iterable[Mapping[str, Any]]) -> Choosers:
     """Return functions that select notable values of a metric: `best`, or `least` and `greatest`.
 
-    There is a best value if targets of the runs agree on a direction, or if the metric is the loss.
+    `best` requires that the targets of the runs agree on a direction, or that the metric is the
+    loss and has no target.
     """
     wanted = {target["direction"] for target in targets if target["metric"] == metric}
     if not wanted and metric == "loss":

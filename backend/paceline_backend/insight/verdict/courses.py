@@ -367,8 +367,8 @@ def trend_of(
 ) -> Trend | None:
     """Return the trend that explains several ascending levels better than the levels do, else None.
 
-    `series` holds logarithms of factors without spans, and `known` is a mask of the values that
-    count, both [K]. `noise` is σ of the series.
+    `series` holds logarithms of slowdown factors, and `known` is a mask of the steps that count,
+    without spans, both [K]. `noise` is σ of the series.
     """
     stairs, most = 1, 1
     for before, after in pairwise(base):
