@@ -50,7 +50,7 @@ def example(name: str) -> Path:
 
 
 def emulation(slowdowns: list[float]) -> dict[str, list[float]]:
-    """Return the value of PACELINE_EMULATE; `slowdowns` has each rank's factor of time per unit."""
+    """Return the value of PACELINE_EMULATE; `slowdowns` multiply each rank's time per unit."""
     from paceline.node.starting import foreground
 
     text = ",".join(str(factor) for factor in slowdowns)

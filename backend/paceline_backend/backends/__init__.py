@@ -7,7 +7,7 @@ Each backend has a module, and is registered in the entry-point group ``paceline
 which other packages can add backends.
 
 `requests.launch` validates a new run with its backend, records the run and lets the backend start
-it. Controllers and ingest call `planned` for the names of the backends whose runs controllers plan.
+it. Controllers and ingest call `planned` for the backends whose runs are planned by a controller.
 `control.engines` manages jobs:
 
     backend = backends.get(new.backend)

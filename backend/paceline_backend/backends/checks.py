@@ -13,8 +13,8 @@ from paceline_backend.store.new_runs import NewRun
 # Row of `store.nodes.listed`.
 Node = Mapping[str, Any]
 
-# Each measured value that counts, with its verb and its unit in messages. The disk's speed does not
-# count, because caches hide it and data loaders read ahead.
+# Measured values that are compared between nodes, each with its verb and its unit in messages. The
+# disk's speed is not compared, because caches hide it and data loaders read ahead.
 _MEASURED = (
     ("compute_gflops", "computes", "GFLOP/s a core"),
     ("memory_gbps", "copies memory", "GB/s"),
@@ -37,7 +37,7 @@ def fast_enough(
     Args:
         candidates: nodes to choose from.
         peers: nodes whose median speed is the reference.
-        factor: maximum ratio of the median's speed to a node's speed. 0 accepts any node.
+        factor: maximum ratio of the median speed to a node's speed; 0: any node is accepted.
         known: names of nodes that are accepted without a check.
     """
     taken, reasons = [], []
@@ -51,7 +51,7 @@ def fast_enough(
 
 
 def slower(node: Node, peers: Sequence[Node], factor: float) -> str | None:
-    """Describe the worst value of a node that is too slow, or return None if it is fast enough."""
+    """Return a text about the worst value of a node that is too slow; None: it is fast enough."""
     worst, words = 0.0, None
     for name, does, unit in _MEASURED:
         speeds = [peer["check"][name] for peer in peers if peer["check"]]

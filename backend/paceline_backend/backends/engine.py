@@ -41,7 +41,7 @@ class EngineAwayError(PacelineError):
 
 
 class EngineRefusedError(PacelineError):
-    """The engine refuses a job for good. The message gives the reason."""
+    """The engine permanently refuses a job. The message gives the reason."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -147,7 +147,7 @@ class Engine(ABC):
 
     @abstractmethod
     def look(self, prefix: str) -> Sequence[Job]:
-        """Return all jobs whose label starts with `prefix`, including ended ones if still listed.
+        """Return the jobs whose label starts with `prefix`, including ended jobs still listed.
 
         Raises:
             EngineAwayError: the engine does not answer.

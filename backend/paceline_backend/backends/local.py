@@ -87,7 +87,11 @@ def taken(node: Mapping[str, Any]) -> str | None:
 
 
 def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Choose nodes for a multi-node run, its previous nodes first, and leave some as its spares."""
+    """Choose nodes for a multi-node run, its previous nodes first.
+
+    `new.spares` suitable nodes are left out as the run's spares, but fewer if the run would
+    otherwise have less than `nodes_min` nodes.
+    """
     answering = [node for node in free if node["signed"]]
     suitable, reasons = fast_enough(answering, answering, new.join_check, new.nodes)
     if len(suitable) < new.nodes_min:

@@ -53,7 +53,7 @@ _STOP_WAIT_S = int(ray_driver.GRACE_S) + 15
 _MOST_GROUPS = 10_000
 _ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {ray_driver.NAME} drive'
 _ENDED = frozenset(("STOPPED", "SUCCEEDED", "FAILED"))
-# Errors that occur when an answer that does not come from Ray is parsed.
+# Errors that occur while an answer is parsed, if it does not come from Ray.
 _STRANGE = (KeyError, TypeError, AttributeError)
 _OWN = {"CPU": "cpus_per_node", "GPU": "gpus_per_node", "memory": "memory"}
 
@@ -261,7 +261,7 @@ def _request(order: Order, package: str) -> dict[str, Any]:
 
 
 def _settings(order: Order) -> dict[str, Any]:
-    """Return the settings that are read by the driver and the keepers."""
+    """Return the settings of a job, which its driver and its keepers read."""
     options = order.options
     assert isinstance(options, RayOptions)
     cpus = options.cpus_per_node or order.nproc

@@ -107,7 +107,7 @@ def _granted(settings: dict[str, Any], stopping: threading.Event) -> Any:
 
 
 def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
-    """Create an actor in a bundle, with all of the bundle's resources."""
+    """Create the actor of a node in bundle `number`, with all of the bundle's resources."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -125,7 +125,7 @@ def _node(settings: dict[str, Any], group: Any, number: int) -> Any:
 
 
 def _end(reference: Any) -> str:
-    """Return a text about the end of a node; empty for exit code 0."""
+    """Return the exit code or error with which a node ended, as text; empty for exit code 0."""
     import ray
 
     try:

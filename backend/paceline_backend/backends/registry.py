@@ -47,7 +47,7 @@ def engine(name: str | None) -> Engine | None:
 
 
 def planned() -> list[str]:
-    """Return the names of the backends whose runs controllers plan."""
+    """Return the names of the backends whose runs are planned by a controller."""
     return [name for name, backend in _backends().items() if not backend.plans_itself]
 
 

@@ -41,13 +41,14 @@ _ENDED = frozenset(
 _HOST = re.compile(r"(?!ALL$)[a-z0-9][a-z0-9_.-]*", re.I)
 _QUEUED = frozenset(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"))
 # Messages that Slurm's commands print if slurmctld does not answer now. Any other message means
-# that Slurm refuses the job for good.
+# that Slurm permanently refuses the job.
 _AWAY = re.compile(
     "unable to contact|connection (refused|failure|reset)|timed out|zero bytes|try again|"
     "temporarily|munge|authentication|slurmctld",
     re.I,
 )
-# Slurm passes the environment of `sbatch` to the job, so leave out this process's secrets.
+# Variables that Slurm's commands get from this process. Slurm passes the environment of `sbatch` to
+# the job, so the process's secrets must not be among them.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_CONF", "SLURM_JWT")
 
 
@@ -231,7 +232,8 @@ def _asked(*words: str, text: str = "", refused_is_done: bool = False) -> str:
 
     Raises:
         EngineAwayError: slurmctld does not answer.
-        EngineRefusedError: slurmctld refuses. Never raised with `refused_is_done`.
+        EngineRefusedError: slurmctld refuses, and `refused_is_done` is false. If it is true, a
+            refusal counts as success.
     """
     env = {name: os.environ[name] for name in _PASSED if name in os.environ}
     try:

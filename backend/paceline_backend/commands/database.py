@@ -29,7 +29,10 @@ app = typer.Typer(no_args_is_help=True, help="Upgrade, check, prune and copy the
 
 @contextmanager
 def _opened(database: str | None, data: Path, *, new: bool = False) -> Iterator[Store]:
-    """Open the database without migrating it. Errors end the command."""
+    """Open the database without migrating it; errors end the command.
+
+    Unless `new` is true, the database must exist.
+    """
     from paceline_backend.server.supervisor import embedded_database
 
     try:

@@ -60,7 +60,7 @@ class Endpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTokens:
-    """Tokens from the configuration; the database has others."""
+    """Tokens from the configuration. Other tokens are in the database."""
 
     token: Annotated[
         str | None,
@@ -86,7 +86,7 @@ class ServerTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """Protection of the server and its bus from clients, and proxies in front of the server."""
+    """Limits for clients of the server and its bus, and the proxies in front of the server."""
 
     max_body_bytes: Annotated[
         int,

@@ -37,7 +37,7 @@ _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_e
 TRAINED_POINTS = 200
 
 _WANTED = ("metric", "value", "direction")
-# These fields describe when a target was met.
+# Fields that describe when a target was met, each with its unit.
 _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 
 
@@ -56,7 +56,7 @@ class Side:
     # First and last step; None: no bound.
     span: tuple[int | None, int | None]
     steps: Floats  # [K]
-    # Metrics of the steps; NaN: unknown.
+    # Metrics of each step, by name; NaN: unknown.
     columns: dict[str, Floats]  # [K] each
 
     @property
@@ -151,7 +151,7 @@ def trained_at(side: Side) -> list[tuple[int, int]]:
 
 
 def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
-    """Return a row for each figure: all sides' values, and the changes from the first side."""
+    """Return a row for each figure: each side's value, and its change from the first side."""
     return [_row(figure, sides) for figure in _FIGURES]
 
 
@@ -202,7 +202,7 @@ def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
 
 
 def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
-    """Return a filter that keeps steps in the range of trained samples that both sides cover."""
+    """Return a filter for steps; it keeps the range of trained samples that both sides cover."""
     ranges = [side.columns["trained"] for side in (base, other)]
     low = max(values.min(initial=np.inf) for values in ranges)
     high = min(values.max(initial=-np.inf) for values in ranges)
@@ -244,7 +244,9 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def results(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
-    """Return rows in the form of `differences`, each with its `metric` or `target`.
+    """Return rows about metrics, targets and cost, in the form of the rows of `differences`.
+
+    Each row also has `metric` and `target`; both are None for a row about cost.
 
     Without a price there are no rows about cost.
     """

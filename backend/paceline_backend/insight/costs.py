@@ -19,7 +19,10 @@ SIMULATED = "simulated"
 def of_run(
     figures: Mapping[str, Any] | None, backend: str, price: Price | None
 ) -> dict[str, Any] | None:
-    """Return a run's cost so far, as shown by REST; None if it has no cost or no step yet."""
+    """Return a run's cost so far, as REST shows it.
+
+    None if the run has no step yet or is simulated, or if there is no price.
+    """
     if figures is None or price is None or backend == SIMULATED:
         return None
     return {

@@ -32,9 +32,11 @@ from paceline_backend.store.switches import Switch
 MOST_STEPS = 200  # steps
 # Minimum number of steps on each side of a switch, for a comparison.
 FEWEST_STEPS = 8  # steps
-# Length of a block. Errors of steps within a block may depend on each other.
+# Standard errors are computed from sums over blocks of this many steps, because the errors of
+# neighbouring steps may depend on each other.
 _BLOCK = 4  # steps
-# Half-width of a 95 % interval: quantile of Student's t distribution for about 20 blocks.
+# Half-width of a 95 % interval in standard errors: quantile of Student's t distribution for about
+# 20 blocks.
 _T = 2.1  # standard errors
 
 
@@ -140,7 +142,7 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
 
 
 def note(store: Store, run: int, *, ended: bool) -> None:
-    """Store effects that are known or complete, or all effects of a run that has ended."""
+    """Store the effects that are known or complete; if the run has `ended`, store all effects."""
     with store.read() as connection:
         made = effects_of(connection, run)
         stored = kept_effects.of_run(connection, run)
@@ -166,7 +168,7 @@ def of_run(connection: Connection, run_id: str) -> list[SwitchEffect]:
 
 
 def _steps(connection: Connection, run: int, first: int, end: int) -> Floats:
-    """Return step, load and time of the steps from `first` to `end`, without `end`."""
+    """Return rows (step, load, time) of steps in [first, end) that have a load and a time."""
     table = records.step_table(connection, run, ["step_s"], (first, end - 1))
     return np.asarray(table[(table[:, 1] > 0) & (table[:, 2] > 0)])
 

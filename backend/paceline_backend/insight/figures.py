@@ -49,7 +49,7 @@ class CauseCost:
 
 @dataclass(frozen=True)
 class MonitoredRun:
-    """Figures of an active run; None: not known yet."""
+    """Figures of an active run; a figure is None while it is not known."""
 
     run: str
     backend: str
@@ -99,7 +99,7 @@ class Figures:
             return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
-        """Recompute coverage, for the runs whose cached coverage is oldest."""
+        """Compute missing and expired coverages, at most `_COVERAGES` of them, the oldest first."""
         known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}
         due = (run for run in names if at[run] <= self._clock() - _COVERAGE_S)

@@ -42,10 +42,11 @@ _TRIALS = 2
 _STEPS, _EPOCHS = 32, 4
 # Maximum numbers of ranks and of samples per step in a trial.
 _RANKS, _SAMPLES = 32, 512
-# Whole numbers of samples are too coarse to balance ranks if rounding lengthens a step by more than
-# this factor.
+# A policy that balances by numbers of samples gets a warning if rounding them to whole numbers
+# lengthens a step by more than this factor.
 _COARSE = 1.1
-# Sizes dominate a step if the longest batch costs more than this multiple of the mean batch.
+# A policy that ignores sizes gets a warning if, with equal numbers of samples, the costliest batch
+# of a step costs more than this multiple of the mean batch.
 _DECIDES = 1.25
 
 
@@ -199,17 +200,17 @@ class Fitness:
 
     @cached_property
     def _spread(self) -> float:
-        """Return the relative standard deviation of a rank's load with equal sample counts."""
+        """Return the relative standard deviation of ranks' loads with equal sample counts."""
         return float(self._loads.std() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property
     def _longest(self) -> float:
-        """Return the mean of a step's largest load ÷ the mean load, with equal sample counts."""
+        """Return the mean over steps of the largest load, with equal counts, ÷ the mean load."""
         return float(self._loads.max(axis=1).mean() / max(float(self._loads.mean()), 1e-300))
 
     @cached_property
     def _coarseness(self) -> float:
-        """Return the time with the best whole sample counts ÷ the time with divisible samples."""
+        """Return the time of a step with the best whole sample counts ÷ its time with fractions."""
         of = self._conditions
         shares = self._speeds
         target = of.global_batch * shares / shares.sum()
@@ -236,7 +237,7 @@ class _Trial:
     """
 
     models: Models
-    # Sizes of an epoch's samples, which make `_STEPS` steps.
+    # Sizes of an epoch's samples, enough for `_STEPS` steps.
     sizes: Floats
     # Global batch in samples.
     batch: int

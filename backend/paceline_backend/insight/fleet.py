@@ -32,7 +32,9 @@ _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 
 
 def overview(connection: Connection, price: Price | None = None) -> dict[str, Any]:
-    """Return active runs, most lost time first, the causes, and the nodes that slow runs down.
+    """Return the active runs, the causes of their waits, and the nodes that slow them down.
+
+    The runs and nodes that lose most time come first.
 
     The data comes from verdicts that one worker process stores, so a run has no verdict in its
     first seconds. Without a price there are no costs.
@@ -186,9 +188,10 @@ def _by_node(going: list[dict[str, Any]], placement: Sequence[str]) -> dict[str,
 def record(
     connection: Connection, days: int, by: By, now: float, price: Price | None = None
 ) -> dict[str, Any]:
-    """Return nodes by day, and the cost of waiting on these days by owner, tag or run.
+    """Return each node's slow hours by day, and the cost of waiting on these days by group.
 
-    The days end with today (UTC). Without a price there are no costs.
+    `by` is the kind of group: owner, tag or run. The last of the `days` is today (UTC). Without a
+    price there are no costs.
     """
     last = int(now // run_days.DAY_S)
     first = last - days + 1
@@ -227,7 +230,7 @@ def straggling(kept: Iterable[NamedNodes], first: int, days: int) -> dict[str, l
     """Return, by node, the hours of each day in which a verdict named the node.
 
     If the verdicts of several runs name a node at the same time, this time counts once. `first` is
-    a day counted from 1970-01-01.
+    the first day, counted from 1970-01-01, and `days` is the number of days.
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for each in kept:
@@ -255,7 +258,10 @@ def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
-    """Return groups, most waiting first; those beyond `_MOST_GROUPS` become one without a key."""
+    """Sum rows up by group, and return the groups, most waiting first.
+
+    At most `_MOST_GROUPS` are returned: the last one, with the key None, then combines the rest.
+    """
     groups: dict[str | None, dict[str, Any]] = {}
     for row in rows:
         for key, name in _named(row, by):

@@ -20,7 +20,8 @@ from paceline_backend.store.telemetry.phases import RunPhases
 
 # --- Thresholds of hangs; tests/unit/insight/test_hangs.py checks them.
 
-# A run hangs if nothing has happened for this multiple of a step's time and for `LEAST_S`.
+# A run hangs only if no rank has made progress for this multiple of a step's time, and for
+# `LEAST_S`.
 TIMES = 10.0  # × a step's time
 # A pause shorter than this is never a hang.
 LEAST_S = 30.0  # seconds
@@ -105,7 +106,7 @@ class Hang:
 
 
 def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
-    """Return the state of a run, which can hang only after `least_s` seconds without progress."""
+    """Return the state of a run; less than `least_s` seconds without progress are not a hang."""
     return explain(phases.standing(connection, run, FRESH_S), least_s)
 
 

@@ -69,8 +69,7 @@ def _mean_words(mean: float | None, count: int) -> str:
 def after_switches(connection: Connection, run: int) -> dict[int, list[MetricChange]]:
     """Return each metric of evaluations before and after switches, by policy version.
 
-    Only switches count of which the old or the new policy changes the training, compared with plain
-    DDP.
+    Only switches from or to a policy that trains differently from plain DDP are included.
     """
     begun = [
         change
@@ -124,7 +123,7 @@ def _compared(old: Sequence[Evaluated], new: Sequence[Evaluated]) -> list[Metric
 
 
 def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
-    """Return the mean of a metric over the newest evaluations that have it, and their number."""
+    """Return the mean of a metric over its newest values, at most `MOST`, and their number."""
     known = [value for each in seen if (value := each.metrics.get(name)) is not None][-MOST:]
     return (sum(known) / len(known), len(known)) if known else (None, 0)
 
@@ -132,7 +131,8 @@ def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
 def choosers(metric: str, targets: Iterable[Mapping[str, Any]]) -> Choosers:
     """Return functions that select notable values of a metric: `best`, or `least` and `greatest`.
 
-    There is a best value if targets of the runs agree on a direction, or if the metric is the loss.
+    `best` requires that the targets of the runs agree on a direction, or that the metric is the
+    loss and has no target.
     """
     wanted = {target["direction"] for target in targets if target["metric"] == metric}
     if not wanted and metric == "loss":

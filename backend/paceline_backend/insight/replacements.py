@@ -19,7 +19,7 @@ from paceline_backend.store.outcomes import forecasts
 
 # Maximum number of steps over which the step time before and after a replacement is averaged.
 STEPS = 100  # steps
-# Number of the newest forecasts that are searched.
+# Number of the newest forecasts that are searched for one about the replaced node.
 _FORECASTS = 5
 
 

@@ -257,7 +257,7 @@ class _Rows:
         self._read: set[int] = set()
 
     def feedback(self, ranges: list[tuple[int, int]]) -> Feedback | None:
-        """Return the rows of half-open ranges of steps; None if a row is missing."""
+        """Return the feedback of the steps in half-open ranges; None if a row is missing."""
         if not ranges:
             return Feedback.empty()
         steps = [step for start, end in ranges for step in range(start, end)]

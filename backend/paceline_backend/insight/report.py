@@ -21,7 +21,7 @@ from paceline_backend.store import Connection, Store, choices, records, rounds, 
 from paceline_backend.store.coverage import coverage, effective
 
 BASELINE = "bsp"
-# Maximum time of an emulated device. If a device claims more, fitted speeds are used instead.
+# Maximum time of an emulated device. If a device has a longer time, fitted speeds are used instead.
 _SLOWEST_S = 1e9  # seconds per size unit, or per step
 # In its first steps a policy learns the ranks' speeds, so this many steps are left out.
 WARMUP_STEPS = 20
@@ -124,11 +124,11 @@ def _time(seconds: float) -> str:
 
 @dataclass
 class _Planned:
-    # Steady steps by policy.
+    # Numbers of the steps after the warm-up, by policy.
     steady: dict[str, set[int]] = field(default_factory=dict)
-    # Samples that moved to another rank, by policy.
+    # How many samples moved to another rank, by policy.
     moved: Counter[str] = field(default_factory=Counter)
-    # Samples that moved to another node, by policy.
+    # How many samples moved to another node, by policy.
     across: Counter[str] = field(default_factory=Counter)
     coasted: int = 0  # steps
     # True if a plan set the number of CPU threads.
@@ -200,7 +200,7 @@ def _fluid(
     communication_s: float,
     threads: bool,
 ) -> FluidLimit | None:
-    """Return the fluid limit; None if too little is known.
+    """Return the fluid limit; None if there are no records to which speeds can be fitted.
 
     The ranks' true speeds are used if devices are emulated and their speeds are constant. If a plan
     set CPU `threads`, speeds are not constant. Otherwise the speeds are fitted.
@@ -221,7 +221,7 @@ def _fluid(
 
 
 def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
-    """Return each rank's seconds per size unit and per step, including c_j, κ and data time."""
+    """Return each rank's true seconds per size unit (with c_j and κ) and per step (with data)."""
     load = float(sizes.sum())
     a_s = np.array(devices.a_s) * float(devices.cost.sizes(sizes).sum()) / load
     a_s += np.array(devices.c_s or 0.0) * len(sizes) / load

@@ -33,7 +33,7 @@ class Reused:
         self._most = most
         self._lock = threading.Lock()
         self._sought: dict[Hashable, Future[Any]] = {}
-        # Expiry time (monotonic) and answer.
+        # Expiry time (monotonic clock) and answer, by the key of the request.
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
 
     def get(self, asked: Hashable, find: Callable[[], Answer]) -> Answer:

@@ -35,7 +35,7 @@ STEPS = 100  # steps
 _CHUNK_ROWS = 20_000
 # Process numbers in the trace: that of the run, and that of the first node.
 _RUN, _FIRST_NODE = 1, 2
-# First number of the threads that show reduction rounds.
+# Number of the thread with rank 0's reduction rounds; the threads of other ranks follow.
 _ROUNDS = 1_000_000
 _COLUMNS = (
     *("attempt", "epoch", "samples", "load", "loss", "ett_s", "memory_bytes"),
@@ -210,7 +210,7 @@ class _Tracks:
     def _within(
         self, thread: int, phases: Sequence[tuple[str, float, float]], limit: float
     ) -> list[tuple[str, float, float]]:
-        """Return the phases in µs, cut so that they overlap neither each other nor earlier ones.
+        """Return the phases in µs, cut so that no two phases of the thread overlap.
 
         The clocks of a device and its host differ by some µs, and viewers drop slices that overlap.
         """

@@ -16,9 +16,9 @@ from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]
 
-# Maximum number of rows that are read, which means fewer steps for thousands of ranks.
+# Maximum number of rows that are read, so that fewer steps are read if there are many ranks.
 _MOST_ROWS = 100_000
-# The row limit does not reduce the number of steps below this.
+# Number of steps that are read even if they have more rows than `_MOST_ROWS`.
 _FEWEST = 8  # steps
 
 _READ = (
@@ -117,7 +117,10 @@ def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
 def _by_rank(
     table: dict[str, Floats], at: npt.NDArray[np.int64], count: int
 ) -> dict[str, list[Any]]:
-    """Return means over the rows of each rank, whose index is `at`; None where unknown."""
+    """Return each rank's means over its rows; `at` is the rank's index for each row.
+
+    A mean is None if no row has a value.
+    """
     steps = np.bincount(at, minlength=count)
     last = np.full(count, -1.0)
     np.maximum.at(last, at, table["step"])

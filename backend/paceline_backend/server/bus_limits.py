@@ -43,7 +43,7 @@ def _text(shown: dict[Any, Any], name: str) -> Any:
 
 
 def _is_limit(name: str, value: str) -> bool:
-    """Return whether a value limits enough; Redis's defaults, 0, 512 MiB or 1 GiB, do not."""
+    """Return whether a limit is low enough; Redis's defaults (0, 512 MiB or 1 GiB) are not."""
     if name == "client-output-buffer-limit":
         words = value.split()
         hard = words[words.index("normal") + 1] if "normal" in words[:-1] else "0"

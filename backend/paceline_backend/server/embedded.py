@@ -144,8 +144,8 @@ class EmbeddedBus:
             while self._process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()
-                    # The answer may come from another program's server on this port; the embedded
-                    # server then ends.
+                    # If another program's server already uses the port, that server answers, and
+                    # the embedded server ends.
                     if client.info("server")["process_id"] == self._process.pid:
                         return self
                 except redis.RedisError:

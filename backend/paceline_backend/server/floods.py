@@ -22,9 +22,9 @@ from paceline.wire import writer_of
 
 log = logging.getLogger(__name__)
 
-# Hash: user → time until which it is off, and its stream.
+# Redis hash: name of a user → time until which the user is off, and the user's stream.
 OFF = "paceline:off"
-# Hash: name → count since the bus was created.
+# Redis hash: "switched_off" or "dropped" → count since the bus was created.
 FLOODS = "paceline:floods"
 
 _PATTERN = "paceline:*:*:telemetry"
@@ -187,7 +187,7 @@ class Guard:
             newly = bool(self._client.hset(OFF, user, f"{until} {stream}"))
             self._acl("SETUSER", user, "off")
         except redis.ResponseError as error:
-            # The usual reason is that this user may not change users.
+            # Usually, the reason is that the client's own user may not change users.
             if not self._warned:
                 log.warning("the server may not switch the bus user %s off: %s", user, error)
             self._warned = True

@@ -23,7 +23,7 @@ class Beat(msgspec.Struct, frozen=True):
     """
 
     owner: str
-    # Records of worker steps, including repeated ones.
+    # Number of ingested records, one for each step of a rank, including repeated records.
     rows: int
     batches: int  # transactions
     lag: int  # entries

@@ -39,7 +39,7 @@ class Price:
             )
 
     def of_time(self, seconds: float) -> float:
-        """Return the cost of worker time."""
+        """Return the cost of `seconds` of a worker's time."""
         return self.amount * seconds / 3600
 
     @property

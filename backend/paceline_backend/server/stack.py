@@ -23,7 +23,7 @@ from paceline.node.processes import die_with_parent
 _READY = re.compile(r"Paceline on (http://\S+:(\d+))")
 _READY_S = 180.0
 # A child that has not stopped after this time is killed. An agent needs up to 28 s to end its
-# ranks; a server ends its streams well before.
+# ranks; a server needs far less to end its streams.
 _STOP_S = 35.0  # seconds
 
 

@@ -41,7 +41,7 @@ _DATABASE = "paceline.db"
 _INTERRUPTED = 130
 _TICK_S = 0.2
 _STOP_S = 10.0
-# Time for an orphaned bus to save its data and exit.
+# Maximum time that an orphaned bus may take to save its data and exit.
 _PORT_S = 5.0  # seconds
 _READY_S = 180.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)

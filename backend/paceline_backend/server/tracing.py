@@ -31,7 +31,7 @@ _EXPORTERS = {_HTTP: "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 class Observed:
-    """Instruments of this process."""
+    """OpenTelemetry instruments with which this process measures ingest batches and plans."""
 
     def __init__(self, tracers: TracerProvider, meters: MeterProvider) -> None:
         self.tracers = tracers

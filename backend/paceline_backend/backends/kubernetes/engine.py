@@ -54,7 +54,7 @@ class Kubernetes(Engine):
         return Facts(True, version)
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuse also runs without an image, or in a namespace that the server may not use."""
+        """Also refuse runs without an image, or in a namespace that the server may not use."""
         super().check(new, launch=launch)
         options = options_of(KubernetesOptions, new.backend_options)
         if not _image(options):
@@ -73,7 +73,8 @@ class Kubernetes(Engine):
         assert isinstance(options, KubernetesOptions)
         namespace = options.namespace or namespaces()[0]
         image = _image(options)
-        # The web process has checked the namespace, but may have other environment variables.
+        # The web process has checked the namespace and the image, but this worker may have other
+        # environment variables.
         if namespace not in namespaces():
             raise EngineRefusedError(f"{NAMESPACES} of the worker does not list {namespace}")
         if not image:

@@ -17,11 +17,13 @@ from paceline_backend.store.fleet.verdicts import Kept
 
 # Number of the last complete steps over which SE and waste are averaged.
 STEPS = 50
-# The alert `run-coasts` checks this many of the newest segments: did the leader plan them itself?
+# The alert `run-coasts` is about the share of this many newest segments that the leader planned
+# itself.
 _SEGMENTS = 8
-# A run counts as losing records for this many seconds after a loss.
+# After a loss, the value of the rule `records-lost` is the number of lost records for this many
+# seconds, and then 0.
 _LOST_S = 60.0
-# Minimum seconds without progress that are passed to `hangs.look`. It is nearly 0, because the rule
+# Minimum duration of a hang, passed to `hangs.look`. It is nearly 0, because the rule `run-hangs`
 # has a threshold of its own.
 _ANY_S = 1e-3
 

@@ -20,11 +20,12 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 class Rule:
     """Rule that defines when an alert is raised and resolved.
 
-    The condition, described by the clause `words`, holds above the threshold, or below it if
-    `below` is true. The unit of the threshold is share, ratio, factor, seconds or count. The
-    condition must hold for `raise_after_s`, or be gone for `resolve_after_s`. A disabled rule
-    raises no alert, and its active alerts are resolved. `changed_at` is the Unix time of the last
-    change by an admin; None: the values are the defaults.
+    The condition is that a value is above `threshold`, or below it if `below` is true; the clause
+    `words` describes it. `unit` is the threshold's unit: share, ratio, factor, seconds or count. An
+    alert is raised when the condition has held for `raise_after_s`, and resolved when the condition
+    has been gone for `resolve_after_s`. A disabled rule raises no alert, and its active alerts are
+    resolved. `changed_at` is the Unix time of the last change by an admin; None: the values are the
+    defaults.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Rule:
         return zlib.crc32(repr(values).encode())
 
     def holds(self, value: float) -> bool:
-        """Return whether a value is beyond the threshold."""
+        """Return whether the rule's condition holds for a value."""
         return value < self.threshold if self.below else value > self.threshold
 
 
@@ -132,7 +133,7 @@ class Timing:
 
 
 def debounce(timing: Timing | None, holds: bool, rule: Rule, now: float) -> Timing | None:
-    """Return the state of an alert after a check at `now`; None if there is nothing to remember.
+    """Return the state of an alert after a check at `now`; None if none is pending or active.
 
     `timing` is the previous state, which must not be resolved; None: no check has found the
     condition yet. `holds` is true if this check finds the condition.

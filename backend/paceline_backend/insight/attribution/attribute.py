@@ -61,13 +61,15 @@ class Attribution:
     # Steps in which at least two ranks had samples.
     step: Ints  # [K]
     sp_s: Floats  # [K]
-    # The part of `sp_s` that each cause explains.
+    # The part of `sp_s` that each cause explains, by the name of the cause.
     parts: Mapping[str, Floats]  # [K], seconds
     se: float
+    # Mean over the steps of the share of the ranks' time that they spend waiting.
     waste: float
-    # Relative standard deviation of the time of a usual step.
+    # Relative standard deviation of the ranks' step times from the fitted model; a robust estimate
+    # that slowdowns hardly change.
     noise: float
-    # Share of each cause in the SP of all steps; all 0 where SP is 0.
+    # Share of each cause in the sum of all steps' SP; all shares are 0 if this sum is 0.
     shares: Mapping[str, float]
     workers: list[Worker]
 
@@ -162,8 +164,8 @@ def read_rows(
     """Return the ranks' reports of the complete steps in a range.
 
     If `span` has no first step, the last `range_steps` steps are read. If there are more than
-    `most_rows` rows, only those of the newest steps are read. Steps before the given placement are
-    left out, because the ranks ran on other nodes; None: the placement is unknown.
+    `most_rows` rows, only those of the newest steps are read. Steps before `placement` took effect
+    are left out, because the ranks ran on other nodes then; None: no step is left out.
     """
     read = records.newest_complete(
         connection,
@@ -261,7 +263,7 @@ def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
-    """Remove slowness that a smaller batch compensates for from `parts`, and keep the parts' sums.
+    """Cancel slowness against the smaller batch that compensates for it; the sum of parts is kept.
 
     A plan reacts to slowness by giving the slow rank fewer samples. The other ranks then get more
     samples, and the plan keeps this division for some steps after the slowness has ended. Both
@@ -296,7 +298,10 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 
 
 def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return the share of a batch's deviation from the mean cost due to its sample count, 0 … 1."""
+    """Return the fraction of a batch's extra cost that its number of samples explains, [K, W].
+
+    The extra cost is the difference from the step's mean batch. The fraction is between 0 and 1.
+    """
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)
     more = model.typical - model.equal
@@ -306,7 +311,7 @@ def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _positive(parts: Floats, total: Floats) -> Floats:
-    """Return parts ≥ 0 that add up to `total`; negative parts reduce the others in proportion."""
+    """Set negative parts to 0, and scale the other parts so that they add up to `total`."""
     later = np.maximum(parts, 0.0)
     whole = later.sum(axis=0)
     scale = np.divide(total, whole, out=np.zeros_like(total), where=whole > 0)
@@ -314,10 +319,10 @@ def _positive(parts: Floats, total: Floats) -> Floats:
 
 
 def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
-    """Return the seconds that others waited for each rank, [K, W], and their sum by step, [K].
+    """Return the seconds that other ranks waited for each rank, [K, W], and the sum by step, [K].
 
     In the time between one rank becoming ready and the next, the ranks that are ready wait for all
-    ranks that are not. Waiting is therefore divided by the Shapley values of an airport (runway
+    ranks that are not, in equal parts. A rank's total is its Shapley value in an airport (runway
     cost) game.
     """
     # `argsort` puts NaN, the ranks without samples, last.

@@ -33,7 +33,7 @@ class Rows:
     longest: Floats  # max λ
     data_s: Floats
     compute_s: Floats  # T
-    # False: the script divides its batches itself, regardless of the ranks' speeds.
+    # True if a plan divides the batches; False if the script does, regardless of the ranks' speeds.
     planned: bool = True
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Rows:
         return np.asarray(usable(self.samples, self.load, self.compute_s), bool)
 
     def of(self, steps: Bools) -> Rows:
-        """Return the rows of the steps that are True in `steps`, [K]."""
+        """Return the rows of the steps that the mask `steps`, [K], selects."""
         chosen = {
             name: values if name == "planned" else values[steps]
             for name, values in vars(self).items()
@@ -78,7 +78,8 @@ class SpeedModel:
     passing: Bools
     # Time at equal load ÷ the typical rank's time; NaN: unknown.
     factor: Floats  # [W]
-    # Relative standard deviation of the time of a usual step.
+    # Relative standard deviation of the ranks' step times from `own`; a robust estimate that
+    # slowdowns hardly change.
     noise: float
 
 
@@ -126,17 +127,17 @@ def fit(rows: Rows, took_part: Bools) -> SpeedModel:
 def _settled(
     columns: Floats, time: Floats, took_part: Bools, known: Bools, planned: bool
 ) -> tuple[Floats, Floats, Bools, float]:
-    """Return batch costs, the ranks' rates, the mask of rows that agree with both, and the noise.
+    """Return batch costs, each rank's time ÷ cost, a mask of the times that fit both, and noise.
 
     A rank that becomes slow, and gets smaller batches from then on, has times that hardly change.
     If these rows count in the first iteration, costs seem independent of load, and the rows keep
     agreeing with that result in all later iterations. The fit therefore starts twice: once with all
     rows, and once with only those rows that agree with costs proportional to load. The second
-    result is used if clearly fewer rows are far off from it.
+    result is used if its deviations are clearly smaller.
 
-    If no plan gives slow ranks smaller batches, costs common to all ranks are tried first.
-    Otherwise the part of the cost that does not depend on load would count as the rank's speed, and
-    a rank whose batches are all larger would look slower or faster.
+    If the script divides its batches itself (`planned` is false), costs without differences in
+    speed are tried first. Otherwise the part of the cost that does not depend on load would count
+    as the rank's speed, and a rank whose batches are all larger would look slower or faster.
     """
     if not planned and (shape := _shared(columns, time, took_part)) is not None:
         rate = _rates(time / shape, took_part, known)
@@ -167,7 +168,7 @@ def _settled(
 
 
 def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
-    """Return the batch costs if no rank is clearly slower or faster than these costs, else None."""
+    """Fit batch costs as if all ranks were equally fast; return None if one clearly is not."""
     keep = took_part
     for _ in range(THRESHOLDS.rounds):
         shape = columns @ _combine(columns[keep], time[keep])
@@ -183,7 +184,10 @@ def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
-    """Return the terms of a batch's cost, each with mean 1, load first; 1 if there is no batch."""
+    """Return the terms of each batch's cost, [K, W, C]: load first, each scaled to mean 1.
+
+    Terms are 1 where a rank has no batch.
+    """
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]
@@ -205,7 +209,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:
-    """Return each rank's median ratio, [W]; the overall median for a rank with too few rows."""
+    """Return the median of each rank's time ÷ cost, [W]; if it has few rows, the overall median."""
     rate = np.full(ratio.shape[1], float(np.median(ratio[took_part])))
     if known.any():
         rate[known] = np.nanmedian(np.where(took_part, ratio, np.nan)[:, known], axis=0)
@@ -217,7 +221,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Estimate σ of a step's time from absolute deviations, [R]; `fitted` medians were fitted."""
+    """Estimate σ from absolute deviations, [R], from a model with `fitted` fitted medians."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 
@@ -245,12 +249,19 @@ def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[
 
 
 def _bend(typical: Floats, slope: Floats, centre: Floats) -> Floats:
-    """Return the cost with this slope around the centre; it stays positive far from the centre."""
+    """Return each rank's cost of batches that cost `typical` on the typical rank.
+
+    The cost is a line through (`centre`, `centre`) with the rank's `slope`. It is at least 0.2 ×
+    `typical`, so that it stays positive far from the centre.
+    """
     return np.asarray(np.maximum(centre + slope * (typical - centre), 0.2 * typical))
 
 
 def _sticks_out(off: Floats, noise: float) -> Bools:
-    """Return a mask of times that are off by more than noise, in one step or over several."""
+    """Return a mask of the times that deviate by more than noise, in one or in several steps.
+
+    `off` is the logarithm of the measured ÷ the modelled time, [K, W], and `noise` is its σ.
+    """
     least = float(np.log(THRESHOLDS.outlier))
     stands_out = np.abs(off) > max(THRESHOLDS.single_sigmas * noise, least)
     width = THRESHOLDS.several_steps

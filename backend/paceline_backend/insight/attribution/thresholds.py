@@ -27,39 +27,39 @@ class AttributionThresholds:
 
     # --- Fit (`model`).
 
-    # Minimum number of a rank's rows to distinguish lasting from temporary slowness. Chosen on runs
-    # of the kind "few steps".
+    # A rank's speed is fitted only if the rank has at least this many rows; fewer rows cannot show
+    # whether slowness lasts. Chosen on runs of the kind "few steps".
     fewest_rows: int = 4  # rows
-    # A rank is not slow if its usual time ÷ the cost of its batches is within this factor. This is
-    # the 5 % of docs/verdicts.md. Chosen on runs of the kind "some ranks get more samples
-    # throughout".
+    # All ranks count as equally fast if no rank's median time ÷ cost of its batches differs from 1
+    # by more than this factor. This is the 5 % of docs/verdicts.md. Chosen on runs of the kind
+    # "some ranks get more samples throughout".
     near: float = 1.05
     # The second of two fits is used if its sum of deviations is below this fraction of the first
     # fit's sum. Chosen on runs of the kind "plan makes up for slow ranks half-way".
     clearly: float = 0.8
-    # Shape and speeds are fitted in turn this many times; more iterations change nothing.
+    # Number of iterations of the fit; more iterations do not change the result.
     rounds: int = 5
     # Strength of the prior that cost is proportional to load; the linear predictor has such a
     # prior, too. Chosen on runs of the kind "uneven sizes that cost nothing".
     prior: float = 0.12
-    # Prior standard deviation of a rank's slope: its load-dependent cost relative to its whole
-    # cost.
+    # Prior standard deviation of a rank's slope: the dependence of its cost on load ÷ that of the
+    # typical rank.
     slope: float = 0.5
-    # Bounds of the noise of a step. A machine's usual noise is 1 % to 5 %; larger variation counts
-    # as slowness. Chosen on runs of the kind "noise of nearly ten percent".
+    # Lower and upper bound of the noise of a step's time. A machine's usual noise is 1 % to 5 %;
+    # larger variation counts as slowness. Chosen on runs of the kind "noise of nearly ten percent".
     least_noise: float = 0.005  # relative
     most_noise: float = 0.06  # relative
-    # A step is an outlier if its time deviates by more than this (by chance: once in 150,000
-    # steps).
+    # A step is an outlier if its time deviates by more than this, which happens by chance only once
+    # in 150,000 steps.
     single_sigmas: float = 4.5  # σ
-    # `several_steps` consecutive steps are outliers if their median deviates by more than this (by
-    # chance: nearly as rare).
+    # `several_steps` consecutive steps are outliers if their median deviates by more than this,
+    # which happens by chance nearly as rarely.
     several_sigmas: float = 2.5  # σ
     several_steps: int = 5  # steps
     # In addition, an outlier must deviate by more than this factor.
     outlier: float = 1.1
-    # Speeds that differ by less count as equal. Chosen on runs of the kind "machines that differ by
-    # less than two percent".
+    # Speeds that differ by less than this count as equal. Chosen on runs of the kind "machines that
+    # differ by less than two percent".
     alike: float = 0.02  # relative
 
     # --- Split (`attribute`).
@@ -70,11 +70,11 @@ class AttributionThresholds:
     lag_steps: int = 64  # steps
     # Reactions of a plan that are smaller than this fraction of a step's time are ignored.
     least_reaction: float = 0.02
-    # A slow span does not end at a gap of at most this many steps at the usual speed.
+    # Two slow steps belong to the same span if they are at most this many steps apart.
     gap_steps: int = 3  # steps
     # Maximum number of slow spans that are reported for each rank; these are the newest spans.
     most_spans: int = 50  # spans
-    # A smaller relative difference of two times is only a rounding error.
+    # Two times with a smaller relative difference count as equal, because rounding can cause it.
     same: float = 1e-9  # relative
 
 

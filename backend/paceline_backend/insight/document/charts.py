@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 Floats = npt.NDArray[np.float64]
 
 WIDTH, HEIGHT = 860, 190
-# Margins around the area of the lines.
+# Margins around the area of the lines, in pixels.
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 20, 34
 _TICKS = 5
 
@@ -31,7 +31,8 @@ _TICKS = 5
 # which shows the slowest of them.
 _MOST_ROWS = 256
 _SHADES = 64
-# This ratio and its reciprocal have the strongest colours.
+# A rank has the strongest colour if its time is at least this many times the median, or at most
+# 1 ÷ this many times.
 _SPAN = 2.0  # × the median
 _LABELS = 16
 
@@ -73,8 +74,8 @@ class Mark:
 class Chart:
     """Line chart over ascending steps `x`.
 
-    The last lines are in front. `level` is the height and label of a horizontal line. If `zero` is
-    true, the axis starts at 0.
+    Lines are drawn in order, so later lines cover earlier ones. `level` is the height and label of
+    a horizontal line. If `zero` is true, the axis starts at 0.
     """
 
     title: str
@@ -99,7 +100,7 @@ class Scale:
         return self._begin + (value - self.low) * self._per
 
     def ticks(self, whole: bool = False) -> list[float]:
-        """Return round values within the range."""
+        """Return round values within the range, for the labels of an axis."""
         step = _round_step((self.high - self.low) / _TICKS, whole)
         first = math.ceil(self.low / step - 1e-9)
         count = math.floor(self.high / step + 1e-9) - first + 1
@@ -123,7 +124,7 @@ def number(value: float) -> str:
 
 
 def svg(chart: Chart) -> Markup:
-    """Return the chart; empty if there is nothing to draw."""
+    """Return a chart as SVG; empty if its lines have no values."""
     known = np.concatenate([_known(line.y) for line in chart.lines] or [np.empty(0)])
     if not len(known):
         return Markup()
@@ -250,7 +251,7 @@ def rolling(values: Floats, window: int, quantile: float) -> Floats:
 
 
 def ratios(compute_s: Floats) -> Floats:
-    """Return each rank's time ÷ its step's median, [ranks, steps]; NaN: nothing was computed."""
+    """Return each rank's time ÷ its step's median, [ranks, steps]; NaN where it did not compute."""
     known = np.where(compute_s > 0, compute_s, np.nan)
     column = ~np.isnan(known).all(axis=0)
     median = np.full(known.shape[1], np.nan)

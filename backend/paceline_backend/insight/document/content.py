@@ -33,7 +33,7 @@ from paceline_backend.store.rollups.reading import RankChoice
 POINTS = 600
 # The heat map has at most this many columns.
 COLUMNS = 300
-# The table of workers shows means over the newest steps.
+# The table of workers shows means over this many of the newest steps.
 _LAST = 50  # steps
 
 
@@ -41,8 +41,8 @@ _LAST = 50  # steps
 class Totals:
     """Totals over all complete steps.
 
-    `waste` is the share of the ranks' computing time in which they waited for slower ranks, and
-    `waited_h` the same time in hours, summed over all ranks.
+    `waste` is the time that the mean rank waits for the slowest rank ÷ the slowest rank's computing
+    time, both summed over the steps. `waited_h` is the waiting time of all ranks, in hours.
     """
 
     steps: int

@@ -29,7 +29,8 @@ from paceline_backend.insight.document.content import Content, Totals
 from paceline_backend.insight.whatif.answer import recommended
 
 _SLOW, _SLOWISH = 1.3, 1.1  # × the median
-# If there are more ranks besides the slowest, a chart shows a band instead of one line for each.
+# If there are more than this many ranks besides the slowest one, a chart shows a band for them
+# instead of a line for each.
 _OTHERS = 16
 # A running median covers at least this many values.
 _FEWEST = 3

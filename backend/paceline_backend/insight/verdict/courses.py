@@ -84,7 +84,7 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
 
 @dataclass
 class LevelPiece:
-    """Steps [begin, end) at the same level."""
+    """Piece of a series, steps [begin, end), in which the level is constant."""
 
     begin: int
     end: int
@@ -131,9 +131,9 @@ def course_of(
 ) -> Course:
     """Separate temporary spans from the lasting level of a series, [K].
 
-    A piece (see `levels`) of fewer than `lasting_steps` steps that is above both of its neighbours
-    is a span. It must be above them by more than `least`, or by more than `least_short` if it has
-    fewer than `short_steps` steps.
+    A piece of fewer than `lasting_steps` steps that is above both of its neighbours is a span. It
+    must be above them by more than `least`, or by more than `least_short` if it has fewer than
+    `short_steps` steps. `pieces` come from `levels`, and `noise` is σ of the series.
     """
     return _Peeling(series, known, pieces, noise, least).course(least_short)
 
@@ -367,8 +367,8 @@ def trend_of(
 ) -> Trend | None:
     """Return the trend that explains several ascending levels better than the levels do, else None.
 
-    `series` holds logarithms of factors without spans, and `known` is a mask of the values that
-    count, both [K]. `noise` is σ of the series.
+    `series` holds logarithms of slowdown factors, and `known` is a mask of the steps that count,
+    without spans, both [K]. `noise` is σ of the series.
     """
     stairs, most = 1, 1
     for before, after in pairwise(base):

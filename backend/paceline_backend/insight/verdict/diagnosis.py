@@ -142,7 +142,7 @@ def _said(verdict: Verdict, level: VerdictLevel, waste: float) -> str:
 
 
 def _limit_s(verdict: Verdict, times: Times, shown: slice) -> float | None:
-    """Return the mean step time, with its reduction, if all ranks finished computing together."""
+    """Return the mean step time if all ranks finished computing at the same time; None: unknown."""
     seen, took_part = verdict.seen, verdict.seen.took_part[shown]
     load = np.where(took_part, seen.load[shown], 0.0).sum(axis=0)
     compute_s = times.compute_s[shown].sum(axis=0)

@@ -32,7 +32,7 @@ _FRACTIONS = {
     "a tenth": 1 / 10,
 }
 _PASSING = ("transient", "periodic", "input")
-# A share is written as one of these fractions if it differs from the fraction by at most this.
+# A share is written as one of `_FRACTIONS` if it differs from this fraction by at most `_NEAR`.
 _NEAR = 0.06  # relative
 
 
@@ -44,7 +44,8 @@ class Verdict:
         steps: number of steps with at least two ranks that the verdict uses.
         wall_s: wall time of these steps.
         waste: share of the ranks' time (`wall_s` each) that they spend waiting for slower ranks.
-        noise: relative standard deviation of the time of a usual step.
+        noise: relative standard deviation of a rank's computing time from its level; the median
+            over the ranks.
         cost_s: time that all causes cost together.
         causes: active causes first; their steps are indices into `seen.step`.
         seen: the observed steps.

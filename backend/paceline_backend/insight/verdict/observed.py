@@ -57,9 +57,9 @@ class ObservedSteps:
     longest: Floats  # max λ
     data_s: Floats
     compute_s: Floats  # T
-    # Waiting for slower ranks, and the reduction itself.
+    # Time that ranks spend waiting for slower ranks and reducing gradients.
     sync_s: Floats
-    # Time between the step and the next one in which no rank loads, computes or reduces.
+    # Time after the step, and before the next one, in which no rank loads, computes or reduces.
     between_s: Floats  # [K], seconds
     # True for the first step of a segment.
     first: Bools  # [K]
@@ -97,7 +97,7 @@ class ObservedSteps:
 
     @property
     def policies(self) -> list[slice]:
-        """Return the steps of each policy.
+        """Return the steps of each policy as slices of step indices.
 
         If a policy planned fewer than `policy_steps` steps, these steps count for the previous
         policy.
@@ -129,7 +129,7 @@ class ObservedSteps:
         return bool(inside) and int((self.step >= inside[-1]).sum()) < THRESHOLDS.policy_steps
 
     def of(self, steps: Bools) -> ObservedSteps:
-        """Return the rows of the steps that are True in `steps`, [K]."""
+        """Return the rows of the steps that the mask `steps`, [K], selects."""
         chosen: dict[str, Any] = {name: getattr(self, name)[steps] for name in _OF_STEPS}
         return replace(self, **chosen)
 
@@ -197,8 +197,8 @@ def read_observed(
     """Return the ranks' reports of the complete steps in a range.
 
     If `span` has no first step, the last `range_steps` steps are read. If there are more than
-    `most_rows` rows, only those of the newest steps are read. Steps before the given placement are
-    left out, because the ranks ran on other nodes; None: the placement is unknown.
+    `most_rows` rows, only those of the newest steps are read. Steps before `placement` took effect
+    are left out, because the ranks ran on other nodes then; None: no step is left out.
     """
     read = records.newest_complete(
         connection,
@@ -277,11 +277,11 @@ def _first_known(values: Floats) -> Floats:
 
 
 def _between(step: Ints, given: dict[str, Floats]) -> Floats:
-    """Return the seconds between each step and the next in which all ranks are idle, [K].
+    """Return the seconds after each step, before the next, in which all ranks are idle, [K].
 
     A rank is idle if it neither loads, computes nor reduces. Its next step starts when its batch
-    has arrived. The time after the last step and between two attempts is unknown, so the usual
-    value is returned for it.
+    has arrived. After the last step, and between two attempts, this time is unknown, so the median
+    of the other steps is returned.
     """
     out = np.zeros(len(step))
     if len(step) < 2 or not given["ended_at"].shape[1]:

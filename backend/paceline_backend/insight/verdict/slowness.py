@@ -148,7 +148,7 @@ class _Slow:
     until: int | None
     # Steps in which the rank is slow.
     steps: Bools  # [K]
-    # Factor of the rank's time; 1 in other steps.
+    # Factor by which the rank is slower in these steps; 1 in other steps.
     slower: Floats  # [K]
     factor: float
     # Steps of spans that are short enough to be pauses.
@@ -466,9 +466,9 @@ def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
 def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> list[TimeLoss]:
     """Return the time lost to uneven batches as one finding.
 
-    In steps in which the plan compensates for slow ranks, which are findings in `others`, a rank's
-    usual share of the work is not counted as uneven. `apart` is a mask of the steps in which ranks
-    do not wait for each other, [K].
+    `others` are the findings about slow ranks. In steps in which the plan compensates for one of
+    them, a rank's usual share of the work does not count as uneven. `apart` is a mask of the steps
+    in which ranks do not wait for each other, [K].
     """
     known, part = model.took_part, model.part
     dealt = [finding.effect.dealt for finding in others if finding.effect.dealt is not None]

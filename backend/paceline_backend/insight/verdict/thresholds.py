@@ -30,15 +30,15 @@ class VerdictThresholds:
 
     # Number of the newest steps that a verdict covers if the caller gives no range.
     range_steps: int = 500  # steps
-    # Maximum size of a verdict's input; a verdict of this size takes a second or two. If a range is
-    # larger, only its newest steps are used, because the time of the search for levels grows with
-    # the square of the number of steps.
-    most_pairs: float = 5e7  # pairs of steps × ranks
+    # Maximum of steps² × ranks in the input of a verdict; a verdict of this size takes a second or
+    # two. If a range is larger, only its newest steps are used, because the time of the search for
+    # levels grows with the square of the number of steps.
+    most_pairs: float = 5e7  # steps² × ranks
     # Maximum number of rows that are read. If a range has more rows, only the newest steps are
     # read.
     most_rows: int = 100_000  # rows
-    # A policy with fewer steps is not judged separately. docs/verdicts.md states this value, and
-    # the tests of switches.yaml check it.
+    # A policy with fewer than this many steps is not judged separately. docs/verdicts.md states
+    # this value, and the tests of switches.yaml check it.
     policy_steps: int = 16  # steps
 
     # --- Levels, spans and periods of a series (`courses`).
@@ -84,20 +84,22 @@ class VerdictThresholds:
     # A rank's lowest level must cover this fraction of the steps to be its usual level. Chosen on
     # runs of the kind "slow at the beginning, then recovered".
     usual_share: float = 0.25
-    # The median time of a lastingly slow rank must be this many of its standard errors above the
-    # usual time. docs/verdicts.md states this value. Chosen on runs of the kind "few steps".
+    # Slowness counts as lasting only if the rank's median time since its start is more than this
+    # many standard errors above the rank's usual time. docs/verdicts.md states this value. Chosen
+    # on runs of the kind "few steps".
     sure_errors: float = 5.0  # standard errors
-    # A span with fewer steps is a pause, which takes equally long at any speed of the rank. Chosen
-    # on runs of the kind "two: slow rank, and a noisy neighbour on another that is worse".
+    # A span with fewer than this many steps is a pause, which takes equally long at any speed of
+    # the rank. Chosen on runs of the kind "two: slow rank, and a noisy neighbour on another that is
+    # worse".
     pause_steps: int = 5  # steps
     # At least this fraction of the expected occurrences of a weak period must be observed, and at
     # least the same fraction of the rank's spans must be such occurrences. Chosen on runs of the
     # kind "garbage collection of a rank at a strict period".
     period_share: float = 0.7
-    # Lastingly slow ranks are slow together if their slowness starts at most `together_steps`
-    # apart, other ranks if they share the fraction `together_share` of their slow steps. Chosen on
-    # runs of the kinds "slow node since a step" and "two: one rank slow since a step, another
-    # slower since a later one".
+    # Lastingly slow ranks form a group if their slowness starts at most `together_steps` apart.
+    # Other slow ranks form a group if they share the fraction `together_share` of their slow steps.
+    # Chosen on runs of the kinds "slow node since a step" and "two: one rank slow since a step,
+    # another slower since a later one".
     together_steps: int = 5  # steps
     together_share: float = 0.5
     # A plan reacts to slowness if a rank's batches are at most `smaller_part` of the others' usual
@@ -143,14 +145,14 @@ class VerdictThresholds:
     # some steps".
     everyone: float = 0.9
     # If ranks wait at different times, and the number of groups is more than this fraction of the
-    # number of ranks, the ranks wait "in turn". Chosen on runs of the kind "loaders of the ranks
-    # hang in turn".
+    # number of ranks, the ranks wait "in turn": most groups become one finding that names no rank.
+    # Chosen on runs of the kind "loaders of the ranks hang in turn".
     in_turn: float = 0.35
-    # Planning: ranks must wait in the first step of at least `fewest_plans` segments. At least
-    # `plans_share` of the steps in which all ranks wait must be first steps, and all ranks must
-    # wait in at least `plans_share` of the first steps since such a wait was seen. Of a rank's
-    # wait, only up to `longest_plan` times the shortest wait of the step is attributed to planning.
-    # Chosen on runs of the kind "planning that is slow".
+    # Time is attributed to planning under three conditions. All ranks wait in the first step of at
+    # least `fewest_plans` segments. Of the steps in which all ranks wait, at least the fraction
+    # `plans_share` are first steps. From the first such wait on, all ranks wait in at least this
+    # fraction of the first steps. Of a rank's wait, at most `longest_plan` times the shortest wait
+    # of the step is attributed to planning. Chosen on runs of the kind "planning that is slow".
     fewest_plans: int = 3  # segments
     plans_share: float = 0.75
     longest_plan: float = 1.5  # × the shortest wait of a rank
@@ -163,9 +165,10 @@ class VerdictThresholds:
     # docs/verdicts.md promises that no cause below 0.5 % and every cause above 2 % is named, so the
     # value lies between them. Chosen on runs of the kind "checkpoints that cost next to nothing".
     least_share: float = 0.0125
-    # Findings below this fraction of the required cost are removed all at once, which saves time.
+    # Findings that cost less than this fraction of the share `least_share` are removed all at once,
+    # which saves time.
     far: float = 0.2
-    # If ranks spend at least this share of their time waiting for each other, the verdict says so.
+    # If ranks spend more than this share of their time waiting for each other, the verdict says so.
     # docs/verdicts.md states this value.
     waiting_share: float = 0.05
     # Minimum number of steps for a verdict about a node, because the first steps of ranks are
@@ -180,7 +183,7 @@ class VerdictThresholds:
     # The mean step time, and a diagnosis without an active cause, cover this many of the newest
     # steps.
     shown_steps: int = 50  # steps
-    # A cause that occurred this often may occur again, so it counts as active.
+    # A cause that occurred at least this often may occur again, so it counts as active.
     recurring: int = 3  # occurrences
 
 

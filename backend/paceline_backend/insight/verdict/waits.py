@@ -30,7 +30,7 @@ class Excess:
         spans: steps in which the wait is longer, oldest first.
         lasting: index of the step from which on the wait is longer in all steps; None: at the end,
             the wait has its usual length.
-        usual_s: the usual wait.
+        usual_s: usual length of the wait.
     """
 
     more_s: Floats
@@ -92,7 +92,11 @@ def _excess(
 
 
 def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int | None, int]:
-    """Return the first step, last step, period and number of occurrences of an excess."""
+    """Return the first step, last step, period and number of occurrences of an excess.
+
+    None as the first step means the start of the range, None as the last step that the excess is
+    still active, and None as the period that it is not periodic.
+    """
     spans = excess.spans
     if excess.lasting is not None:
         since = excess.lasting
@@ -110,12 +114,12 @@ def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int |
 
 
 def network_of(times: Times, unit_s: float) -> list[TimeLoss]:
-    """Return the time lost to long reductions."""
+    """Return findings about reductions that take long; `unit_s` is the time of a usual step."""
     return _of_series("network", times.reduce_s, times, unit_s)
 
 
 def between_of(times: Times, unit_s: float) -> list[TimeLoss]:
-    """Return the time lost between steps."""
+    """Return findings about time between steps; `unit_s` is the time of a usual step."""
     return _of_series("between", times.between_s, times, unit_s)
 
 
@@ -142,7 +146,7 @@ def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list
 def planning_of(
     seen: ObservedSteps, times: Times, took_part: Bools, unit_s: float
 ) -> list[TimeLoss]:
-    """Return the time lost while all ranks wait for a plan in the first steps of segments."""
+    """Return a finding if all ranks often wait for a plan in the first steps of segments."""
     first = seen.first
     if first.sum() < 2 or first.all():
         return []
@@ -172,7 +176,7 @@ def planning_of(
 
 
 def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
-    """Return the time that ranks lose waiting for data loaders; `times` exclude waits for plans."""
+    """Return findings about waits for data loaders; `times` must not include waits for plans."""
     values = times.data_s / unit_s
     noise = noise_of(values, took_part, THRESHOLDS.wait_noise)
     pieces = levels(values, took_part, noise)

@@ -10,9 +10,10 @@ from paceline_backend.insight.verdict.observed import ObservedSteps
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.waits import is_everyone
 
-# If a cause costs a smaller share of the wall time, the text says that it costs nothing.
+# If a cause costs less than this share of the wall time, the text says that it costs nothing.
 _NOTHING = 0.005
-# If a rank's speed differs by a smaller factor, the text says that it is as fast as the others.
+# If a rank's speed differs by less than this factor from the others' speed, the text says that the
+# rank is as fast as the others.
 _SAME = 1.05
 # A sentence lists at most this many ranges of ranks.
 _MOST_PIECES = 4

@@ -173,7 +173,10 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
 def _verdict(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch], mode: Mode
 ) -> Decision | None:
-    """Return a decision to wait for the result of `auto`'s last switch or to undo it, or None."""
+    """Return the decision about `auto`'s own last switch: wait for the result, or go back.
+
+    None if there is nothing to decide, for example because the result was judged before.
+    """
     if len(switches) < 2 or mode == "recommend":
         return None
     before, last = switches[-2:]

@@ -77,7 +77,7 @@ def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
 
 
 def conditions_of(state: PlanningState, models: Models | None = None) -> fitness.Conditions | None:
-    """Return the measured conditions of a run; None: too few steps, one rank only, or a stream."""
+    """Return a run's measured conditions; None for too few steps, a single rank, or a stream."""
     measured, history = state.measured, state.history
     if history is None or measured is None or history.hello.world == 1 or len(measured) < FEWEST:
         return None

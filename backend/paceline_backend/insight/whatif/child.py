@@ -18,7 +18,8 @@ from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.store import Store
 
 T = TypeVar("T")
-# On a busy machine, the child gets a third of the CPU time of other processes.
+# Niceness of the child. On a busy machine, the child then gets a third of the CPU time of a process
+# with normal priority.
 _NICE = 5
 
 

@@ -80,10 +80,10 @@ def forecast(
     The result is the time of a mean global batch. The models' error on the measured batches
     (`fit_error`) corrects all forecasts and widens their intervals.
 
-    `presets` are labels of presets with a variant, or names of presets with their defaults; None:
-    all. The policy in force is always included, with its parameters. Presets that change the
-    training are included if `relaxed` is true. The forecast uses the newest `steps` complete steps
-    of the latest attempt.
+    Each of `presets` is a label of a preset with parameters, or a bare name, which means the preset
+    with its defaults; None: all. The policy in force is always included, with its parameters.
+    Presets that change the training are included if `relaxed` is true. The forecast uses the newest
+    `steps` complete steps of the latest attempt.
 
     Raises:
         UnknownPolicyError: no such preset.
@@ -202,9 +202,10 @@ def _basis(state: PlanningState) -> Basis | str:
 def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> float:
     """Return measured ÷ modelled time of the batches that ran.
 
-    The models' errors are exchanged only between neighbouring steps, so a slowdown stays near the
-    batches with which the policy reacted to it. The result therefore also includes errors that
-    occur with only one kind of batch, which a simulation spreads over all batches.
+    For the modelled time, the measured errors of the models are drawn from neighbouring steps only,
+    so a slowdown stays near the batches with which the policy reacted to it. The result therefore
+    also includes errors that occur with only one kind of batch; a simulation would spread them over
+    all batches.
     """
     rng = np.random.default_rng(len(measured))
     count = len(measured)
@@ -367,7 +368,7 @@ def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> t
     """Return the 95 % interval around `mean`.
 
     `draws` are bootstrap draws of the mean. `shifts` are logarithms of the mean with other models ÷
-    the mean with the fitted models.
+    the mean with the fitted models. `fit_error` is the relative error of the models.
     """
     sampled = float(np.std(draws)) / mean
     modelled = float(np.sqrt(np.mean(shifts**2))) if len(shifts) else 0.0
@@ -377,7 +378,10 @@ def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> t
 
 
 def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
-    """Return each rank's seconds per size unit, for an equal share of a mean batch."""
+    """Return each rank's seconds per size unit, for an equal share of a mean batch.
+
+    `load` and `samples` are the load and the number of samples of such a share.
+    """
     of = basis.measured.features
     world = len(basis.models.a)
     like = float(of.squares.sum() / max(of.load.sum(), 1e-300))

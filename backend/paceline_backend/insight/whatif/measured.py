@@ -50,7 +50,7 @@ class RelaxedSpan:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether ranks do not synchronise at the segment's end, unless the epoch ends."""
+        """Return whether ranks synchronise at the segment's end only if the epoch ends there."""
         return synchronisers.goes_on(self.synchroniser)
 
     @property
@@ -79,13 +79,15 @@ class MeasuredSteps:
     data_s: Floats  # [S, W]
     sync_s: Floats  # [S, W]
     rank_step_s: Floats  # [S, W]
-    # Load of the global batch.
+    # Load of each step's global batch, summed over the ranks.
     load: Floats  # [S]
-    # Relaxed spans, ascending; each other row ends with an all-reduce.
+    # Relaxed spans, ascending. All rows outside of these spans end with an all-reduce.
     relaxed_spans: tuple[RelaxedSpan, ...] = ()
-    # Median duration in the records of the newest reduction rounds; None: there are no rounds.
+    # Duration of an all-reduce, estimated from the median of the newest reduction rounds; None:
+    # there are no rounds.
     reported_round_s: float | None = None
-    # Reason why ranks all-reduced in the newest relaxed segment; empty: they did not.
+    # Reason why the ranks fell back to an all-reduce in the newest relaxed segment; empty: they did
+    # not fall back.
     fallback: str = ""
     # Mask of records that cover several batches; None: there are no such records.
     several: npt.NDArray[np.bool_] | None = None  # [S, W]
@@ -210,7 +212,7 @@ class MeasuredSteps:
 
     @property
     def rest_s(self) -> Floats:
-        """Return the time of a rank's step beyond loading, computing and waiting, [W]."""
+        """Return each rank's time of a step beyond loading, computing and waiting, [W]."""
         alike = self.together == self.together[-1]
         single = self.single[alike]
         sync_s = np.where(single, self.sync_s[alike], np.nan)
@@ -303,7 +305,7 @@ def with_spans(
 ) -> MeasuredSteps:
     """Return `measured` with the spans of its relaxed segments, which are sorted.
 
-    `reduced_s` returns the seconds that the newest reduction rounds of some segments took.
+    `reduced_s` takes segment numbers, and returns the durations of their newest reduction rounds.
     """
     candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)
@@ -335,12 +337,12 @@ _PAIR = _Exchange(2, 2)
 
 
 def _all_reduce(ranks: int) -> _Exchange:
-    """Return the exchange of a ring; see `simulator.scenario.Communication`."""
+    """Return the cost of a ring all-reduce of `ranks` ranks; see `simulator.scenario`."""
     return _Exchange(2 * (ranks - 1), 2 * (ranks - 1) / ranks)
 
 
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
-    """Return the exchange whose duration a synchroniser records."""
+    """Return the cost of the exchange whose duration a synchroniser records."""
     if isinstance(synchroniser, Pairwise):
         # The recorded duration covers only one of the pair's two messages, the answer.
         return _Exchange(1, 1)
@@ -370,7 +372,7 @@ def _scaled(seconds: float, of: _Exchange, to: _Exchange, gradient_bytes: int | 
 
 
 def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
-    """Return the rows that belong to a segment; `step` holds the number of each row, [S]."""
+    """Return the rows that belong to a segment; `step` holds the step of each row, [S]."""
     end = segment.first_step + segment.steps
     first, after = np.searchsorted(step, [segment.first_step, end]).tolist()
     whole = after > first and int(step[after - 1]) == end - 1

@@ -69,7 +69,7 @@ def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step
 
 
 def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = None) -> Ints:
-    """Return random blocks of consecutive indices modulo `of`, [count] or [draws, count]."""
+    """Draw `count` indices below `of` in blocks of consecutive ones, [count] or [draws, count]."""
     block = THRESHOLDS.draw_block_steps
     shape = (-(-count // block),) if draws is None else (draws, -(-count // block))
     starts = rng.integers(0, of, shape)

@@ -35,8 +35,8 @@ class Shape:
     Attributes:
         own: models that were fitted rank by rank; their costs are replaced.
         measured: the measured steps to which the shape was fitted.
-        at: (sample, scaled, fixed) of the best fit. `scaled` or `fixed` is 0: the cost per step is
-            either larger on a slow rank (`scaled`), or the same for all ranks (`fixed`).
+        at: (sample, scaled, fixed) of the best fit. One of `scaled` and `fixed` is 0: the cost per
+            step is either larger on a slow rank (`scaled`), or the same for all ranks (`fixed`).
         axes: directions of uncertainty, with one standard deviation as length; empty: ranks keep
             their own costs.
         faster: divisor of each rank's time, to simulate a better node.
@@ -136,7 +136,12 @@ def _room(at: Floats, step: Floats) -> float:
 
 
 def _at(share: Floats, per: Floats, second: float, same: bool) -> Floats:
-    """Return (sample, scaled, fixed) from their shares of a typical step's load or time."""
+    """Return (sample, scaled, fixed) from the shares of the costs per sample and per step.
+
+    `share` holds these costs as shares of a typical step. `per` holds the typical step's load per
+    sample and in total, and `second` is its time in seconds.
+    If `same` is true, the cost per step is the same for all ranks.
+    """
     sample, step = share
     return np.array([sample * per[0], 0.0 if same else step * per[1], step * second * same])
 

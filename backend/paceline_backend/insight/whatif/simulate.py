@@ -94,7 +94,10 @@ class SimulatedOption:
         return self.policy.changes
 
     def add(self, trained: list[TrainedSegment], count: int) -> None:
-        """Add the simulation with the fitted models, which has `count` steps after the warm-up."""
+        """Add the results of the simulation with the fitted models.
+
+        `count` is the number of its steps after the warm-up.
+        """
         step_s, load = _counted(trained, count)
         drawn = blocks(np.random.default_rng(1), count, count, THRESHOLDS.draws)
         self.draws = step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1)
@@ -106,7 +109,10 @@ class SimulatedOption:
         self.stale = any(run.segment.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
-        """Add a simulation with other models, which has `early_steps` steps after the warm-up."""
+        """Add the result of a simulation with other models.
+
+        It has `early_steps` steps after the warm-up.
+        """
         step_s, load = _counted(trained, THRESHOLDS.early_steps)
         self.shifts.append(float(np.log(step_s.sum() / load.sum() / self.early)))
 
@@ -131,9 +137,9 @@ def simulate(
     preset's variants, only the best is kept, and only if it takes less time than the defaults.
     Pairs of shorter simulations follow, with other models that fit the measured steps equally well.
 
-    `presets` are labels, or names of presets with their defaults; None: all, with their variants.
-    Presets that change the training are included if `relaxed` is true. The policy in force is
-    always simulated, and comes first.
+    Each of `presets` is a label of a preset with parameters, or a bare name, which means the preset
+    with its defaults; None: all presets, with their variants. Presets that change the training are
+    included if `relaxed` is true. The policy in force is always simulated, and comes first.
     """
     state = basis.state
     assert state.history is not None
@@ -180,7 +186,7 @@ def simulate(
 
 
 def presets_and_variants() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return name and parameters of each preset's defaults and variants, by label."""
+    """Return the options by label, as (name, parameters): all presets' defaults and variants."""
     return {
         label(name, parameters): (name, dict(parameters))
         for name in policies.names()

@@ -32,7 +32,7 @@ class ForecastThresholds:
     cold_steps: int = 3  # steps
     # Minimum number of steady steps to measure the time of the policy in force.
     steady_steps: int = 16  # steps
-    # Each rank is assumed not to wait for another rank in at least this fraction of its steps.
+    # Assumption: in at least this fraction of its steps, a rank waits for no other rank.
     # Chosen on runs of the kind "RNA in force while each rank's step is delayed by a random time".
     undisturbed: float = 0.1
     # Speed of the slowest network that is expected: 1 Gbit/s; checked by
@@ -44,8 +44,9 @@ class ForecastThresholds:
     # A rank's speed is the median over a block of this many steps. Chosen on runs of the kind "A
     # rank became slower shortly before the forecast and stays so".
     block_steps: int = 8  # steps
-    # A rank's speed has changed if it differs by more than this and by more than chance. Chosen on
-    # runs of the kind "A rank was slow for a while, which was over shortly before the forecast".
+    # A rank's speed has changed if it differs from the present speed by more than this, and by more
+    # than chance explains. Chosen on runs of the kind "A rank was slow for a while, which was over
+    # shortly before the forecast".
     changed_speed: float = 0.15  # relative
     # Maximum probability that chance alone makes a rank's speed look changed.
     by_chance: float = 0.001
@@ -89,13 +90,13 @@ class ForecastThresholds:
     # unmeasured effects. With these values 95 % of outcomes were inside the interval, on simulated
     # runs of 20 kinds.
     interval_weights: tuple[float, float, float, float] = (1.5, 2.0, 1.5, 0.005)
-    # The sentence about a slow node mentions the all-reduce if it takes a larger fraction of a
-    # step.
+    # The sentence about a slow node mentions the all-reduce if it takes more than this fraction of
+    # a step.
     mentioned_share: float = 0.1
 
     # --- Decisions (`auto`).
 
-    # Minimum number of steps between two switches.
+    # `auto` does not switch within this many steps after any switch, except to go back.
     hold_steps: int = 100  # steps
     # If a rank's speed has changed by more than this, `auto` ignores its earlier experience with
     # presets.
