@@ -39,8 +39,8 @@ _MOST_SINGLE = 200_000
 # Maximum number of records that are read individually for the first response of a page, because the
 # first charts wait for it.
 _MOST_NEWEST = 80_000
-# In the first response of a page, lines and heat map have at least this many of the newest steps,
-# for any number of ranks.
+# In the first response of a page, lines and heat map show at least this many of the newest steps,
+# even if the run has so many ranks that `_MOST_NEWEST` is exceeded.
 _LEAST_SHOWN = 20
 # In a range with fewer blocks than this, `_MOST_SINGLE` is ignored, because one column per block
 # would show too little.
@@ -57,7 +57,7 @@ _CODES = 254
 _COMPUTE = (("compute_p10", 0.1), ("compute_p50", 0.5), ("compute_p90", 0.9))
 _SHARE = (("share_min", 0.0), ("share_p50", 0.5), ("share_p90", 0.9), ("share_max", 1.0))
 
-# Significant digits of a chart's number: finer than a pixel of any screen.
+# Number of significant digits of the numbers in a chart. The rounding error is below one pixel.
 _DIGITS = 5
 
 
@@ -212,7 +212,7 @@ def _coded(table: Floats) -> tuple[float, float, npt.NDArray[np.uint8]]:
 def _bands(
     table: Floats, levels: Sequence[tuple[str, float]]
 ) -> list[tuple[str, list[float | None]]]:
-    """Return quantiles over the rows of each column; None where nothing is known."""
+    """Return quantiles of each column over its rows; None for columns without known values."""
     # Unknown values (NaN) are sorted last.
     ordered = np.sort(table, axis=0)
     count = np.count_nonzero(~np.isnan(table), axis=0)

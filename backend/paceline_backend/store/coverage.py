@@ -172,7 +172,7 @@ def _together(parts: list[Ints]) -> Ints:
 def _reported(
     connection: sa.Connection, run: int, hello: Hello
 ) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Return (attempt, segment) → number of records, first and last step.
+    """Return, by (attempt, segment), the number of records and their first and last step.
 
     In most cases these numbers suffice to decide that all records of a segment have arrived.
     """

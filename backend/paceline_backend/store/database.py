@@ -226,9 +226,10 @@ def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgr
 
 
 def in_chunks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """Yield all items in order, in chunks of a few fixed sizes, so that few statements differ.
+    """Yield all items in order, in chunks of the given sizes.
 
-    `sizes` is descending; the last size is 1.
+    A query whose text depends on the size of the chunk then has only a few different texts, so
+    that prepared statements are reused. `sizes` is descending; the last size is 1.
     """
     done = 0
     for size in sizes:

@@ -29,7 +29,7 @@ joined = worker_steps.outerjoin(steps, of_same_step)
 # Maximum number of ranks in one result, because a chart cannot show more. In a larger world, only
 # every k-th rank is shown.
 _SHOWN_RANKS = 1_024
-# If not all ranks are shown, a result covers at most this number of steps × ranks (of all ranks).
+# If not all ranks are shown, the steps of a result times all ranks of the run are at most this.
 _SHOWN_CELLS = 250_000
 
 # First and last step, both included. None: no bound.

@@ -42,7 +42,7 @@ class Records:
         return Records(self.world, self.table[self.table[:, 0] >= step])
 
     def by_step(self, world: int | None = None) -> tuple[Floats, Floats]:
-        """Return the steps, [steps], and [columns, steps, ranks]; NaN where there is no row.
+        """Return the steps, [steps], and the values, [columns, steps, ranks]; NaN where no row is.
 
         The result has at least `world` ranks (None: the number of ranks of the latest attempt), and
         more if an earlier attempt had more.
@@ -127,9 +127,10 @@ def since(
     columns: Sequence[str],
     first: int,
 ) -> Floats:
-    """Return an attempt's rows from step `first` on: [rows, 2 + columns].
+    """Return an attempt's rows from step `first` on, [rows, 2 + columns].
 
-    The rows are ordered by step and rank. `world` is the attempt's number of ranks.
+    Each row has step, rank and the values of `columns`. The rows are ordered by step and rank.
+    `world` is the attempt's number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -150,9 +151,9 @@ def reported(connection: sa.Connection, run: int, span: Range) -> tuple[int, int
 def between(
     connection: sa.Connection, run: int, columns: Sequence[str], first: int, last: int
 ) -> Floats:
-    """Return all rows of steps `first` to `last`, of any attempt: [rows, 2 + columns].
+    """Return all rows of steps `first` to `last`, of any attempt, [rows, 2 + columns].
 
-    The rows are sorted by step and rank, which are their first columns.
+    Each row has step, rank and the values of `columns`. The rows are ordered by step and rank.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(

@@ -156,9 +156,10 @@ def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
 def versions(
     connection: sa.Connection, run: int, attempt: int, span: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Return the policy versions that planned segments of an attempt: (first segment, version).
+    """Return the policy versions that planned segments of an attempt, by their first segment.
 
-    `span` has the numbers of the first and of the last segment.
+    Each item is the number of the first segment that a version planned, and the version. Only
+    segments with numbers in `span` (first and last number) are used.
     """
     c = segments.c
     first = sa.func.min(c.seq)
@@ -214,7 +215,7 @@ def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int
 def planned(
     connection: sa.Connection, run: int, attempt: int, version: int, since: int
 ) -> list[tuple[int, int]]:
-    """Return first step and number of steps of an attempt's segments that a controller planned.
+    """Return (first step, number of steps) of each segment of an attempt planned by a controller.
 
     Only segments of this policy version that end after the step `since` are included.
     """

@@ -65,7 +65,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def workers(connection: sa.Connection, run: int, epoch: int) -> list[dict[str, Any]]:
-    """Return sums over an epoch's complete steps by rank; empty if the run has none.
+    """Return sums over an epoch's complete steps by rank; empty if it has no complete step.
 
     `epoch` counts from 0.
     """

@@ -159,7 +159,7 @@ def of_runs(
     first: int | None,
     last: int | None,
 ) -> list[dict[str, Any]]:
-    """Return sums by day, run and policy: the columns of `run_days` and the columns to group by.
+    """Return rows of `run_days`, each with facts about its run, such as name, policy and device.
 
     `where` comes from `RunFilter.conditions`. `first` and `last` are days since 1970-01-01 UTC.
     """
@@ -181,7 +181,10 @@ def of_runs(
 
 
 def spent(connection: sa.Connection, run: int, span: Range) -> tuple[float, float]:
-    """Return the seconds that all ranks together spent in a range of steps, and spent waiting."""
+    """Return a pair: the time of a range of steps, and the time that ranks waited in these steps.
+
+    Both are in seconds, summed over all ranks.
+    """
     rows = _sums_of(connection, run, span)
     return sum(row["worker_s"] for row in rows), sum(row["waited_s"] for row in rows)
 

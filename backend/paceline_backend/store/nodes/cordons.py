@@ -78,7 +78,7 @@ class ActiveCordons:
 
 
 def standing(connection: sa.Connection) -> ActiveCordons:
-    """Return the active cordons; of several for a node or machine, one that is not lifted."""
+    """Return the active cordons, one per node and machine: if possible, one that is not lifted."""
     c = cordons.c
     names = list(Cordon.__dataclass_fields__)
     query = sa.select(*(c[name] for name in names)).where(_counts()).order_by(c.key)

@@ -228,7 +228,10 @@ def groups(connection: sa.Connection) -> list[MultiNodeRun]:
 
 
 def heartbeats(connection: sa.Connection) -> list[tuple[str, str, float | None]]:
-    """Return the agents responsible for multi-node runs: public run id, node, last heartbeat."""
+    """Return the heartbeats of the nodes whose launchers have not ended, in all multi-node runs.
+
+    Each item is the public run id, the node and the time of its last heartbeat (None: none).
+    """
     known = [
         (group.id, row.node) for group in groups(connection) for row in group.nodes if not row.ended
     ]

@@ -63,7 +63,7 @@ def present(connection: sa.Connection, run: int) -> Slow | None:
 
 
 def name(connection: sa.Connection, slow: Slow) -> Slow:
-    """Record a verdict that names a node slow; return the row that is stored then.
+    """Record a verdict that names a node slow; return the row as it is stored.
 
     While verdicts about the same attempt name the same node, the row stays and only its figures are
     updated.

@@ -39,8 +39,8 @@ def reached(
     """Return a run's target, when it was first met, and the best value; None without a target.
 
     The values come from evaluations of the metric. If there are none and the metric is the loss,
-    they are means of the training loss over blocks of 100 steps. `run` has the fields of the run's
-    Hello, too; `counting` comes from `store.attempts.spans`.
+    they are means of the training loss over blocks of 100 steps. `run` also has the fields of the
+    run's Hello; `counting` comes from `store.attempts.spans`.
     """
     if run["target"] is None:
         return None
@@ -89,7 +89,7 @@ def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | No
 def _of_settled(
     store: Store, run: int, seen_at: float, counting: tuple[AttemptSpan, ...], *wanted: Any
 ) -> _Found:
-    """Return the cached result of `_of_evaluations`; a record that arrives changes `seen_at`."""
+    """Return the result of `_of_evaluations`, cached until a new record changes `seen_at`."""
     with store.read() as connection:
         return _of_evaluations(connection, run, counting, *wanted)
 

@@ -256,7 +256,7 @@ def _span(run: int, part: range) -> dict[str, int]:
 
 
 def _blocks(touched: Iterable[range]) -> Iterator[range]:
-    """Extend ascending ranges of steps to whole blocks, and merge those that touch."""
+    """Extend ascending ranges of steps to whole blocks, and merge adjacent ones."""
     whole: range | None = None
     for part in touched:
         start, stop = part.start // BLOCK * BLOCK, -(-part.stop // BLOCK) * BLOCK

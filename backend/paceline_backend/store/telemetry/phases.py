@@ -26,7 +26,7 @@ class RunPhases:
     """Progress of a run, with the phases in which ranks have been for a long time.
 
     Args:
-        state: of the run.
+        state: state of the run.
         world: number of ranks of the latest attempt; 0 if unknown.
         placement: node of each rank; empty if all are on one node.
         step: the newest step that all ranks have ended; None if there is none.

@@ -256,7 +256,8 @@ def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bo
 
 
 def _copy_into(table: str, connection: sa.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
-    # SQLAlchemy's transaction has begun, so its commit includes what bypasses SQLAlchemy here.
+    # SQLAlchemy has begun a transaction on this connection, so its commit also commits the rows that
+    # are written here without SQLAlchemy.
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     with driver.cursor() as cursor, cursor.copy(_COPY.format(table)) as copy:

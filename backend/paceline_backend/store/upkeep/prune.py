@@ -135,8 +135,9 @@ def used_bytes(connection: sa.Connection) -> int:
 
 
 def _tables() -> list[sa.Table]:
-    """Return the tables with many rows per run; smaller tables are emptied by the cascade.
+    """Return the tables with many rows per run.
 
+    From smaller tables, the database deletes the rows together with the row of the run (cascade).
     Tables that name a run by its public id keep their rows.
     """
     keys = {table: list(table.primary_key) for table in metadata.sorted_tables}
