@@ -224,7 +224,7 @@ class ChangeReader:
 
 
 def _put(follower: PendingEvent, standing: runs.Standing | None, step: int | None) -> None:
-    """Give a follower the event of a change; `standing` is None: the run was deleted."""
+    """Give a follower the event of a change; `standing` is None if the run was deleted."""
     ended = standing is None or standing.state in ENDED
     if standing is not None:
         kind = "end" if ended else "change"

@@ -32,7 +32,7 @@ from paceline_backend.store.rollups.reading import RankChoice
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-# Maximum number of choices of synchronisers in a response. A chart cannot show more distinctly.
+# Maximum number of choices of synchronisers in a response. A chart could not show more legibly.
 _MOST_CHOICES = 200
 
 # A request for columns without roll-ups is refused if it needs more rows than this.

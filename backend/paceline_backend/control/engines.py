@@ -54,9 +54,9 @@ log = logging.getLogger(__name__)
 LEASE_S = 10.0
 # Interval at which an engine is queried. If there is a job to submit, the query is made at once.
 _LOOK_S = 3.0
-# Maximum time until reports from the nodes of an ended job have arrived.
+# A run whose jobs have all ended is ended once none of its messages has arrived for this time.
 _SETTLE_S = 5.0
-# Time in which the nodes of an ended run can leave before their jobs are stopped.
+# Time for which the nodes of an ended run can deliver telemetry before their jobs are stopped.
 _DELIVER_S = 20.0
 
 
@@ -435,7 +435,7 @@ class Attendant:
                     jobs.forget_replacing(connection, run, part)
 
     def _by_part(self, run: EngineRun, known: Sequence[Job]) -> dict[str, Job]:
-        """Return the jobs of the run's latest launch, by part; of equal labels, the oldest job."""
+        """Return the jobs of the run's latest launch, by part; of several jobs, the oldest."""
         wanted = {self._label(run, part): part for part in run.jobs}
         by_part: dict[str, Job] = {}
         for job in sorted(known, key=_age):

@@ -189,7 +189,9 @@ def _silences(
     behind: set[str],
     at: float,
 ) -> _Silences[K]:
-    """Return, for each name, its last sign of life and the time since which nothing newer arrived.
+    """Return each name's last sign of life, and the time since which no newer one has arrived.
+
+    A name is a run, or a node of a run.
 
     Args:
         known: result of the previous check.

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # Minimum distance between two verdicts about a run, in steps and in seconds.
 LOOK_STEPS = 20
 PAUSE_S = 3.0
-# If a check could not settle a run's newest steps, they are checked again after this many pauses.
+# If a run's newest steps need another verdict (see `_guarded`), it is made after this many pauses.
 _AGAIN = 10
 
 _POLL_S = 0.25

@@ -132,7 +132,7 @@ def settle(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
 
 
 def undecided(group: MultiNodeRun) -> bool:
-    """Return True if all launchers have ended and ingest cannot derive the run's state from it."""
+    """Return True if all launchers have ended and ingest cannot derive the run's state."""
     return all(row.ended for row in group.nodes) and several.outcome(group.nodes) is None
 
 

@@ -128,7 +128,7 @@ def starts(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) -> sa.Row[Any] | None:
-    """Return `step` and `ended_at` of the newest record, of any rank, not discarded by a restart."""
+    """Return `step` and `ended_at` of the ranks' newest record that no restart has discarded."""
     c = worker_steps.c
     return _first(
         connection,
@@ -222,7 +222,7 @@ def elsewhere(connection: sa.Connection, run: int, nodes: Sequence[str]) -> list
 
 
 def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[int, int, list[str]]]:
-    """Return (attempt, first step, each rank's node) of the attempts after `above`, oldest first."""
+    """Return (attempt, first step, each rank's node) of attempts after `above`, oldest first."""
     c = attempts.c
     query = sa.select(c.attempt, c.step, c.placement).where(c.run == run, c.attempt > above)
     rows = connection.execute(query.order_by(c.attempt))

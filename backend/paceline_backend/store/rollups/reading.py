@@ -198,7 +198,8 @@ def fit_sums(
 ) -> Sequence[Any]:
     """Return, for each rank: rank, n, Σx, Σy, Σx² and Σxy, where x is load and y compute time.
 
-    The sums are over the n records of the rank that have samples. `rows` are conditions for ``worker_steps``, and `rolled` those for ``rank_rollups``.
+    The sums are over the n records of the rank that have samples. `rows` are conditions for
+    ``worker_steps``, and `rolled` those for ``rank_rollups``.
     """
     w, r = worker_steps.c, rank_rollups.c
     x, y = w.load, w.compute_s

@@ -256,7 +256,7 @@ def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bo
 
 
 def _copy_into(table: str, connection: sa.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
-    # SQLAlchemy has begun a transaction on this connection, so its commit also commits the rows that
+    # SQLAlchemy has begun a transaction on this connection. Its commit also commits the rows that
     # are written here without SQLAlchemy.
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
