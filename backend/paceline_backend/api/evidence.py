@@ -459,7 +459,7 @@ def get_hang(
         return hangs.look(connection, runs.key_of(connection, run), after_s)
 
 
-# Ranks have this time to write their stacks. If a rank is able to, it takes a fraction of a second.
+# Ranks have this time to write their stacks. A rank that can write takes a fraction of a second.
 WRITING_S = 3.0  # seconds
 
 _PAUSE_S = 0.15  # seconds between two polls

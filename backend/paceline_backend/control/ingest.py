@@ -282,7 +282,7 @@ class Ingest:
         deliveries: Mapping[tuple[str, bytes], int],
         stop: threading.Event,
     ) -> None:
-        """Handle entries that may make ingest fail, one by one, the entry with fewest tries first."""
+        """Handle entries that may make ingest fail, one by one, those with fewest tries first."""
         self._take_wholes(client, stop, wait=True)
         names = [f"{entry.stream} {entry.number.decode()}" for entry in suspects]
         for name, times in self._blameless.items():

@@ -28,8 +28,9 @@ class Turns:
     Telemetry has priority over plans: leaders coast without plans, but late telemetry makes every
     plan late.
 
-    Each controller rests in proportion to its own plans, and all get the same share of the time. So
-    a small run, which plans in a millisecond, does not rest for the seconds that a large one takes.
+    Each controller rests in proportion to the duration of its own plans, so that all get the same
+    share of the time. So a small run, which plans in a millisecond, does not rest for the seconds
+    that a large one takes.
     Controllers that wait for another plan to end get their turns in the order in which they came.
 
     Args:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MOST_ROWS = 60  # per minute
 _MINUTE_S = 60.0
-# A client that repeats a wrong token is recorded again only if it has sent none for this time.
+# A client that repeats a wrong token is recorded again only if it has not sent it for this time.
 _QUIET_S = 600.0  # seconds
 # Maximum number of remembered clients.
 _MOST_REPEATING = 4096

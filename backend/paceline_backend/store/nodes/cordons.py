@@ -35,7 +35,7 @@ class CordonedError(PacelineError):
 
 @dataclass(frozen=True)
 class Cordon:
-    """An active row of `cordons`: not lifted, or lifted but its engine does not know that yet."""
+    """An active row of `cordons`: not lifted, or its engine has not accepted the end yet."""
 
     key: int
     node: str

@@ -36,7 +36,7 @@ class AdvisedRun:
 def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
     """Store a forecast and delete old ones, except those whose decision changed the policy.
 
-    `body` has the fields of a `whatif.answer.Forecast` that has steps.
+    `body` has the fields of a `whatif.answer.Forecast` whose `steps` is above 0.
     """
     c = forecasts.c
     row = {"run": run, "made_at": body["made_at"], "body": body}

@@ -110,7 +110,7 @@ _DROP_MIXED = sa.text(
 
 
 def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatch]]) -> int:
-    """Store records and return their number. Of several attempts at a step, the latest stays."""
+    """Store records and return their number; a later attempt at a step replaces an earlier one."""
     of_runs: list[tuple[int, Sequence[StepRecord]]] = []
     for run, of_run in _by_run(batches):
         # Sorted rows are appended to the table, which is cheaper than inserting at many places.
@@ -236,7 +236,7 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
 
 
 def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
-    """Write rows to Postgres with COPY. Of several attempts at a step, the latest stays.
+    """Write rows to Postgres with COPY; a later attempt at a step replaces an earlier one.
 
     `new` means that the rows are probably new and distinct. Then first try to copy them directly
     into the table, which takes half the time.
