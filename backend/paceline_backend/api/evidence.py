@@ -194,10 +194,10 @@ def get_verdict(request: Request, run: str, steps: Steps) -> Any:
 def judged(
     request: Request, run: int, span: Range
 ) -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
-    """Return a range of steps, the verdict on it, and the placement of ranks at its end.
+    """Return the observed steps in a range, the verdict on them, and the ranks' placement.
 
-    The result may be some seconds old. Without `span`, it covers as many of the newest steps as a
-    verdict can.
+    The placement is that of the last of these steps. The result may be some seconds old. Without
+    `span`, it covers as many of the newest steps as a verdict can.
     """
 
     def judge() -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:

@@ -315,7 +315,7 @@ def _place(number: bytes) -> tuple[int, int]:
 
 
 def _age(entry: Entry) -> tuple[int, bool, int]:
-    """Return a sort key for the time of writing; in one millisecond, nodes' entries come last.
+    """Return a sort key for the time of writing; of entries of one millisecond, nodes' come last.
 
     The second part of an entry's number counts within its stream and its millisecond, so it cannot
     order entries of different streams.

@@ -532,7 +532,7 @@ def _stop_left(
 
 
 class EngineClaims:
-    """Claims of one worker.
+    """Claims of one worker on runs: each is a lease for managing the jobs of a run.
 
     One thread takes the claims. Another thread extends them with `keep`, because a call to an
     engine may take longer than a lease lasts.
@@ -558,7 +558,7 @@ class EngineClaims:
         self._before = {run: self._held[run] for run in taken}
 
     def alone(self, run: str) -> bool:
-        """Return True if no other worker has acted for a run since before the engine's query."""
+        """Return True if no other worker has acted for a run since this one queried the engine."""
         lease = self._before.get(run)
         return lease is not None and lease.held()
 

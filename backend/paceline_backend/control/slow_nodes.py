@@ -129,7 +129,7 @@ class SlowNodeWatch:
     def _has_forecast(
         self, run: RunOnNodes, slow: Slow, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
-        """Return True if a recent forecast shows the node's cost, and make one if there is none."""
+        """Return True if a recent forecast is about the slow node; make one if there is none."""
         since = max(slow.step, step - AUTO_STEPS)
         with self._store.read() as connection:
             if replacements.forecast_of(connection, run.key, slow.node, since) is not None:

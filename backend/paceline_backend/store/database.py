@@ -325,5 +325,5 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
 
 
 def _unless_in(url: sa.URL, **defaults: object) -> dict[str, object]:
-    """Return the driver arguments that the URL does not set itself."""
+    """Return the driver arguments in `defaults` that the URL does not set."""
     return {key: value for key, value in defaults.items() if key not in url.query}

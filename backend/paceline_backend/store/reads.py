@@ -118,9 +118,10 @@ def worker_step_columns(
 def grids(
     names: Sequence[str], rows: Sequence[Any]
 ) -> tuple[list[int], list[int], dict[str, list[list[Any]]]]:
-    """Convert rows to tables; return ranks, steps, and ``name[rank][step]``.
+    """Return the ranks and steps of `rows`, and their other values as ``name[rank][step]``.
 
-    The first two columns of the rows are rank and step, and the rows are sorted by them.
+    The first two columns of the rows are rank and step, and the rows are sorted by them. `names`
+    are the names of the other columns. A value is None if there is no row of the rank and step.
     """
     width = 2 + len(names)
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * width
@@ -185,7 +186,7 @@ def segment_rows(
 
 
 def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
-    """Return spans (first, last step) planned by the leader while the planner was offline.
+    """Return spans, [first, last step], that the leader planned while the planner was offline.
 
     The spans are ascending. The range is divided into `points` cells, and spans in the same cell
     are merged.

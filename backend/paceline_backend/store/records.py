@@ -102,9 +102,9 @@ def complete_steps(
     columns: Sequence[str],
     ranges: Steps,
 ) -> dict[int, Floats]:
-    """Return the steps in some ranges that all ranks reported: step → [world, columns].
+    """Return the steps in `ranges` that all ranks reported: step → values, [world, columns].
 
-    Steps before the attempt are included if they had the same number of ranks.
+    Steps of earlier attempts are included if they are comparable (see `_known`).
     """
     c = worker_steps.c
     query = sa.select(c.step, *(c[name] for name in columns)).where(
@@ -258,11 +258,10 @@ def samples_before(connection: sa.Connection, run: int, step: int) -> int:
 def sums(
     connection: sa.Connection, run: int, attempt: int | None, world: int | None
 ) -> list[tuple[float, float, float, float, float]]:
-    """Return sums for each rank, over its rows with samples; the database computes them.
+    """Return (n, Σx, Σy, Σx², Σxy) for each rank, over its n rows with samples.
 
-    The sums are, for each rank: the number n of rows, Σx, Σy, Σx² and Σxy, where x is the rank's
-    load and y its compute time. `attempt` is the latest attempt (None: there was none), and `world`
-    its number of ranks.
+    In these sums, which the database computes, x is the rank's load and y its compute time.
+    `attempt` is the latest attempt (None: there was none), and `world` its number of ranks.
     """
     ranks, rolled = [], []
     if attempt is not None:

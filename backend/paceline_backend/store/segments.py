@@ -100,7 +100,7 @@ def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
-    """Return an attempt's segments with a relaxed synchroniser that end after `since`, by step."""
+    """Return an attempt's segments with a relaxed synchroniser that end after step `since`."""
     c = segments.c
     end = c.first_step + c.steps
     query = sa.select(c.first_step, end, c.fallback, c.body).where(
@@ -116,9 +116,10 @@ def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> li
 
 
 def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tuple[int, int, int]]:
-    """Return ranges in which ranks did not wait for each other: attempt, first step, end.
+    """Return (attempt, first step, end) of segments in which ranks did not wait for each other.
 
-    The ranges are half-open and overlap the steps `first` to `last`.
+    `end` is one past the last step of the segment. Only segments that overlap the steps `first` to
+    `last` are included.
     """
     c = segments.c
     end = c.first_step + c.steps

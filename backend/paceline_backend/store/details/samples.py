@@ -1,4 +1,4 @@
-"""Read the assignment of samples to ranks and steps from the segments that count."""
+"""Read the assignment of samples to ranks and steps from segments that no restart discarded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def assigned(
 def effective(
     connection: sa.Connection, run: int, first: int, last: int | None
 ) -> Iterator[tuple[int, Any, int]]:
-    """Yield (attempt, segment, end), where `end` is one past the last step that still counts."""
+    """Yield (attempt, segment, end): `end` is one past the last step that no restart discarded."""
     c = segments.c
     begins = sa.select(c.attempt, sa.func.min(c.first_step)).where(c.run == run).group_by(c.attempt)
     starts = {int(attempt): int(step) for attempt, step in connection.execute(begins)}

@@ -72,7 +72,7 @@ def _sums(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def _planned(connection: sa.Connection, run: int) -> list[tuple[int, int]]:
-    """Return (first step, policy version) of all ranges of steps that count, ascending.
+    """Return (first step, policy version) of all ranges of steps that no restart discarded.
 
     An attempt that began at an earlier step may have repeated steps under a later version.
     """

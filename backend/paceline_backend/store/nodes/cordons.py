@@ -187,9 +187,9 @@ class Word:
 
 
 def untold(connection: sa.Connection, backends: Collection[str]) -> list[Word]:
-    """Return the changes that some engines have not received yet, oldest first.
+    """Return the changes that must still be sent to the engines in `backends`, oldest first.
 
-    A machine with several rows is cordoned while one of them is not lifted.
+    A machine with several rows in `cordons` is cordoned while one of them is not lifted.
     """
     c = cordons.c
     waiting = (c.host.is_not(None), c.told_at.is_(None), c.refusal.is_(None))

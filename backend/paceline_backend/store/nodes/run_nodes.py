@@ -139,7 +139,7 @@ def of_runs(connection: sa.Connection, keys: Collection[int]) -> dict[int, list[
 
 
 def reporting(connection: sa.Connection, rows: Sequence[Any]) -> dict[int, tuple[str, ...]]:
-    """Return, by the runs' keys, the nodes that may send reports about each run.
+    """Return the nodes that may send reports about each run, by the run's key.
 
     `rows` are rows of runs with `key`, `node` and `nodes_max`.
     """

@@ -126,7 +126,10 @@ def _runs(connection: sa.Connection, node: str, limit: int) -> list[dict[str, An
 
 
 def _slow_periods(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
-    """Return the newest verdicts about a node; `ended_at` defaults to the end of the run."""
+    """Return the newest periods in which verdicts named a node slow.
+
+    If verdicts named the node until the run ended, `ended_at` is the end of the run.
+    """
     c = slow_nodes.c
     ended = sa.func.coalesce(c.ended_at, runs.c.ended_at).label("ended_at")
     query = (

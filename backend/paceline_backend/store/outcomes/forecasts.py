@@ -128,7 +128,7 @@ def watched(connection: sa.Connection, owner: str) -> list[AdvisedRun]:
 
 
 def newest_step(connection: sa.Connection, run: int) -> int:
-    """Return the newest complete step that counts; -1 if there is none."""
+    """Return the newest complete step that no restart discarded; -1 if there is none."""
     attempt = connection.scalar(sa.select(runs_table.c.attempt).where(runs_table.c.key == run))
     spans = attempts.spans(connection, run, attempt)
     last = attempts.newest_complete(connection, run, spans)

@@ -53,7 +53,7 @@ def read(
     Args:
         connection: connection to read from.
         run: key of the run.
-        counting: the steps that count, from `store.attempts.spans`.
+        counting: the steps that no restart discarded, from `store.attempts.spans`.
         limit: return at most this many evaluations, the newest ones; None: all.
         since: only evaluations after this step or a later one.
         metric: only this metric; None: all.

@@ -126,7 +126,7 @@ def _losses(
     run: Mapping[str, Any],
     target: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return the first block of steps whose mean loss meets a target, and the best block."""
+    """Return the first block of steps whose mean loss meets a target, if any, and the best one."""
     c = step_rollups.c
     loss = over(c.loss_sum, c.loss_count)
     query = sa.select(c.step, c.ended_at, loss.label("loss"))
@@ -149,7 +149,7 @@ def _losses(
 
 
 def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return the same as `_in_whole_epochs` for a stream, whose epochs have no known length."""
+    """Return the same values as `_in_whole_epochs`, for a stream: its epochs have no known length."""
     c = steps.c
     query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
     epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()
