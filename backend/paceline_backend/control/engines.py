@@ -11,7 +11,7 @@ The worker compares both lists every few seconds, so it can be killed at any tim
   run that moved elsewhere or was deleted are stopped at once (`store.jobs.leftovers`).
 * It passes cordons of machines, and their ends, to the engine.
 
-`Engines` decides which engines are due, and keeps errors of one engine or run from the others.
+`Engines` decides which engines are due, and isolates errors of one engine or run.
 `Attendant` reconciles a single run with the jobs that its engine has just listed. A *part* is one
 of a run's jobs: part "0" starts the run, and the others bring nodes that join later.
 
@@ -195,7 +195,7 @@ class Engines:
             self._attendant.tell_away(client, run, f"{engine.title} does not answer: {error}")
         except (StoreError, redis.RedisError):
             raise
-        # Engines can be plug-ins with faults of their own.
+        # Engines can be plug-ins; an error in one must not affect other runs.
         except Exception as error:
             if not trouble.active:
                 log.exception("run %s: managing its jobs failed", run.id)

@@ -167,7 +167,7 @@ def _unanswered(heard_at: float | None) -> str:
 
 
 def _waits(run: runs.Unfinished) -> bool:
-    # Nothing can report for such a run before the engine starts its job.
+    # A run that waits for an engine cannot report before the engine starts its job.
     return run.state in WAITING and backends.engine(run.backend) is not None
 
 

@@ -60,7 +60,7 @@ def step_columns(connection: sa.Connection, run: int, span: Range, points: int) 
 
 
 def _steps(where: list[sa.ColumnElement[bool]], bucket: int) -> sa.Select[Any]:
-    """Select complete steps, or buckets of them, from the rows of the steps themselves."""
+    """Select complete steps, or buckets of steps, without reading roll-ups."""
     s = steps.c
     single: list[Any] = [s.step, s.epoch, s.ended_at, *named(METRICS)]
     query = sa.select(*single).where(*where)
@@ -142,7 +142,7 @@ def grids(
 def _cells(
     where: list[sa.ColumnElement[bool]], bucket: int, more: Sequence[str] = ()
 ) -> sa.Select[Any]:
-    """Select ranks' steps, or buckets of them, from the rows of the steps themselves."""
+    """Select ranks' steps, or buckets of steps, without reading roll-ups."""
     w = worker_steps.c
     cells = [*CELLS.values(), *(MORE_CELLS[name] for name in more)]
     if bucket == 1:

@@ -149,7 +149,7 @@ def _losses(
 
 
 def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return the same values as `_in_whole_epochs`, for a stream: its epochs have no known length."""
+    """Return the same values as `_in_whole_epochs`, for a stream (epochs of unknown length)."""
     c = steps.c
     query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
     epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()

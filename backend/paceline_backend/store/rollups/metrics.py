@@ -13,7 +13,7 @@ BLOCK = 100
 
 
 def over(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Divide two values; the result is NULL for a divisor of 0. One of them must be a double.
+    """Divide `value` by `by`, one of which must be a double; NULL if `by` is 0.
 
     SQLAlchemy's own division would cast the divisor to a decimal number first, which is slow.
     """

@@ -152,7 +152,9 @@ def rank_buckets(
     cells: Sequence[str] = tuple(CELLS),
     together: int = 1,
 ) -> Sequence[Any]:
-    """Return rank, first step, means of `cells`, and minimum and maximum compute time, per bucket.
+    """Return a row for each rank and bucket, ordered by rank and step.
+
+    A row has rank, first step, means of `cells`, and minimum and maximum compute time.
 
     Args:
         connection: connection to read from.

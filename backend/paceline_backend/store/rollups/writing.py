@@ -27,8 +27,8 @@ from paceline_backend.store.schema import (
 
 log = logging.getLogger(__name__)
 
-# Numbers of blocks that one query handles. There are only a few different numbers, so that few
-# statements differ: databases cache prepared statements by their text.
+# Numbers of blocks that one query handles. There are only a few different numbers, so
+# that few different statements are prepared: databases cache them by their text.
 _CHUNKS = (64, 8, 1)
 # Number of blocks that one call of `fill` writes. Its transaction then takes some milliseconds.
 _FILLED = 5

@@ -22,8 +22,8 @@ from paceline_backend.store.telemetry.validation import STEPS
 _ALL_STEPS = range(2**62)
 # For runs with at least this many ranks, `sum_up` first counts rows to find the complete steps.
 _MANY = 64
-# Numbers of steps that one query handles. There are only a few different numbers, so that few
-# statements differ: databases cache prepared statements by their text.
+# Numbers of steps that one query handles. There are only a few different numbers, so
+# that few different statements are prepared: databases cache them by their text.
 _CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)
