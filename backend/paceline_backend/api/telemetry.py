@@ -451,7 +451,7 @@ def list_workers(
 
 
 def _predictor(switch: Mapping[str, Any]) -> Predictor | None:
-    """Return the predictor of a policy; None: this server no longer has the policy."""
+    """Return the predictor of a policy, or None if this server no longer has the policy."""
     try:
         return policies.make(switch["policy"], switch["parameters"]).predictor
     except ValueError as error:

@@ -65,7 +65,7 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """Return the exclusive end of an attempt's steps that can still count; None: no limit.
+    """Return one past the last step of an attempt that can still count; None if all of them can.
 
     The end is the smallest first step of all later attempts. `starts` maps each attempt to its
     first step.

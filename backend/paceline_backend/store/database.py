@@ -291,7 +291,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
 @contextmanager
 def _waiting(connection: sa.Connection, wait_s: float | None) -> Iterator[None]:
-    """Set how long SQLite waits for other writers within the block; None: unchanged."""
+    """Set how long SQLite waits for other writers within the block; None changes nothing."""
     if wait_s is None:
         yield
         return
