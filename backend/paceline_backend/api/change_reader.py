@@ -111,7 +111,7 @@ class ChangeReader:
 
     @property
     def awaited(self) -> str | None:
-        """The part that does not answer, `bus` or `database`, or None if both answer."""
+        """`bus` or `database`, whichever does not answer, or None if both answer."""
         if self._bus_away:
             return "bus"
         return "database" if self._database_away else None

@@ -294,7 +294,7 @@ def newest_steps(connection: sa.Connection, run: int, count: int) -> tuple[int, 
 def timeline(
     connection: sa.Connection, run: int, first: int, last: int, ranks: Sequence[int]
 ) -> dict[str, Any]:
-    """Return ``began_at`` and `PHASES`, each as ``name[rank][step]``; None: no record.
+    """Return ``began_at`` and `PHASES`, each as ``name[rank][step]``; None without a record.
 
     The phases of a step, in order: the rank waits for its data, computes, waits for other ranks,
     reduces, and does the rest of the step. `began_at` is Unix time by the clock of the rank's node;

@@ -80,7 +80,7 @@ def expect(
 ) -> str | None:
     """Record that a node's agent gets a session, so that ingest accepts its reports.
 
-    `token` is the id of the requesting token (None: there is no token that could end), and `run`
+    `token` is the id of the requesting token (None: the session depends on no token), and `run`
     the run that it belongs to (None: a token of the fleet). Return the seed of the node's keys.
     Return None if the name belongs to another run or to the fleet, or if the token has ended; then
     the caller must not commit the transaction.

@@ -24,7 +24,7 @@ class Evaluated:
         trained: number of samples that the run had trained on by then.
         at: Unix time of the evaluation.
         ranks: number of ranks whose values are combined.
-        metrics: value by name; None: not a finite number.
+        metrics: value by name; None if the value was not a finite number.
     """
 
     step: int
