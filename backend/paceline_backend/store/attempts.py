@@ -65,7 +65,7 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """Return one past the last step of an attempt that can still count; None if all of them can.
+    """Return one past an attempt's last step that can still count, or None if every step can.
 
     The end is the smallest first step of all later attempts. `starts` maps each attempt to its
     first step.

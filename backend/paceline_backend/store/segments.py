@@ -100,7 +100,10 @@ def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
-    """Return an attempt's segments with a relaxed synchroniser that end after step `since`."""
+    """Return an attempt's segments with a relaxed synchroniser that end after step `since`.
+
+    The segments are in the order in which they ran.
+    """
     c = segments.c
     end = c.first_step + c.steps
     query = sa.select(c.first_step, end, c.fallback, c.body).where(

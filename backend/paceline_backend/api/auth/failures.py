@@ -126,7 +126,7 @@ class FailedLogins:
             self.record(address, holder, "request", reason)
 
     def _admitted(self) -> int | None:
-        """Return the number of rows left out since the last one, or None to leave out this one, too."""
+        """Return the number of rows left out since the last one, or None to omit this one, too."""
         with self._lock:
             now = self._clock()
             if len(self._written) == MOST_ROWS and now - self._written[0] < _MINUTE_S:

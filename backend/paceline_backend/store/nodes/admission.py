@@ -42,7 +42,7 @@ def admitted() -> sa.ColumnElement[bool]:
 
 
 def configure(connection: sa.Connection, identities: Collection[str]) -> None:
-    """Store the ids of the configured tokens. Sessions of tokens that were removed from it end."""
+    """Store the ids of the configured tokens; this ends sessions of tokens no longer configured."""
     names = [_CONFIGURED + each for each in identities]
     former = (meta.c.name.startswith(_CONFIGURED), meta.c.name.not_in(names))
     connection.execute(sa.delete(meta).where(*former))
