@@ -249,7 +249,7 @@ class Attendant:
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Forget runs that need no more attention. Must be called in each `Engines.look`."""
+        """Forget all runs except `ids`. Each `Engines.look` must call this."""
         self._listened()
         self._since = {run: since for run, since in self._since.items() if run in ids}
         self._last = {run: parts for run, parts in self._last.items() if run in ids}
@@ -575,7 +575,7 @@ class EngineClaims:
         return lease is not None
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Let the claims on all other runs expire."""
+        """Let the claims on all runs except `ids` expire."""
         with self._lock:
             self._held = {run: lease for run, lease in self._held.items() if run in ids}
 

@@ -91,8 +91,8 @@ class SilentRuns:
         at = self._listened()
         with connect(self._bus_url) as client:
             behind = _behind(client, self._store)
-            # Read the database after the bus: unless ingest was behind, everything that arrived
-            # long before that is stored now.
+            # Read the database after the bus: if ingest is not behind on a stream, the messages
+            # that arrived on it are stored by now.
             with self._store.read() as connection:
                 unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
                 heartbeats = run_nodes.heartbeats(connection)
@@ -109,7 +109,8 @@ class SilentRuns:
                     self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
             silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
             failed = [run.id for run in silent if self._failed(client, run)]
-            # Check single launches last: a run has failed by now if none of its nodes started.
+            # Check launches on single nodes last: a run has failed by now if none of its nodes
+            # started.
             launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
             for (run_id, node), (_, silent_since) in launches_since.items():
                 if at - silent_since >= self._silent_s:

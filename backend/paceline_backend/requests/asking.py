@@ -32,7 +32,7 @@ from paceline_backend.requests.streams import shared
 
 log = logging.getLogger(__name__)
 
-# Deadline for an answer. A node that works answers within a fraction of a second.
+# Deadline for an answer. A node usually answers within a fraction of a second.
 ANSWER_S = 5.0
 # Lifetime of an answer that was not fetched.
 _KEPT_S = 30

@@ -189,7 +189,7 @@ class Placement:
 
 
 def placement(connection: sa.Connection, run: int, step: int | None = None) -> Placement | None:
-    """Return the nodes of a run's ranks in a step; None if unknown.
+    """Return the nodes on which a run's ranks train a step; None if unknown.
 
     `step` is None for the newest step.
     """
