@@ -385,7 +385,7 @@ def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
     }
 
 
-# Number of newest steps in a timeline if the request gives no range.
+# If the request gives no range, a timeline shows this many of the newest steps.
 _STEPS = 3
 _MOST_STEPS = 50
 _MOST_RANKS = 64

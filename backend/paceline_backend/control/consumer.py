@@ -20,9 +20,9 @@ CLAIM_IDLE_S = 2.0
 MOST_BYTES = 8 * 2**20
 
 _CLAIM_EVERY_S = 0.5
-# Number of entries that each stream may contribute to a batch, even if there are many streams.
+# Each stream may contribute at least this many entries to a batch, however many streams there are.
 _LEAST = 8
-# Size of an entry in addition to its values.
+# An entry counts as this many bytes larger than its values.
 _OVERHEAD = 64  # bytes
 # Maximum number of entries in a batch's first read. It is low, because the sizes of the entries are
 # still unknown.

@@ -92,7 +92,7 @@ _LATEST_S = 0.1
 # If storing a single message fails for an unknown reason: number of tries, and pause between them.
 _TRIES = 3
 _AGAIN_S = 0.1
-# Number of deliveries after which an unacknowledged entry is tried alone.
+# An entry that was delivered this many times without being acknowledged is tried alone.
 _OFTEN = 3
 _TRIES_ALONE = 3
 # Key of the hash that maps entries to their numbers of tries. This hash is on the bus, because a
@@ -130,7 +130,7 @@ class IngestStats:
     # Number of committed transactions.
     batches: int = 0
     last_commit_at: float | None = None  # Unix time
-    # Entries on all streams that ingest reads, updated twice a second.
+    # Number of entries on all streams that ingest reads, updated twice a second.
     lag: int = 0
 
 

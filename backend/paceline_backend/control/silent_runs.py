@@ -34,12 +34,12 @@ SILENT_S = 30.0
 LOOK_S = 5.0
 # Ranks count as training if they start a new step within this time, or within two step times.
 _STILL_S = 4.0
-# Age of the oldest entry on a stream above which ingest counts as behind.
+# Ingest counts as behind on a stream whose oldest entry is older than this.
 _LATE_S = 5.0
 # Maximum age of an entry. Entries that look older are ignored, because a writer can choose any
 # entry number.
 _NEVER_S = 30 * 86_400.0
-# Length of a stream above which ingest counts as behind.
+# Ingest counts as behind on a stream that is longer than this.
 _BACKLOG = 1_000  # entries
 
 
@@ -92,7 +92,7 @@ class SilentRuns:
         with connect(self._bus_url) as client:
             behind = _behind(client, self._store)
             # Read the database after the bus: if ingest is not behind on a stream, the messages
-            # that arrived on it are stored by now.
+            # that arrived on it more than `_LATE_S` before are stored by now.
             with self._store.read() as connection:
                 unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
                 heartbeats = run_nodes.heartbeats(connection)
@@ -210,7 +210,7 @@ def _silences(
 
 
 def _behind(client: redis.Redis, store: Store) -> set[str]:
-    """Return the streams that may hold signs of life which ingest has not stored yet.
+    """Return the streams on which ingest is behind, so that they may hold signs of life.
 
     Raises:
         redis.RedisError: the bus is unavailable, or accepts no writes (its disk may be full).

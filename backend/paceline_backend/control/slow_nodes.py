@@ -29,7 +29,7 @@ from paceline_backend.store.outcomes import forecasts
 
 log = logging.getLogger(__name__)
 
-# Minimum distance between two verdicts about a run, in steps and in seconds.
+# Between two verdicts about a run, at least this many steps and this many seconds must pass.
 LOOK_STEPS = 20
 PAUSE_S = 3.0
 # If a run's newest steps need another verdict (see `_guarded`), it is made after this many pauses.

@@ -42,7 +42,7 @@ _AT_ONCE = 64
 # Maximum number of concurrent questions to a node, so that a node that does not answer cannot block
 # the questions to other nodes.
 _OF_NODE = 8
-# First and longest pause between two polls for an answer.
+# Pause after the first poll for an answer, and the maximum to which later pauses grow.
 _FIRST_PAUSE_S, _PAUSE_S = 0.01, 0.1
 
 _decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -42,8 +42,8 @@ _MOST_NEWEST = 80_000
 # In the first response of a page, lines and heat map show at least this many of the newest steps,
 # even if the run has so many ranks that `_MOST_NEWEST` is exceeded.
 _LEAST_SHOWN = 20
-# In a range with fewer blocks than this, `_MOST_SINGLE` is ignored, because one column per block
-# would show too little.
+# `_MOST_SINGLE` is ignored if a range has fewer blocks than this, because a chart with one column
+# per block would show too little.
 _FEW_BLOCKS = 4
 
 Floats = npt.NDArray[np.float64]

@@ -36,7 +36,7 @@ _NEWER_ATTEMPT_WINS = (
     + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS if c not in ("run", "step", "rank"))
     + " WHERE excluded.attempt > worker_steps.attempt"
 )
-# Placeholders of one row. `?1` is the run, which is the same for all rows of a statement.
+# SQL placeholders of one row. `?1` is the run, which is the same for all rows of a statement.
 _ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"
 # Python's driver releases the GIL once per statement, and may then wait for other threads, so a
 # statement inserts many rows. There are few sizes, so that each statement is prepared once.

@@ -26,7 +26,7 @@ _LONG_ROWS = 50
 _DAY_S = 86_400.0
 # Bytes of a row in Postgres besides its values: headers, and the entry in the primary key.
 _ENTRY_BYTES = 60
-# Number of rows from which the mean length of a table's rows is estimated.
+# The mean length of a table's rows is estimated from this many rows.
 _SAMPLE = 500
 
 
