@@ -210,7 +210,7 @@ def _silences(
 
 
 def _behind(client: redis.Redis, store: Store) -> set[str]:
-    """Return the streams on which ingest is behind, so that they may hold signs of life.
+    """Return the streams on which ingest is behind: signs of life there may not be stored yet.
 
     Raises:
         redis.RedisError: the bus is unavailable, or accepts no writes (its disk may be full).

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 # Longest wait for another controller's plan: a plan that takes longer may never end.
 _PATIENCE_S = 10.0
-# Inverse of the fraction of time that planning gets while ingest is busy.
+# While ingest is busy, planning gets 1 / `_SHARE` of the time.
 _SHARE = 4.0
 # A controller rests for at most this time, multiplied by the number of controllers that plan.
 _LONGEST_REST_S = 5.0

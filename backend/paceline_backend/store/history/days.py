@@ -22,7 +22,7 @@ from paceline_backend.store.schema import run_days, runs, step_rollups, steps, s
 
 DAY_S = 86_400.0
 _SETTLE_S = 30.0
-# Minimum time between two computations of a run's sums.
+# A run's sums are computed again only after this time.
 _REST_S = 10.0
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
 # Columns of `steps` that roll-ups lack. For a block, the values of its first step are used.
