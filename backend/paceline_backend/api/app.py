@@ -182,7 +182,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 def _telemetry() -> TelemetryConfig:
     """Return FastAPI's settings for traces and metrics.
 
-    Requests for the paths `_UNOBSERVED` are left out: for one, the URL of a login has a secret.
+    Requests for the paths `_UNOBSERVED` are not recorded: the URL of a login contains a secret.
     """
     observed = tracing.now()
     return {

@@ -136,7 +136,7 @@ def refusal(answers: Sequence[object]) -> Exception:
 
 
 def missing(known: Sequence[LogHolder], answers: Sequence[object]) -> str:
-    """Return why nodes do not have what was requested; empty if no node says that it lacks it."""
+    """Return why nodes do not have what was requested; empty if no node reports that."""
     whys = [
         f"node {holder.node}: {answer.why}"
         for holder, answer in zip(known, answers, strict=True)

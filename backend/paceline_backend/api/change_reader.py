@@ -65,7 +65,7 @@ class PendingEvent:
         self._news.set()
 
     def take(self) -> Event | None:
-        """Return and forget the pending event; None: there is none."""
+        """Return and forget the pending event, or return None if there is none."""
         event, self._event = self._event, None
         if not self.over:
             self._news.clear()
@@ -111,7 +111,7 @@ class ChangeReader:
 
     @property
     def awaited(self) -> str | None:
-        """Part that does not answer, `bus` or `database`; None: both answer."""
+        """`bus` or `database`, whichever does not answer, or None if both answer."""
         if self._bus_away:
             return "bus"
         return "database" if self._database_away else None
@@ -224,7 +224,7 @@ class ChangeReader:
 
 
 def _put(follower: PendingEvent, standing: runs.Standing | None, step: int | None) -> None:
-    """Give a follower the event of a change; `standing` is None: the run was deleted."""
+    """Give a follower the event of a change; `standing` is None if the run was deleted."""
     ended = standing is None or standing.state in ENDED
     if standing is not None:
         kind = "end" if ended else "change"

@@ -27,7 +27,7 @@ from paceline_backend.api.errors import problem_response
 from paceline_backend.api.identity import identity_of
 from paceline_backend.store import StoreError
 
-# Maximum time for which a stream outlives its token.
+# A stream ends at most this long after its token was revoked or has expired.
 CHECK_S = 2.0  # seconds
 # `Rights` forgets the result of a token that no stream has checked for this time.
 _KEPT_S = 60.0  # seconds

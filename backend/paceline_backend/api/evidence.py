@@ -194,10 +194,10 @@ def get_verdict(request: Request, run: str, steps: Steps) -> Any:
 def judged(
     request: Request, run: int, span: Range
 ) -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
-    """Return a range of steps, the verdict on it, and the placement of ranks at its end.
+    """Return the observed steps in a range, the verdict on them, and the ranks' placement.
 
-    The result may be some seconds old. Without `span`, it covers as many of the newest steps as a
-    verdict can.
+    The placement is that of the last of these steps. The result may be some seconds old. Without
+    `span`, it covers as many of the newest steps as a verdict can.
     """
 
     def judge() -> tuple[verdicts.ObservedSteps, verdicts.Verdict, attempts.Placement | None]:
@@ -385,7 +385,7 @@ def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
     }
 
 
-# Number of newest steps in a timeline if the request gives no range.
+# If the request gives no range, a timeline shows this many of the newest steps.
 _STEPS = 3
 _MOST_STEPS = 50
 _MOST_RANKS = 64
@@ -459,7 +459,7 @@ def get_hang(
         return hangs.look(connection, runs.key_of(connection, run), after_s)
 
 
-# Ranks have this time to write their stacks. If a rank is able to, it takes a fraction of a second.
+# Ranks have this time to write their stacks. A rank that can write takes a fraction of a second.
 WRITING_S = 3.0  # seconds
 
 _PAUSE_S = 0.15  # seconds between two polls

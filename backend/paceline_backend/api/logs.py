@@ -55,7 +55,7 @@ _MOST_ATTEMPT = 2**31 - 1
 _MOST_OFFSET = 2**53 - 1
 _POSITION = r"^[0-9]{1,10}-[0-9]{1,15}$"
 
-# Pause before the next read of a log that has grown, and maximum pause for one that has not.
+# Pause before the next read of a log that has grown, and maximum pause if it has not grown.
 _SOON_S, _LATER_S = 0.5, 2.0  # seconds
 
 

@@ -31,8 +31,8 @@ from paceline_backend.store.meta import Probe
 
 log = logging.getLogger(__name__)
 
-# State of a part that does not answer, or that accepts no writes. These routes are public, so only
-# the log gives the reason.
+# State of a database or bus that does not answer or accepts no writes. These routes are public, so
+# only the log gives the reason.
 _AWAY = "does not answer"
 
 probes_router = APIRouter(dependencies=[Depends(ANYBODY)])

@@ -72,7 +72,7 @@ Steps = Annotated[StepRange, Query()]
 
 
 def ranks_of(given: str | None) -> list[int] | None:
-    """Parse a list of ranks; None: all ranks."""
+    """Parse a list of ranks, or return None, which means all ranks, if no list is given."""
     return None if given is None else [int(rank) for rank in given.split(",")]
 
 

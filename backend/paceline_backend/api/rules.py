@@ -97,7 +97,7 @@ class Rules:
         self._table: list[Ruled] | None = None
 
     def __call__(self, scope: Scope) -> Allow | None:
-        """Return the rule of a request; None: no caller may make it.
+        """Return the rule of a request, or None if no caller may make it.
 
         For an unknown path the rule is `VIEWER`, so that viewers get a 404.
         """

@@ -32,7 +32,7 @@ from paceline_backend.store.rollups.reading import RankChoice
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
-# Maximum number of choices of synchronisers in a response. A chart cannot show more distinctly.
+# Maximum number of choices of synchronisers in a response. A chart could not show more legibly.
 _MOST_CHOICES = 200
 
 # A request for columns without roll-ups is refused if it needs more rows than this.
@@ -451,7 +451,7 @@ def list_workers(
 
 
 def _predictor(switch: Mapping[str, Any]) -> Predictor | None:
-    """Return the predictor of a policy; None: this server no longer has the policy."""
+    """Return the predictor of a policy, or None if this server no longer has the policy."""
     try:
         return policies.make(switch["policy"], switch["parameters"]).predictor
     except ValueError as error:

@@ -15,7 +15,7 @@ from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
-# Maximum time for requests in progress at shutdown. Event streams end automatically.
+# At shutdown, requests in progress have this time to complete. Event streams end automatically.
 _GRACE_S = 5  # seconds
 
 

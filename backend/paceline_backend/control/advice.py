@@ -44,7 +44,7 @@ from paceline_backend.store.outcomes.forecasts import AdvisedRun
 
 logger = logging.getLogger(__name__)
 
-# First and longest pause between two checks of a run.
+# Pause between the first two checks of a run, and the maximum to which later pauses grow.
 FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0
 
 _POLL_S = 0.25

@@ -1,4 +1,4 @@
-"""Users of the bus: reconciled with the nodes and runs in the database, and disabled by floods.
+"""Users of the bus: reconciled with the nodes and runs in the database; disabled if they flood it.
 
 The worker calls `UserReconciler.look` every second. `look` recreates users that a restart of the
 bus lost, and removes users whose node or run no longer has a session. `look_for_floods` disables

@@ -16,13 +16,13 @@ import redis
 # Idle time after which other members claim an entry. It is short, because a controller that takes
 # over a run needs the entries that the dead worker had read.
 CLAIM_IDLE_S = 2.0
-# Approximate maximum size of a batch.
+# Approximate maximum size of a batch, in bytes.
 MOST_BYTES = 8 * 2**20
 
 _CLAIM_EVERY_S = 0.5
-# Number of entries that each stream may contribute to a batch, even if there are many streams.
+# Each stream may contribute at least this many entries to a batch, however many streams there are.
 _LEAST = 8
-# Size of an entry in addition to its values.
+# An entry counts as this many bytes larger than its values.
 _OVERHEAD = 64  # bytes
 # Maximum number of entries in a batch's first read. It is low, because the sizes of the entries are
 # still unknown.
@@ -81,7 +81,8 @@ class Consumer:
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0
         self._kept: set[tuple[str, bytes]] = set()
-        # Number of entries of the next read, unless there are more streams than that.
+        # Maximum number of entries of the next read. The read exceeds it if there are more streams,
+        # because each stream contributes at least one entry.
         self._first = 1
         # True if the last read returned entries that had been delivered before.
         self.repeated = False
@@ -314,7 +315,7 @@ def _place(number: bytes) -> tuple[int, int]:
 
 
 def _age(entry: Entry) -> tuple[int, bool, int]:
-    """Return a sort key for the time of writing; in one millisecond, nodes' entries come last.
+    """Return a sort key for the time of writing; of entries of one millisecond, nodes' come last.
 
     The second part of an entry's number counts within its stream and its millisecond, so it cannot
     order entries of different streams.

@@ -54,7 +54,7 @@ _READ = 20
 _AGAIN_S = 5.0
 # Maximum length of a logged reason in characters, and maximum number of reasons logged for a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
-# Minimum pause before planning the same segment again, in multiples of the last planning time.
+# The same segment is planned again only after a pause of this many times the planning time.
 _SPARE = 5.0
 
 

@@ -11,7 +11,7 @@ The worker compares both lists every few seconds, so it can be killed at any tim
   run that moved elsewhere or was deleted are stopped at once (`store.jobs.leftovers`).
 * It passes cordons of machines, and their ends, to the engine.
 
-`Engines` decides which engines are due, and keeps errors of one engine or run from the others.
+`Engines` decides which engines are due, and isolates errors of one engine or run.
 `Attendant` reconciles a single run with the jobs that its engine has just listed. A *part* is one
 of a run's jobs: part "0" starts the run, and the others bring nodes that join later.
 
@@ -54,9 +54,9 @@ log = logging.getLogger(__name__)
 LEASE_S = 10.0
 # Interval at which an engine is queried. If there is a job to submit, the query is made at once.
 _LOOK_S = 3.0
-# Maximum time until reports from the nodes of an ended job have arrived.
+# A run whose jobs have all ended is ended once none of its messages has arrived for this time.
 _SETTLE_S = 5.0
-# Time in which the nodes of an ended run can leave before their jobs are stopped.
+# Time for which the nodes of an ended run can deliver telemetry before their jobs are stopped.
 _DELIVER_S = 20.0
 
 
@@ -195,7 +195,7 @@ class Engines:
             self._attendant.tell_away(client, run, f"{engine.title} does not answer: {error}")
         except (StoreError, redis.RedisError):
             raise
-        # Engines can be plug-ins with faults of their own.
+        # Engines can be plug-ins; an error in one must not affect other runs.
         except Exception as error:
             if not trouble.active:
                 log.exception("run %s: managing its jobs failed", run.id)
@@ -249,7 +249,7 @@ class Attendant:
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Forget runs that need no more attention. Must be called in each `Engines.look`."""
+        """Forget all runs except `ids`. Each `Engines.look` must call this."""
         self._listened()
         self._since = {run: since for run, since in self._since.items() if run in ids}
         self._last = {run: parts for run, parts in self._last.items() if run in ids}
@@ -435,7 +435,7 @@ class Attendant:
                     jobs.forget_replacing(connection, run, part)
 
     def _by_part(self, run: EngineRun, known: Sequence[Job]) -> dict[str, Job]:
-        """Return the jobs of the run's latest launch, by part; of equal labels, the oldest job."""
+        """Return the jobs of the run's latest launch, by part; of several jobs, the oldest."""
         wanted = {self._label(run, part): part for part in run.jobs}
         by_part: dict[str, Job] = {}
         for job in sorted(known, key=_age):
@@ -532,7 +532,7 @@ def _stop_left(
 
 
 class EngineClaims:
-    """Claims of one worker.
+    """Claims of one worker on runs: each is a lease for managing the jobs of a run.
 
     One thread takes the claims. Another thread extends them with `keep`, because a call to an
     engine may take longer than a lease lasts.
@@ -558,7 +558,7 @@ class EngineClaims:
         self._before = {run: self._held[run] for run in taken}
 
     def alone(self, run: str) -> bool:
-        """Return True if no other worker has acted for a run since before the engine's query."""
+        """Return True if no other worker has acted for a run since this one queried the engine."""
         lease = self._before.get(run)
         return lease is not None and lease.held()
 
@@ -575,7 +575,7 @@ class EngineClaims:
         return lease is not None
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Let the claims on all other runs expire."""
+        """Let the claims on all runs except `ids` expire."""
         with self._lock:
             self._held = {run: lease for run, lease in self._held.items() if run in ids}
 

@@ -34,7 +34,7 @@ _FORGET_EVERY_S = 3_600.0
 # A verdict's row ends if no other verdict follows within this multiple of the pause between two
 # verdicts.
 _GAPS = 12
-# Minimum time without a new step after which a verdict is no longer extended.
+# A verdict is extended for at least this time even if no new step completes.
 _OVERDUE_S = 600.0
 # Maximum fraction of this process's time that the verdicts of a run take.
 _SHARE = 0.05
@@ -50,9 +50,9 @@ class _Judged:
     place: tuple[int, int] = (-1, -1)
     # Earliest time of the next verdict. If no step is new by then, this verdict is extended.
     due_at: float = 0.0
-    # Longest time for which the verdict lasts if no other verdict follows.
+    # If no other verdict follows within this time, the period of the verdict has ended.
     gap_s: float = 0.0
-    # Time after which the verdict is no longer extended without a new step.
+    # If no step is new at this time, a step is overdue, and the verdict is no longer extended.
     overdue_at: float = 0.0
 
 
@@ -92,7 +92,7 @@ class FleetWatch:
         return True
 
     def _holds(self, connection: Connection) -> bool:
-        """Take or renew the lease in a transaction; return False if another worker holds it."""
+        """Take or renew the lease in the caller's transaction; return False if it is not free."""
         return leases.take(connection, leases.ALL_RUNS, self._owner, HOLD_S, "fleet")
 
     def _forget(self) -> None:

@@ -51,7 +51,7 @@ class HangWatch:
         self._bus_url = bus_url
         self._owner = owner
         self._listened = ListeningClock(SCAN_S, clock)
-        # Time of the current scan on `_listened`, like all times below.
+        # Time of the current scan. This time, and all times below, are on the clock `_listened`.
         self._at = 0.0
         # By run: attempt and time of the last order.
         self._ordered: dict[int, tuple[int, float]] = {}

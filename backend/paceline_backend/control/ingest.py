@@ -89,10 +89,10 @@ _LIVE_S = 60.0
 # duration. Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay.
 _SHARE = 2.0
 _LATEST_S = 0.1
-# Number of tries of a single message that fails for an unknown reason, and the pause between them.
+# If storing a single message fails for an unknown reason: number of tries, and pause between them.
 _TRIES = 3
 _AGAIN_S = 0.1
-# Number of deliveries after which an unacknowledged entry is tried alone.
+# An entry that was delivered this many times without being acknowledged is tried alone.
 _OFTEN = 3
 _TRIES_ALONE = 3
 # Key of the hash that maps entries to their numbers of tries. This hash is on the bus, because a
@@ -107,14 +107,14 @@ _TAKEN = (
 )
 # Messages that controllers receive unchanged. Instead of a Hello they receive a `RunChanged`.
 _PLANNED_ON = (StepBatch, Adopted, RunState)
-# Messages after which open pages refresh. Hellos and steps do so, too.
+# Messages after which open pages refresh. Pages also refresh after Hellos and steps.
 _SHOWN = (Adopted, Fallback, Evaluation, RunState)
 # Maximum time for which a run's end is held back. Without a limit, a run that never stops reporting
 # would never end.
 _HOLD_S = 30.0
 _part = msgspec.msgpack.Decoder(HelloPart)
 # Maximum delay after which `Ingest.run` notices that it should stop, or that there are new streams.
-# The second one applies after `_IDLE_AFTER_S` in which nodes sent nothing but heartbeats.
+# `_IDLE_BLOCK_S` applies once nothing but heartbeats of nodes has arrived for `_IDLE_AFTER_S`.
 _BLOCK_S, _IDLE_BLOCK_S = 0.25, 1.0
 _IDLE_AFTER_S = 30.0
 
@@ -130,7 +130,7 @@ class IngestStats:
     # Number of committed transactions.
     batches: int = 0
     last_commit_at: float | None = None  # Unix time
-    # Entries on all streams that ingest reads, updated twice a second.
+    # Number of entries on all streams that ingest reads, updated twice a second.
     lag: int = 0
 
 
@@ -196,7 +196,7 @@ class Ingest:
         # The run of each Hello that the current batch completed.
         self._complete: dict[hellos.HelloKey, str] = {}
         self._assembly = _Assembly(store)
-        # Items of the last parts, by the key of the Hello that must be assembled.
+        # By Hello that must still be assembled: the item of its last part.
         self._wholes: dict[hellos.HelloKey, _Item] = {}
         # True if the current batch was delivered before.
         self._repeated = False
@@ -282,7 +282,7 @@ class Ingest:
         deliveries: Mapping[tuple[str, bytes], int],
         stop: threading.Event,
     ) -> None:
-        """Handle suspects, any of which may make ingest fail, one by one, least tried first."""
+        """Handle entries that may make ingest fail, one by one, those with fewest tries first."""
         self._take_wholes(client, stop, wait=True)
         names = [f"{entry.stream} {entry.number.decode()}" for entry in suspects]
         for name, times in self._blameless.items():

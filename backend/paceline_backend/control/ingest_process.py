@@ -36,7 +36,7 @@ GARBAGE = (50_000, 20, 20)
 _SEND_S = 0.05
 # Maximum delay after which `IngestProcess.run` notices that it should stop.
 _LOOK_S = 0.25
-# Maximum time that the child takes to end; after that it is killed.
+# If the child does not end within this time, it is killed.
 _END_S = 20.0
 
 # State of the child: the counters of ingest, and `Ingest.behind`.

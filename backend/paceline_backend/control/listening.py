@@ -16,7 +16,7 @@ class ListeningClock:
     """Counter of the seconds in which a loop could receive. Each iteration must read it.
 
     Args:
-        pause_s: maximum time in seconds that counts between two reads.
+        pause_s: maximum number of seconds that are added for the time between two reads.
     """
 
     def __init__(self, pause_s: float, clock: Callable[[], float]) -> None:

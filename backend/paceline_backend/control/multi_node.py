@@ -13,7 +13,7 @@ the orders that are due and takes the next step:
 * Relaunch: if the host goes away, the rendezvous is lost with it. The launchers on the other nodes
   are killed, and the run is relaunched on the nodes that answer (`requests.regroup`). If only the
   host's launcher failed, the run fails.
-* End: if too few nodes can start, the launchers on the others are killed, so that the run fails
+* End: if too few nodes can start, the other launchers are killed, so that the run fails
   with the cause. If all nodes ended with the rendezvous and the run must not restart, it is ended.
 
 All state is in the database, apart from the times of orders. The worker can be killed at any time,

@@ -159,7 +159,7 @@ class IdleMonitor:
 
 
 def _newest(client: redis.Redis, position: str) -> str | None:
-    """Return the ID of the newest change after `position`; None: no change within `_BLOCK_S`.
+    """Return the ID of the newest change after `position`, or None if none comes in `_BLOCK_S`.
 
     If `position` is `$`, return the ID of the newest change on the stream at once; 0-0 if there is
     none.

@@ -34,12 +34,12 @@ SILENT_S = 30.0
 LOOK_S = 5.0
 # Ranks count as training if they start a new step within this time, or within two step times.
 _STILL_S = 4.0
-# Age of the oldest entry on a stream above which ingest counts as behind.
+# Ingest counts as behind on a stream whose oldest entry is older than this.
 _LATE_S = 5.0
 # Maximum age of an entry. Entries that look older are ignored, because a writer can choose any
 # entry number.
 _NEVER_S = 30 * 86_400.0
-# Length of a stream above which ingest counts as behind.
+# Ingest counts as behind on a stream that is longer than this.
 _BACKLOG = 1_000  # entries
 
 
@@ -91,8 +91,8 @@ class SilentRuns:
         at = self._listened()
         with connect(self._bus_url) as client:
             behind = _behind(client, self._store)
-            # Read the database after the bus: unless ingest was behind, everything that arrived
-            # long before that is stored now.
+            # Read the database after the bus: if ingest is not behind on a stream, the messages
+            # that arrived on it more than `_LATE_S` before are stored by now.
             with self._store.read() as connection:
                 unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
                 heartbeats = run_nodes.heartbeats(connection)
@@ -109,7 +109,8 @@ class SilentRuns:
                     self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
             silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
             failed = [run.id for run in silent if self._failed(client, run)]
-            # Check single launches last: a run has failed by now if none of its nodes started.
+            # Check launches on single nodes last: a run has failed by now if none of its nodes
+            # started.
             launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
             for (run_id, node), (_, silent_since) in launches_since.items():
                 if at - silent_since >= self._silent_s:
@@ -167,7 +168,7 @@ def _unanswered(heard_at: float | None) -> str:
 
 
 def _waits(run: runs.Unfinished) -> bool:
-    # Nothing can report for such a run before the engine starts its job.
+    # A run that waits for an engine cannot report before the engine starts its job.
     return run.state in WAITING and backends.engine(run.backend) is not None
 
 
@@ -189,7 +190,9 @@ def _silences(
     behind: set[str],
     at: float,
 ) -> _Silences[K]:
-    """Return, for each name, its last sign of life and the time since which nothing newer arrived.
+    """Return each name's last sign of life, and the time since which no newer one has arrived.
+
+    A name is a run, or a node of a run.
 
     Args:
         known: result of the previous check.
@@ -207,7 +210,7 @@ def _silences(
 
 
 def _behind(client: redis.Redis, store: Store) -> set[str]:
-    """Return the streams that may hold signs of life which ingest has not stored yet.
+    """Return the streams on which ingest is behind: signs of life there may not be stored yet.
 
     Raises:
         redis.RedisError: the bus is unavailable, or accepts no writes (its disk may be full).

@@ -29,10 +29,10 @@ from paceline_backend.store.outcomes import forecasts
 
 log = logging.getLogger(__name__)
 
-# Minimum distance between two verdicts about a run, in steps and in seconds.
+# Between two verdicts about a run, at least this many steps and this many seconds must pass.
 LOOK_STEPS = 20
 PAUSE_S = 3.0
-# If a check could not settle a run's newest steps, they are checked again after this many pauses.
+# If a run's newest steps need another verdict (see `_guarded`), it is made after this many pauses.
 _AGAIN = 10
 
 _POLL_S = 0.25
@@ -129,7 +129,7 @@ class SlowNodeWatch:
     def _has_forecast(
         self, run: RunOnNodes, slow: Slow, step: int, forecaster: Forecaster, stop: threading.Event
     ) -> bool:
-        """Return True if a recent forecast shows the node's cost, and make one if there is none."""
+        """Return True if a recent forecast is about the slow node; make one if there is none."""
         since = max(slow.step, step - AUTO_STEPS)
         with self._store.read() as connection:
             if replacements.forecast_of(connection, run.key, slow.node, since) is not None:

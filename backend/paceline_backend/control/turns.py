@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 # Longest wait for another controller's plan: a plan that takes longer may never end.
 _PATIENCE_S = 10.0
-# Inverse of the fraction of time that planning gets while ingest is busy.
+# While ingest is busy, planning gets 1 / `_SHARE` of the time.
 _SHARE = 4.0
 # A controller rests for at most this time, multiplied by the number of controllers that plan.
 _LONGEST_REST_S = 5.0
@@ -28,8 +28,9 @@ class Turns:
     Telemetry has priority over plans: leaders coast without plans, but late telemetry makes every
     plan late.
 
-    Each controller rests in proportion to its own plans, and all get the same share of the time. So
-    a small run, which plans in a millisecond, does not rest for the seconds that a large one takes.
+    Each controller rests in proportion to the duration of its own plans, so that all get the same
+    share of the time. So a small run, which plans in a millisecond, does not rest for the seconds
+    that a large one takes.
     Controllers that wait for another plan to end get their turns in the order in which they came.
 
     Args:

@@ -113,7 +113,7 @@ def _parts(
         Periodic("multi-node runs", 0.5, partial(multi_node.look, bus)),
         # Short intervals, because a malicious client can write about 300 MB per second.
         Periodic("flood guard", 0.25, partial(look_for_floods, store, guard), quiet_s=1.0),
-        # An ended run may have left jobs in an engine, so these two never pause for long.
+        # An ended run may have left jobs in an engine, so these two tasks never pause for long.
         Periodic("engines", 0.5, partial(engines.look, bus), engines.end, quiet_s=3.0),
         Periodic(
             "claims on engine runs", keep_claims_s, engines.keep_claims, quiet_s=keep_claims_s

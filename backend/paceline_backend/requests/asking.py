@@ -32,7 +32,7 @@ from paceline_backend.requests.streams import shared
 
 log = logging.getLogger(__name__)
 
-# Deadline for an answer. A node that works answers within a fraction of a second.
+# Deadline for an answer. A node usually answers within a fraction of a second.
 ANSWER_S = 5.0
 # Lifetime of an answer that was not fetched.
 _KEPT_S = 30
@@ -42,7 +42,7 @@ _AT_ONCE = 64
 # Maximum number of concurrent questions to a node, so that a node that does not answer cannot block
 # the questions to other nodes.
 _OF_NODE = 8
-# First and longest pause between two polls for an answer.
+# Pause after the first poll for an answer, and the maximum to which later pauses grow.
 _FIRST_PAUSE_S, _PAUSE_S = 0.01, 0.1
 
 _decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

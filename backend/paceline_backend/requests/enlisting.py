@@ -126,7 +126,7 @@ def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
 
 
 def _replaces(connection: Connection, group: MultiNodeRun, node: str) -> str | None:
-    """Return the node that `node` replaces, or None; any job may have brought `node`.
+    """Return the node that `node` replaces, or None. It does not matter which job brought `node`.
 
     Until the replaced node leaves, the run may exceed its maximum by a node. A node on the same
     machine is not accepted as replacement.

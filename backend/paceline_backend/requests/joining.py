@@ -231,7 +231,7 @@ def least_busy(
         peers: current nodes of the run, with which the speed of candidates is compared.
 
     Raises:
-        ConflictError: there are fewer such nodes.
+        ConflictError: there are fewer than `count` such nodes.
     """
     answering = [node for node in listed if node["signed"] and node["alive"]]
     able, reasons = fast_enough(answering, peers, new.join_check)

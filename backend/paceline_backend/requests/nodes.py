@@ -57,7 +57,7 @@ def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
 
     Raises:
         UnknownNodeError: no such node.
-        ConflictError: the agent does not answer, or ranks train on the node: they and the
+        ConflictError: the agent does not answer, or ranks train on the node: ranks and
             measurement would slow down each other.
     """
     with streams.answering(bus_url) as bus:

@@ -50,7 +50,7 @@ def begin(store: Store, group: MultiNodeRun) -> bool:
 def end_launch(
     store: Store, bus: redis.Redis, group: MultiNodeRun, names: Collection[str], why: str
 ) -> None:
-    """Kill the launchers on these nodes, because an agent launches no run that has processes."""
+    """Kill the launchers on these nodes: agents cannot relaunch a run that has processes."""
     order = Kill(why, group.first_attempt)
     kill(store, bus, group.id, names, order)
 
@@ -132,7 +132,7 @@ def settle(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
 
 
 def undecided(group: MultiNodeRun) -> bool:
-    """Return True if all launchers have ended and ingest cannot derive the run's state from it."""
+    """Return True if all launchers have ended and ingest cannot derive the run's state."""
     return all(row.ended for row in group.nodes) and several.outcome(group.nodes) is None
 
 

@@ -159,7 +159,7 @@ def _joins(
 
 
 def _come(group: MultiNodeRun, node: str) -> str | None:
-    """Return the node that has arrived in place of `node`, or None."""
+    """Return the node that was launched to replace `node` and has not ended, or None."""
     come = (row.node for row in group.nodes if row.replaces == node and not row.ended)
     return next(come, None)
 

@@ -37,7 +37,10 @@ class AttemptSpan:
         step: sa.Column[Any] = worker_steps.c.step,
         attempt: sa.Column[Any] = worker_steps.c.attempt,
     ) -> list[sa.ColumnElement[bool]]:
-        """Return the condition for rows of `worker_steps`, or of a table with these two columns."""
+        """Return the SQL condition that selects the rows of these steps.
+
+        `step` and `attempt` are the columns of the table, `worker_steps` by default.
+        """
         where = [step >= self.first]
         if self.attempt is not None:
             where.append(attempt.between(self.attempt - self.before, self.attempt))
@@ -62,7 +65,7 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """Return the exclusive end of an attempt's steps that can still count; None: no limit.
+    """Return one past an attempt's last step that can still count, or None if every step can.
 
     The end is the smallest first step of all later attempts. `starts` maps each attempt to its
     first step.
@@ -125,7 +128,7 @@ def starts(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def newest(connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]) -> sa.Row[Any] | None:
-    """Return `step` and `ended_at` of any rank's newest record that no restart discarded."""
+    """Return `step` and `ended_at` of the ranks' newest record that no restart has discarded."""
     c = worker_steps.c
     return _first(
         connection,
@@ -186,7 +189,7 @@ class Placement:
 
 
 def placement(connection: sa.Connection, run: int, step: int | None = None) -> Placement | None:
-    """Return the nodes of a run's ranks in a step; None if unknown.
+    """Return the nodes on which a run's ranks train a step; None if unknown.
 
     `step` is None for the newest step.
     """
@@ -213,13 +216,13 @@ def devices(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def elsewhere(connection: sa.Connection, run: int, nodes: Sequence[str]) -> list[int]:
-    """Return the attempts whose placement is known and differs from `nodes`, each rank's node."""
+    """Return the attempts whose placement is known and differs from `nodes` (each rank's node)."""
     known = placements(connection, run, -1) if nodes else []
     return [attempt for attempt, _, placed in known if placed and placed != list(nodes)]
 
 
 def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[int, int, list[str]]]:
-    """Return attempt, first step and each rank's node for attempts after `above`, oldest first."""
+    """Return (attempt, first step, each rank's node) of attempts after `above`, oldest first."""
     c = attempts.c
     query = sa.select(c.attempt, c.step, c.placement).where(c.run == run, c.attempt > above)
     rows = connection.execute(query.order_by(c.attempt))
@@ -231,8 +234,9 @@ def mean_time(
 ) -> tuple[float | None, int]:
     """Return the mean time, in seconds, and the number of the complete steps in a range.
 
-    The range begins at `first` and ends before `end`; None: before `first + count`. Only its first
-    `count` complete steps are used. The mean is None if there are none.
+    The range begins at step `first` and ends before step `end`; if `end` is None, before step
+    `first + count`. Only the first `count` complete steps of the range are used. If the range has
+    no complete step, the mean is None.
     """
     c = steps.c
     where = [c.run == run, c.step >= first, c.step < (first + count if end is None else end)]

@@ -131,7 +131,10 @@ def newest(
     *,
     without: Sequence[str] = (),
 ) -> dict[str, Any] | None:
-    """Return the newest row about a run with any of `actions` (empty: all), except `without`."""
+    """Return the newest row about a run, or None if there is none.
+
+    The action of the row is one of `actions` (empty: any action) and none of `without`.
+    """
     query = sa.select(audit).where(audit.c.run == run).order_by(audit.c.key.desc()).limit(1)
     if actions:
         query = query.where(audit.c.action.in_(actions))

@@ -24,26 +24,26 @@ from paceline_backend.store.rollups import reading as rollups
 from paceline_backend.store.rollups.metrics import BLOCK, CELLS
 from paceline_backend.store.schema import steps, worker_steps
 
-# Maximum number of columns in the lines of ranks and in the heat map.
+# Maximum number of points of each rank's line, and of columns of the heat map.
 COLUMNS = 512
-# Default maximum number of points in the columns of complete steps.
+# Default maximum number of points in a chart of complete steps.
 POINTS = 1_000
 # If a run has more ranks than this, a view has no lines of ranks, only the heat map.
 LINES = 16
 
 # Metrics of a rank's step that a view shows.
 _SHOWN = ("compute_s", "ett_s", "share")
-# If a range has more records than this, a column has at least one block of steps, so that roll-ups
-# are read instead of records.
+# If a range has more records than this, each point or column covers at least one block of 100
+# steps, so that roll-ups are read instead of records.
 _MOST_SINGLE = 200_000
 # Maximum number of records that are read individually for the first response of a page, because the
 # first charts wait for it.
 _MOST_NEWEST = 80_000
-# In the first response of a page, lines and heat map have at least this many of the newest steps,
-# for any number of ranks.
+# In the first response of a page, lines and heat map show at least this many of the newest steps,
+# even if the run has so many ranks that `_MOST_NEWEST` is exceeded.
 _LEAST_SHOWN = 20
-# In a range with fewer blocks than this, `_MOST_SINGLE` is ignored, because one column per block
-# would show too little.
+# `_MOST_SINGLE` is ignored if a range has fewer blocks than this, because a chart with one column
+# per block would show too little.
 _FEW_BLOCKS = 4
 
 Floats = npt.NDArray[np.float64]
@@ -57,7 +57,7 @@ _CODES = 254
 _COMPUTE = (("compute_p10", 0.1), ("compute_p50", 0.5), ("compute_p90", 0.9))
 _SHARE = (("share_min", 0.0), ("share_p50", 0.5), ("share_p90", 0.9), ("share_max", 1.0))
 
-# Significant digits of a chart's number: finer than a pixel of any screen.
+# Number of significant digits of the numbers in a chart. The rounding error is below one pixel.
 _DIGITS = 5
 
 
@@ -71,7 +71,8 @@ def view(
 ) -> dict[str, Any]:
     """Return the data of a range of steps for charts: steps, lines of ranks, and heat map.
 
-    `points` limits the steps; `columns` limits lines and heat map.
+    `points` is the maximum number of points of the steps. `columns` is the maximum number of points
+    of a rank's line, and of columns of the heat map.
     """
     return {
         "steps": _shortened(reads.step_columns(connection, run, span, points)),
@@ -85,7 +86,8 @@ def newest(
 ) -> dict[str, Any]:
     """Return a `view` of the newest `last` steps, each a point of its own.
 
-    With many ranks, lines and heat map have fewer steps, because each step has a column of its own.
+    If there are many ranks, lines and heat map show fewer steps, because the records of these steps
+    are read individually.
     """
     end = reads.bounds(connection, steps, run, (None, None))[1]
     newest_step = -1 if end is None else end
@@ -212,7 +214,7 @@ def _coded(table: Floats) -> tuple[float, float, npt.NDArray[np.uint8]]:
 def _bands(
     table: Floats, levels: Sequence[tuple[str, float]]
 ) -> list[tuple[str, list[float | None]]]:
-    """Return quantiles over the rows of each column; None where nothing is known."""
+    """Return quantiles of each column over its rows; None for columns without known values."""
     # Unknown values (NaN) are sorted last.
     ordered = np.sort(table, axis=0)
     count = np.count_nonzero(~np.isnan(table), axis=0)

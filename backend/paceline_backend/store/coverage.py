@@ -172,7 +172,7 @@ def _together(parts: list[Ints]) -> Ints:
 def _reported(
     connection: sa.Connection, run: int, hello: Hello
 ) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Return (attempt, segment) → number of records, first and last step.
+    """Return, by (attempt, segment), the number of records and their first and last step.
 
     In most cases these numbers suffice to decide that all records of a segment have arrived.
     """
@@ -230,8 +230,9 @@ def _epoch(
     """Count how often one epoch used its samples.
 
     `parts` are the used samples, with repetitions. `samples` is the size of the data set, or None
-    for a stream, which has the samples up to the last one that was used. `allowed` has the numbers
-    of missing samples that a complete epoch may have, because `drop_last` drops them. Memory is
+    for a stream, which has the samples up to the last one that was used. `allowed` has the
+    possible numbers of samples that `drop_last` drops: if so many samples are missing, a complete
+    epoch is still exact. `unfinished` is whether an incomplete epoch counts as exact. Memory is
     bounded by the number of used samples, not by the greatest sample number: a rank of a stream may
     report any number for a sample.
     """

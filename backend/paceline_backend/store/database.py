@@ -226,9 +226,10 @@ def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgr
 
 
 def in_chunks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """Yield all items in order, in chunks of a few fixed sizes, so that few statements differ.
+    """Yield all items in order, in chunks of the given sizes.
 
-    `sizes` is descending; the last size is 1.
+    A query whose text depends on the size of the chunk then has only a few different texts, so
+    that prepared statements are reused. `sizes` is descending; the last size is 1.
     """
     done = 0
     for size in sizes:
@@ -290,7 +291,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
 @contextmanager
 def _waiting(connection: sa.Connection, wait_s: float | None) -> Iterator[None]:
-    """Set how long SQLite waits for other writers within the block; None: unchanged."""
+    """Set how long SQLite waits for other writers within the block; None changes nothing."""
     if wait_s is None:
         yield
         return
@@ -324,5 +325,5 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
 
 
 def _unless_in(url: sa.URL, **defaults: object) -> dict[str, object]:
-    """Return the driver arguments that the URL does not set itself."""
+    """Return the driver arguments in `defaults` that the URL does not set."""
     return {key: value for key, value in defaults.items() if key not in url.query}

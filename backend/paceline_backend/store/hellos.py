@@ -44,7 +44,7 @@ class HelloKey(NamedTuple):
 class PackedHello(NamedTuple):
     """A validated Hello as it is stored: the digest of the message, and its parts.
 
-    If the parts are stored already, only their number is given.
+    `parts` is only the number of the parts if they are stored already.
     """
 
     digest: bytes

@@ -195,7 +195,7 @@ def add(connection: Connection, run: str, count: int, replaces: str | None = Non
 def expected(connection: Connection, run: str) -> int:
     """Return the number of requested nodes whose jobs have not begun.
 
-    The job that starts the run does not count, nor do jobs that replace nodes.
+    The job that starts the run does not count, nor do jobs whose nodes replace others.
     """
     asked = _locked(connection, run)
     return len(asked["jobs"].keys() - asked["replaces"].keys() - {*asked["begun"], "0"})

@@ -86,7 +86,7 @@ def release(store: Store, run: int, owner: str, purpose: Purpose = "plan") -> No
 
 
 def give_back(store: Store, owner: str, purpose: Purpose) -> None:
-    """Release a lease on all runs; log a failure."""
+    """Release a lease on all runs; if the database fails, only log that."""
     try:
         release(store, ALL_RUNS, owner, purpose)
     except StoreError as error:

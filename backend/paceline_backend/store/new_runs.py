@@ -46,7 +46,7 @@ class NewRun:
     nodes: Sequence[str] = ()
     # Number of nodes that are held back as spares.
     spares: int = 0
-    # Whether to replace a node that a verdict names slow by a spare.
+    # Whether a spare replaces a node that a verdict names slow.
     replace_slow_nodes: bool = False
     # Restart the run after it has hung for this many seconds; None: never.
     restart_hung_s: float | None = None

@@ -29,7 +29,7 @@ joined = worker_steps.outerjoin(steps, of_same_step)
 # Maximum number of ranks in one result, because a chart cannot show more. In a larger world, only
 # every k-th rank is shown.
 _SHOWN_RANKS = 1_024
-# If not all ranks are shown, a result covers at most this number of steps × ranks (of all ranks).
+# If not all ranks are shown, the steps of a result times all ranks of the run are at most this.
 _SHOWN_CELLS = 250_000
 
 # First and last step, both included. None: no bound.
@@ -60,7 +60,7 @@ def step_columns(connection: sa.Connection, run: int, span: Range, points: int) 
 
 
 def _steps(where: list[sa.ColumnElement[bool]], bucket: int) -> sa.Select[Any]:
-    """Select complete steps, or buckets of them, from the rows of the steps themselves."""
+    """Select complete steps, or buckets of steps, without reading roll-ups."""
     s = steps.c
     single: list[Any] = [s.step, s.epoch, s.ended_at, *named(METRICS)]
     query = sa.select(*single).where(*where)
@@ -118,9 +118,10 @@ def worker_step_columns(
 def grids(
     names: Sequence[str], rows: Sequence[Any]
 ) -> tuple[list[int], list[int], dict[str, list[list[Any]]]]:
-    """Convert rows to tables; return ranks, steps, and ``name[rank][step]``.
+    """Return the ranks and steps of `rows`, and their other values as ``name[rank][step]``.
 
-    The first two columns of the rows are rank and step, and the rows are sorted by them.
+    The first two columns of the rows are rank and step, and the rows are sorted by them. `names`
+    are the names of the other columns. A value is None if there is no row of the rank and step.
     """
     width = 2 + len(names)
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * width
@@ -141,7 +142,7 @@ def grids(
 def _cells(
     where: list[sa.ColumnElement[bool]], bucket: int, more: Sequence[str] = ()
 ) -> sa.Select[Any]:
-    """Select ranks' steps, or buckets of them, from the rows of the steps themselves."""
+    """Select ranks' steps, or buckets of steps, without reading roll-ups."""
     w = worker_steps.c
     cells = [*CELLS.values(), *(MORE_CELLS[name] for name in more)]
     if bucket == 1:
@@ -185,7 +186,7 @@ def segment_rows(
 
 
 def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
-    """Return spans (first, last step) planned by the leader while the planner was offline.
+    """Return spans, [first, last step], that the leader planned while the planner was offline.
 
     The spans are ascending. The range is divided into `points` cells, and spans in the same cell
     are merged.
@@ -293,7 +294,7 @@ def newest_steps(connection: sa.Connection, run: int, count: int) -> tuple[int, 
 def timeline(
     connection: sa.Connection, run: int, first: int, last: int, ranks: Sequence[int]
 ) -> dict[str, Any]:
-    """Return ``began_at`` and `PHASES`, each as ``name[rank][step]``; None: no record.
+    """Return ``began_at`` and `PHASES`, each as ``name[rank][step]``; None without a record.
 
     The phases of a step, in order: the rank waits for its data, computes, waits for other ranks,
     reduces, and does the rest of the step. `began_at` is Unix time by the clock of the rank's node;

@@ -42,7 +42,7 @@ class Records:
         return Records(self.world, self.table[self.table[:, 0] >= step])
 
     def by_step(self, world: int | None = None) -> tuple[Floats, Floats]:
-        """Return the steps, [steps], and [columns, steps, ranks]; NaN where there is no row.
+        """Return the steps, [steps], and the values, [columns, steps, ranks]; NaN where no row is.
 
         The result has at least `world` ranks (None: the number of ranks of the latest attempt), and
         more if an earlier attempt had more.
@@ -102,9 +102,9 @@ def complete_steps(
     columns: Sequence[str],
     ranges: Steps,
 ) -> dict[int, Floats]:
-    """Return the steps in some ranges that all ranks reported: step → [world, columns].
+    """Return the steps in `ranges` that all ranks reported: step → values, [world, columns].
 
-    Steps before the attempt are included if they had the same number of ranks.
+    Steps of earlier attempts are included if they are comparable (see `_known`).
     """
     c = worker_steps.c
     query = sa.select(c.step, *(c[name] for name in columns)).where(
@@ -127,9 +127,10 @@ def since(
     columns: Sequence[str],
     first: int,
 ) -> Floats:
-    """Return an attempt's rows from step `first` on: [rows, 2 + columns].
+    """Return an attempt's rows from step `first` on, [rows, 2 + columns].
 
-    The rows are ordered by step and rank. `world` is the attempt's number of ranks.
+    Each row has step, rank and the values of `columns`. The rows are ordered by step and rank.
+    `world` is the attempt's number of ranks.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -150,9 +151,9 @@ def reported(connection: sa.Connection, run: int, span: Range) -> tuple[int, int
 def between(
     connection: sa.Connection, run: int, columns: Sequence[str], first: int, last: int
 ) -> Floats:
-    """Return all rows of steps `first` to `last`, of any attempt: [rows, 2 + columns].
+    """Return all rows of steps `first` to `last`, of any attempt, [rows, 2 + columns].
 
-    The rows are sorted by step and rank, which are their first columns.
+    Each row has step, rank and the values of `columns`. The rows are ordered by step and rank.
     """
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
@@ -257,11 +258,10 @@ def samples_before(connection: sa.Connection, run: int, step: int) -> int:
 def sums(
     connection: sa.Connection, run: int, attempt: int | None, world: int | None
 ) -> list[tuple[float, float, float, float, float]]:
-    """Return sums for each rank, over its rows with samples; the database computes them.
+    """Return (n, Σx, Σy, Σx², Σxy) for each rank, over its n rows with samples.
 
-    The sums are, for each rank: the number n of rows, Σx, Σy, Σx² and Σxy, where x is the rank's
-    load and y its compute time. `attempt` is the latest attempt (None: there was none), and `world`
-    its number of ranks.
+    In these sums, which the database computes, x is the rank's load and y its compute time.
+    `attempt` is the latest attempt (None: there was none), and `world` its number of ranks.
     """
     ranks, rolled = [], []
     if attempt is not None:

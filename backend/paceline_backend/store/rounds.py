@@ -147,7 +147,7 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
 
 
 def dropped(connection: sa.Connection, run: int) -> dict[tuple[int, int], int]:
-    """Return (attempt, segment) → samples whose gradients were too stale to be applied."""
+    """Return, by (attempt, segment), the number of samples whose gradients were too stale."""
     c = rounds.c
     query = (
         sa.select(c.attempt, c.segment, sa.func.sum(c.dropped))
@@ -158,7 +158,7 @@ def dropped(connection: sa.Connection, run: int) -> dict[tuple[int, int], int]:
 
 
 def _counting(connection: sa.Connection, run: int, span: Range) -> list[sa.ColumnElement[bool]]:
-    """Return the condition for rounds of steps that count (see `store.attempts`) in a range."""
+    """Return the condition for rounds in a range of steps that no restart discarded."""
     c = rounds.c
     parts = [part.rows(c.step, c.attempt) for part in _parts(connection, run)]
     return [c.run == run, *within(c.step, span), sa.or_(*(sa.and_(*part) for part in parts))]
@@ -174,9 +174,10 @@ def _counts(staleness: bytes) -> list[int]:
 
 
 def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any]:
-    """Select segments that overlap a range of steps: attempt, seq, fallback, samples and plan.
+    """Select attempt, seq, fallback, samples and plan of segments that overlap a range of steps.
 
-    Only samples of complete steps count.
+    `samples` is the number of samples of those complete steps of the segment that are in the range
+    and that no restart discarded; NULL if there are none.
     """
     step, begin, end = steps.c.step, segments.c.first_step, segments.c.first_step + segments.c.steps
     parts = [part.rows(step, segments.c.attempt) for part in _parts(connection, run)]

@@ -261,7 +261,7 @@ def get(store: Store, run: str) -> dict[str, Any]:
 
 
 def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of `target.reached` for a run and a target that may not be its own.
+    """Return the result of `target.reached` for a run, but with the target `wanted`.
 
     `wanted` is `{metric, value, direction}`.
     """

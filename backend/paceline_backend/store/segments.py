@@ -100,7 +100,10 @@ def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
-    """Return an attempt's segments with a relaxed synchroniser that end after `since`, by step."""
+    """Return an attempt's segments with a relaxed synchroniser that end after step `since`.
+
+    The segments are in the order in which they ran.
+    """
     c = segments.c
     end = c.first_step + c.steps
     query = sa.select(c.first_step, end, c.fallback, c.body).where(
@@ -116,9 +119,10 @@ def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> li
 
 
 def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tuple[int, int, int]]:
-    """Return ranges in which ranks did not wait for each other: attempt, first step, end.
+    """Return (attempt, first step, end) of segments in which ranks did not wait for each other.
 
-    The ranges are half-open and overlap the steps `first` to `last`.
+    `end` is one past the last step of the segment. Only segments that overlap the steps `first` to
+    `last` are included.
     """
     c = segments.c
     end = c.first_step + c.steps
@@ -156,9 +160,10 @@ def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
 def versions(
     connection: sa.Connection, run: int, attempt: int, span: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Return the policy versions that planned segments of an attempt: (first segment, version).
+    """Return the policy versions that planned segments of an attempt, by their first segment.
 
-    `span` has the numbers of the first and of the last segment.
+    Each item is the number of the first segment that a version planned, and the version. Only
+    segments with numbers in `span` (first and last number) are used.
     """
     c = segments.c
     first = sa.func.min(c.seq)
@@ -214,7 +219,7 @@ def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int
 def planned(
     connection: sa.Connection, run: int, attempt: int, version: int, since: int
 ) -> list[tuple[int, int]]:
-    """Return first step and number of steps of an attempt's segments that a controller planned.
+    """Return (first step, number of steps) of each segment of an attempt planned by a controller.
 
     Only segments of this policy version that end after the step `since` are included.
     """

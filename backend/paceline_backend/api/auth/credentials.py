@@ -54,7 +54,7 @@ class CredentialCheck:
         self._touching = False
 
     def of_token(self, text: bytes, *, throttled: bool = False) -> Holder | None:
-        """Return the holder of a token, who may be `refused`; None: the token is unknown.
+        """Return the holder of a token, who may be `refused`, or None if the token is unknown.
 
         `throttled` means that the client's address has sent too many wrong tokens. Tokens that are
         short enough to be guessed are then refused without a comparison. Longer tokens are still
@@ -72,7 +72,7 @@ class CredentialCheck:
             return tokens.checked(connection, words)
 
     def of_cookie(self, value: str) -> Holder | None:
-        """Return the holder of a login cookie; None: it is invalid, too old, or revoked."""
+        """Return the holder of a login cookie, or None if it is invalid, too old, or revoked."""
         try:
             identity = self._serializer.loads(value, max_age=int(tokens.BROWSER_S))
         except BadData:
@@ -91,7 +91,7 @@ class CredentialCheck:
             return tokens.is_valid(connection, identity, self._by_id)
 
     def enter_by_link(self, code: str, address: str) -> str | None:
-        """Use up a login link, and return a browser's cookie; None: the link is not valid."""
+        """Use up a login link; return a browser's cookie, or None if the link is not valid."""
         if tokens.parsed(code) is None:
             return None
         with self._store.write() as connection:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MOST_ROWS = 60  # per minute
 _MINUTE_S = 60.0
-# A client that repeats a wrong token is recorded again only if it has sent none for this time.
+# A client that repeats a wrong token is recorded again only if it has not sent it for this time.
 _QUIET_S = 600.0  # seconds
 # Maximum number of remembered clients.
 _MOST_REPEATING = 4096
@@ -126,7 +126,7 @@ class FailedLogins:
             self.record(address, holder, "request", reason)
 
     def _admitted(self) -> int | None:
-        """Return how many rows were left out since the last one; None: leave this one out, too."""
+        """Return the number of rows left out since the last one, or None to omit this one, too."""
         with self._lock:
             now = self._clock()
             if len(self._written) == MOST_ROWS and now - self._written[0] < _MINUTE_S:

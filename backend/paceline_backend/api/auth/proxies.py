@@ -47,6 +47,6 @@ class ProxyIdentity:
 
 
 def user_of(scope: Scope) -> Holder | None:
-    """Return the user whom a trusted proxy has named; None: no trusted proxy named one."""
+    """Return the user whom a trusted proxy has named, or None if no trusted proxy named one."""
     holder = scope.get("state", {}).get(_USER)
     return holder if isinstance(holder, Holder) else None

@@ -32,7 +32,7 @@ class AlertFilter:
     """Filter for a list of alerts; None accepts all.
 
     Args:
-        state: raised alerts are active, resolved ones are over.
+        state: `raised` selects active alerts, `resolved` those that have ended.
         rule: name of the alert rule.
         run: public id of the run that the alert is about.
         severity: severity of the alert.
@@ -49,7 +49,7 @@ class AlertFilter:
 
 
 def unresolved(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Return all rows that are not resolved, raised or not, and lock them for writing."""
+    """Return the rows of alerts that are not resolved, even if not yet raised, and lock them."""
     query = sa.select(alerts).where(alerts.c.resolved_at.is_(None)).order_by(alerts.c.key)
     rows = connection.execute(query.with_for_update()).mappings()
     return [dict(row) for row in rows]

@@ -1,7 +1,8 @@
 """Webhooks, the receivers of alerts, and the queue of notifications to them.
 
-`queue` enqueues an event of an alert, `claim` returns what is due, and `note` records the result of
-each attempt. `get` and `delete` raise `UnknownWebhookError` if there is no webhook with this id.
+`queue` enqueues an event of an alert, `claim` returns those that are due, and `note` records the
+result of each attempt. `get` and `delete` raise `UnknownWebhookError` if there is no webhook
+with this id.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ def note(
 ) -> None:
     """Record the result of a delivery attempt.
 
-    `status` is the HTTP status (None: no response), `error` the reason of a failure (None:
-    success), and `again_s` the seconds until the next attempt (None: give up). The webhook may be
-    deleted by now.
+    `status` is the HTTP status, or None if there was no response. `error` is the reason of a
+    failure, or None after success. `again_s` is the number of seconds until the next attempt, or
+    None if there will be no other attempt. The webhook may be deleted by now.
     """
     d = alert_deliveries.c
     at = now(connection)

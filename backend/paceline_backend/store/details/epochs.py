@@ -51,9 +51,10 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
 def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
     """Return a step before which no step belongs to the newest `limit` epochs; None if unknown.
 
-    A roll-up has the epoch of its block's first step. The result is the first step of the last
-    block that begins before the newest `limit` epochs of roll-ups, which are not newer than the
-    newest `limit` epochs of all steps. The block may end in a later epoch, so it is read, too.
+    The step is found with roll-ups, each of which has the epoch of its first step. It is the first
+    step of the last roll-up that begins before the newest `limit` epochs of roll-ups. This roll-up
+    may end in a later epoch, so its steps must be read, too. Newer epochs may have no roll-up yet,
+    so the result can be earlier than necessary.
     """
     r = step_rollups.c
     begun = sa.select(sa.func.max(r.step)).where(r.run == run).group_by(r.epoch)
@@ -65,7 +66,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def workers(connection: sa.Connection, run: int, epoch: int) -> list[dict[str, Any]]:
-    """Return sums over an epoch's complete steps by rank; empty if the run has none.
+    """Return sums over an epoch's complete steps by rank; empty if it has no complete step.
 
     `epoch` counts from 0.
     """
@@ -148,7 +149,10 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(("came", "came_load", "went", "went_loa
 def _moves(
     connection: sa.Connection, run: int, epoch: int, world: int
 ) -> dict[int, dict[str, Any]]:
-    """Count by rank the samples that another worker had in the epoch before; empty if unknown."""
+    """Return, by rank, number and load of the samples that moved to or from it; empty if unknown.
+
+    A sample moves to a rank if another rank had it in the epoch before.
+    """
     hello = runs.hello(connection, run)
     # All samples of a stream are new.
     if hello is None or hello.samples is None or epoch == 0:

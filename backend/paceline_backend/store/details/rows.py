@@ -44,7 +44,7 @@ class Exported:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Return name → kind of value of each column."""
+        """Return the kind of value of each column, by name."""
         return {str(name): _kind(column.type) for name, column in self.columns.items()}
 
 

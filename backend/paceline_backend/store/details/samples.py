@@ -1,4 +1,4 @@
-"""Read the assignment of samples to ranks and steps from the segments that count."""
+"""Read the assignment of samples to ranks and steps from segments that no restart discarded."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def assigned(
     sample: int | None,
     limit: int,
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """Return steps with each rank's samples, and the step to continue at (None: complete).
+    """Return a pair: items of the steps in `span`, and the step at which the next call continues.
 
-    With `sample`, only ranks that have this sample in a step are included. `limit` is the maximum
-    number of items, but steps are never split, so the result may be a bit longer.
+    There is one item per step and rank, with the rank's samples. The second value is None if no
+    step is left. With `sample`, only ranks that have this sample in a step are included. `limit`
+    is the maximum number of items, but the ranks of a step are never split between two calls, so
+    there may be a few more.
     """
     items: list[dict[str, Any]] = []
     first, last = span
@@ -55,7 +57,7 @@ def assigned(
 def effective(
     connection: sa.Connection, run: int, first: int, last: int | None
 ) -> Iterator[tuple[int, Any, int]]:
-    """Yield (attempt, segment, exclusive end of its steps that count); see `store.attempts`."""
+    """Yield (attempt, segment, end): `end` is one past the last step that no restart discarded."""
     c = segments.c
     begins = sa.select(c.attempt, sa.func.min(c.first_step)).where(c.run == run).group_by(c.attempt)
     starts = {int(attempt): int(step) for attempt, step in connection.execute(begins)}

@@ -80,7 +80,7 @@ def known(connection: sa.Connection) -> dict[int, RunProgress]:
 def note(
     connection: sa.Connection, run: Running, before: RunProgress | None, at: float
 ) -> RunProgress | None:
-    """Store how far a run has come; return None if nothing changed.
+    """Store how far a run has come; return the new progress, or None if nothing changed.
 
     `before` is the stored progress, if any; `at` is now, by the database's clock.
     """

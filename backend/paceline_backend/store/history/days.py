@@ -22,7 +22,7 @@ from paceline_backend.store.schema import run_days, runs, step_rollups, steps, s
 
 DAY_S = 86_400.0
 _SETTLE_S = 30.0
-# Minimum time between two computations of a run's sums.
+# A run's sums are computed again only after this time.
 _REST_S = 10.0
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
 # Columns of `steps` that roll-ups lack. For a block, the values of its first step are used.
@@ -72,7 +72,7 @@ def _sums(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 
 
 def _planned(connection: sa.Connection, run: int) -> list[tuple[int, int]]:
-    """Return (first step, policy version) of all ranges of steps that count, ascending.
+    """Return (first step, policy version) of all ranges of steps that no restart discarded.
 
     An attempt that began at an earlier step may have repeated steps under a later version.
     """
@@ -159,7 +159,7 @@ def of_runs(
     first: int | None,
     last: int | None,
 ) -> list[dict[str, Any]]:
-    """Return sums by day, run and policy: the columns of `run_days` and the columns to group by.
+    """Return rows of `run_days`, each with facts about its run, such as name, policy and device.
 
     `where` comes from `RunFilter.conditions`. `first` and `last` are days since 1970-01-01 UTC.
     """
@@ -181,7 +181,10 @@ def of_runs(
 
 
 def spent(connection: sa.Connection, run: int, span: Range) -> tuple[float, float]:
-    """Return the seconds that all ranks together spent in a range of steps, and spent waiting."""
+    """Return a pair: the time of a range of steps, and the time that ranks waited in these steps.
+
+    Both are in seconds, summed over all ranks.
+    """
     rows = _sums_of(connection, run, span)
     return sum(row["worker_s"] for row in rows), sum(row["waited_s"] for row in rows)
 

@@ -42,7 +42,7 @@ def admitted() -> sa.ColumnElement[bool]:
 
 
 def configure(connection: sa.Connection, identities: Collection[str]) -> None:
-    """Store the ids of the configured tokens; sessions of tokens that were removed end."""
+    """Store the ids of the configured tokens; this ends sessions of tokens no longer configured."""
     names = [_CONFIGURED + each for each in identities]
     former = (meta.c.name.startswith(_CONFIGURED), meta.c.name.not_in(names))
     connection.execute(sa.delete(meta).where(*former))
@@ -80,7 +80,7 @@ def expect(
 ) -> str | None:
     """Record that a node's agent gets a session, so that ingest accepts its reports.
 
-    `token` is the id of the requesting token (None: there is no token that could end), and `run`
+    `token` is the id of the requesting token (None: the session depends on no token), and `run`
     the run that it belongs to (None: a token of the fleet). Return the seed of the node's keys.
     Return None if the name belongs to another run or to the fleet, or if the token has ended; then
     the caller must not commit the transaction.

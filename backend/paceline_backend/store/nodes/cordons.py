@@ -35,7 +35,7 @@ class CordonedError(PacelineError):
 
 @dataclass(frozen=True)
 class Cordon:
-    """An active row of `cordons`: not lifted, or lifted but its engine does not know that yet."""
+    """An active row of `cordons`: not lifted, or its engine has not accepted the end yet."""
 
     key: int
     node: str
@@ -78,7 +78,7 @@ class ActiveCordons:
 
 
 def standing(connection: sa.Connection) -> ActiveCordons:
-    """Return the active cordons; of several for a node or machine, one that is not lifted."""
+    """Return the active cordons, one per node and machine: if possible, one that is not lifted."""
     c = cordons.c
     names = list(Cordon.__dataclass_fields__)
     query = sa.select(*(c[name] for name in names)).where(_counts()).order_by(c.key)
@@ -187,9 +187,9 @@ class Word:
 
 
 def untold(connection: sa.Connection, backends: Collection[str]) -> list[Word]:
-    """Return the changes that some engines have not received yet, oldest first.
+    """Return the changes that must still be sent to the engines in `backends`, oldest first.
 
-    A machine with several rows is cordoned while one of them is not lifted.
+    A machine with several rows in `cordons` is cordoned while one of them is not lifted.
     """
     c = cordons.c
     waiting = (c.host.is_not(None), c.told_at.is_(None), c.refusal.is_(None))

@@ -130,7 +130,7 @@ def launch(
 
 
 def of_runs(connection: sa.Connection, keys: Collection[int]) -> dict[int, list[RunNode]]:
-    """Return the nodes of some runs, of all their launches, ordered by name."""
+    """Return the nodes of all launches of the runs, ordered by name, by the run's key."""
     by_run: dict[int, list[RunNode]] = {key: [] for key in keys}
     query = sa.select(run_nodes).where(run_nodes.c.run.in_(keys)).order_by(run_nodes.c.node)
     for row in connection.execute(query) if keys else ():
@@ -139,7 +139,7 @@ def of_runs(connection: sa.Connection, keys: Collection[int]) -> dict[int, list[
 
 
 def reporting(connection: sa.Connection, rows: Sequence[Any]) -> dict[int, tuple[str, ...]]:
-    """Return, by the runs' keys, the nodes that may send reports about each run.
+    """Return the nodes that may send reports about each run, by the run's key.
 
     `rows` are rows of runs with `key`, `node` and `nodes_max`.
     """
@@ -228,7 +228,10 @@ def groups(connection: sa.Connection) -> list[MultiNodeRun]:
 
 
 def heartbeats(connection: sa.Connection) -> list[tuple[str, str, float | None]]:
-    """Return the agents responsible for multi-node runs: public run id, node, last heartbeat."""
+    """Return the heartbeats of the nodes whose launchers have not ended, in all multi-node runs.
+
+    Each item is the public run id, the node and the time of its last heartbeat (None: none).
+    """
     known = [
         (group.id, row.node) for group in groups(connection) for row in group.nodes if not row.ended
     ]

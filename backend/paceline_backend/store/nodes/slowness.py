@@ -63,7 +63,7 @@ def present(connection: sa.Connection, run: int) -> Slow | None:
 
 
 def name(connection: sa.Connection, slow: Slow) -> Slow:
-    """Record a verdict that names a node slow; return the row that is stored then.
+    """Record a verdict that names a node slow; return the row as it is stored.
 
     While verdicts about the same attempt name the same node, the row stays and only its figures are
     updated.
@@ -126,7 +126,10 @@ def _runs(connection: sa.Connection, node: str, limit: int) -> list[dict[str, An
 
 
 def _slow_periods(connection: sa.Connection, node: str, limit: int) -> list[dict[str, Any]]:
-    """Return the newest verdicts about a node; `ended_at` defaults to the end of the run."""
+    """Return the newest periods in which verdicts named a node slow.
+
+    If verdicts named the node until the run ended, `ended_at` is the end of the run.
+    """
     c = slow_nodes.c
     ended = sa.func.coalesce(c.ended_at, runs.c.ended_at).label("ended_at")
     query = (

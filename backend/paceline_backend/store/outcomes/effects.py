@@ -85,8 +85,8 @@ def keep(
 ) -> None:
     """Store the effect of a switch; a later measurement replaces an earlier one.
 
-    `effect` has the fields of `insight.effects.SwitchEffect`. `nodes` and `ranks` are numbers, None
-    if unknown.
+    `effect` has the fields of `insight.effects.SwitchEffect`. `nodes` and `ranks` are the
+    numbers of nodes and ranks that the run had, None if unknown.
     """
     c, version = effects.c, effect["version"]
     query = sa.select(runs.c.id, runs.c.backend, switches.c.effective_at, switches.c.requested_at)
@@ -124,7 +124,7 @@ def of_run(connection: sa.Connection, run: int) -> dict[int, dict[str, Any]]:
 def outcomes(
     connection: sa.Connection, which: OutcomeFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return switches with a forecast and a final effect, newest first, and the next cursor.
+    """Return switches with a forecast and a final effect, newest first, and the cursor to continue.
 
     Effects that are not final are left out. If effects were included as soon as they are
     significant, the result would have too many that are large only by chance.

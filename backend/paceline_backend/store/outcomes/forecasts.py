@@ -36,7 +36,7 @@ class AdvisedRun:
 def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
     """Store a forecast and delete old ones, except those whose decision changed the policy.
 
-    `body` has the fields of a `whatif.answer.Forecast` that has steps.
+    `body` has the fields of a `whatif.answer.Forecast` whose `steps` is above 0.
     """
     c = forecasts.c
     row = {"run": run, "made_at": body["made_at"], "body": body}
@@ -128,7 +128,7 @@ def watched(connection: sa.Connection, owner: str) -> list[AdvisedRun]:
 
 
 def newest_step(connection: sa.Connection, run: int) -> int:
-    """Return the newest complete step that counts; -1 if there is none."""
+    """Return the newest complete step that no restart discarded; -1 if there is none."""
     attempt = connection.scalar(sa.select(runs_table.c.attempt).where(runs_table.c.key == run))
     spans = attempts.spans(connection, run, attempt)
     last = attempts.newest_complete(connection, run, spans)

@@ -24,7 +24,7 @@ class Evaluated:
         trained: number of samples that the run had trained on by then.
         at: Unix time of the evaluation.
         ranks: number of ranks whose values are combined.
-        metrics: value by name; None: not a finite number.
+        metrics: value by name; None if the value was not a finite number.
     """
 
     step: int
@@ -53,7 +53,7 @@ def read(
     Args:
         connection: connection to read from.
         run: key of the run.
-        counting: the steps that count, from `store.attempts.spans`.
+        counting: the steps that no restart discarded, from `store.attempts.spans`.
         limit: return at most this many evaluations, the newest ones; None: all.
         since: only evaluations after this step or a later one.
         metric: only this metric; None: all.

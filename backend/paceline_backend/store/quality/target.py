@@ -39,8 +39,8 @@ def reached(
     """Return a run's target, when it was first met, and the best value; None without a target.
 
     The values come from evaluations of the metric. If there are none and the metric is the loss,
-    they are means of the training loss over blocks of 100 steps. `run` has the fields of the run's
-    Hello, too; `counting` comes from `store.attempts.spans`.
+    they are means of the training loss over blocks of 100 steps. `run` also has the fields of the
+    run's Hello; `counting` comes from `store.attempts.spans`.
     """
     if run["target"] is None:
         return None
@@ -89,7 +89,7 @@ def _settled_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | No
 def _of_settled(
     store: Store, run: int, seen_at: float, counting: tuple[AttemptSpan, ...], *wanted: Any
 ) -> _Found:
-    """Return the cached result of `_of_evaluations`; a record that arrives changes `seen_at`."""
+    """Return the result of `_of_evaluations`, cached until a new record changes `seen_at`."""
     with store.read() as connection:
         return _of_evaluations(connection, run, counting, *wanted)
 
@@ -126,7 +126,7 @@ def _losses(
     run: Mapping[str, Any],
     target: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return the first block of steps whose mean loss meets a target, and the best block."""
+    """Return the first block of steps whose mean loss meets a target, if any, and the best one."""
     c = step_rollups.c
     loss = over(c.loss_sum, c.loss_count)
     query = sa.select(c.step, c.ended_at, loss.label("loss"))
@@ -149,7 +149,7 @@ def _losses(
 
 
 def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return the same as `_in_whole_epochs` for a stream, whose epochs have no known length."""
+    """Return the same values as `_in_whole_epochs`, for a stream (epochs of unknown length)."""
     c = steps.c
     query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
     epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()

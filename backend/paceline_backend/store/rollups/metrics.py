@@ -13,7 +13,7 @@ BLOCK = 100
 
 
 def over(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Divide two values; the result is NULL for a divisor of 0. One of them must be a double.
+    """Divide `value` by `by`, one of which must be a double; NULL if `by` is 0.
 
     SQLAlchemy's own division would cast the divisor to a decimal number first, which is slow.
     """
@@ -62,9 +62,9 @@ of_same_step = (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_ste
 
 
 def rolled_count(name: str) -> sa.ColumnElement[Any]:
-    """Return the column with the number of a roll-up's steps that have a value of a metric.
+    """Return the column that counts the steps of a roll-up that have a value of a metric.
 
-    If all steps have a value, this is a constant with the label of such a column.
+    For a metric that each step has, return the constant `BLOCK` with the label of such a column.
     """
     if name in OPTIONAL_METRICS:
         return step_rollups.c[f"{name}_count"]

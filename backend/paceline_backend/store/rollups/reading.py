@@ -152,7 +152,9 @@ def rank_buckets(
     cells: Sequence[str] = tuple(CELLS),
     together: int = 1,
 ) -> Sequence[Any]:
-    """Return rank, first step, means of `cells`, and minimum and maximum compute time, per bucket.
+    """Return a row for each rank and bucket, ordered by rank and step.
+
+    A row has rank, first step, means of `cells`, and minimum and maximum compute time.
 
     Args:
         connection: connection to read from.
@@ -196,9 +198,10 @@ def fit_sums(
     rows: Sequence[sa.ColumnElement[bool]],
     rolled: Sequence[sa.ColumnElement[bool]],
 ) -> Sequence[Any]:
-    """Return rank, n, Σx, Σy, Σx² and Σxy over records with samples; x: load, y: compute time.
+    """Return, for each rank: rank, n, Σx, Σy, Σx² and Σxy, where x is load and y compute time.
 
-    `rows` are conditions for ``worker_steps``, and `rolled` those for ``rank_rollups``.
+    The sums are over the n records of the rank that have samples. `rows` are conditions for
+    ``worker_steps``, and `rolled` those for ``rank_rollups``.
     """
     w, r = worker_steps.c, rank_rollups.c
     x, y = w.load, w.compute_s

@@ -27,8 +27,8 @@ from paceline_backend.store.schema import (
 
 log = logging.getLogger(__name__)
 
-# Numbers of blocks that one query handles. There are only a few different numbers, so that few
-# statements differ: databases cache prepared statements by their text.
+# Numbers of blocks that one query handles. There are only a few different numbers, so
+# that few different statements are prepared: databases cache them by their text.
 _CHUNKS = (64, 8, 1)
 # Number of blocks that one call of `fill` writes. Its transaction then takes some milliseconds.
 _FILLED = 5
@@ -256,7 +256,7 @@ def _span(run: int, part: range) -> dict[str, int]:
 
 
 def _blocks(touched: Iterable[range]) -> Iterator[range]:
-    """Extend ascending ranges of steps to whole blocks, and merge those that touch."""
+    """Extend ascending ranges of steps to whole blocks, and merge adjacent ones."""
     whole: range | None = None
     for part in touched:
         start, stop = part.start // BLOCK * BLOCK, -(-part.stop // BLOCK) * BLOCK

@@ -280,7 +280,7 @@ def write_nodes(connection: sa.Connection, states: Sequence[NodeState]) -> None:
     """Store each node's latest state, with the database's time because a node's clock may be wrong.
 
     `states` are in the order of arrival. The caller has checked that the agents have a session: see
-    `store.nodes.expect`.
+    `store.nodes.admission.expect`.
     """
     if not states:
         return

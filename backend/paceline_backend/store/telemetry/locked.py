@@ -21,8 +21,8 @@ from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import RunNode
 from paceline_backend.store.telemetry import several
 
-# Minimum interval between two updates of a run's `seen_at`. It is not updated with every batch,
-# because SQLite reads and compares the whole row to write it.
+# A run's `seen_at` is updated at most once in this time and not with every batch, because SQLite
+# reads and compares the whole row to write it.
 _SEEN_EVERY_S = 2.0
 
 

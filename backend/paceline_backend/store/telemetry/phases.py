@@ -26,7 +26,7 @@ class RunPhases:
     """Progress of a run, with the phases in which ranks have been for a long time.
 
     Args:
-        state: of the run.
+        state: state of the run.
         world: number of ranks of the latest attempt; 0 if unknown.
         placement: node of each rank; empty if all are on one node.
         step: the newest step that all ranks have ended; None if there is none.
@@ -100,7 +100,7 @@ def standing(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
 
 
 def _begun(connection: sa.Connection, run: int, attempt: int) -> set[int]:
-    """Return the ranks that reported a step or a long phase, before any step is complete."""
+    """Return the ranks that have reported a step or a long phase in an attempt."""
     rows, c = worker_steps.c, long_phases.c
     stepped = sa.select(rows.rank).where(rows.run == run, rows.attempt == attempt)
     long = sa.select(c.rank).where(c.run == run, c.attempt == attempt)

@@ -22,8 +22,8 @@ from paceline_backend.store.telemetry.validation import STEPS
 _ALL_STEPS = range(2**62)
 # For runs with at least this many ranks, `sum_up` first counts rows to find the complete steps.
 _MANY = 64
-# Numbers of steps that one query handles. There are only a few different numbers, so that few
-# statements differ: databases cache prepared statements by their text.
+# Numbers of steps that one query handles. There are only a few different numbers, so
+# that few different statements are prepared: databases cache them by their text.
 _CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)
@@ -36,7 +36,7 @@ _NEWER_ATTEMPT_WINS = (
     + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS if c not in ("run", "step", "rank"))
     + " WHERE excluded.attempt > worker_steps.attempt"
 )
-# Placeholders of one row. `?1` is the run, which is the same for all rows of a statement.
+# SQL placeholders of one row. `?1` is the run, which is the same for all rows of a statement.
 _ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"
 # Python's driver releases the GIL once per statement, and may then wait for other threads, so a
 # statement inserts many rows. There are few sizes, so that each statement is prepared once.
@@ -110,7 +110,7 @@ _DROP_MIXED = sa.text(
 
 
 def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatch]]) -> int:
-    """Store records and return their number. Of several attempts at a step, the latest stays."""
+    """Store records and return their number; a later attempt at a step replaces an earlier one."""
     of_runs: list[tuple[int, Sequence[StepRecord]]] = []
     for run, of_run in _by_run(batches):
         # Sorted rows are appended to the table, which is cheaper than inserting at many places.
@@ -236,7 +236,7 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
 
 
 def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
-    """Write rows to Postgres with COPY. Of several attempts at a step, the latest stays.
+    """Write rows to Postgres with COPY; a later attempt at a step replaces an earlier one.
 
     `new` means that the rows are probably new and distinct. Then first try to copy them directly
     into the table, which takes half the time.
@@ -256,7 +256,8 @@ def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bo
 
 
 def _copy_into(table: str, connection: sa.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
-    # SQLAlchemy's transaction has begun, so its commit includes what bypasses SQLAlchemy here.
+    # SQLAlchemy has begun a transaction on this connection. Its commit also commits the rows that
+    # are written here without SQLAlchemy.
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     with driver.cursor() as cursor, cursor.copy(_COPY.format(table)) as copy:

@@ -26,7 +26,7 @@ _LONG_ROWS = 50
 _DAY_S = 86_400.0
 # Bytes of a row in Postgres besides its values: headers, and the entry in the primary key.
 _ENTRY_BYTES = 60
-# Number of rows from which the mean length of a table's rows is estimated.
+# The mean length of a table's rows is estimated from this many rows.
 _SAMPLE = 500
 
 
@@ -135,8 +135,9 @@ def used_bytes(connection: sa.Connection) -> int:
 
 
 def _tables() -> list[sa.Table]:
-    """Return the tables with many rows per run; smaller tables are emptied by the cascade.
+    """Return the tables with many rows per run.
 
+    From smaller tables, the database deletes the rows together with the row of the run (cascade).
     Tables that name a run by its public id keep their rows.
     """
     keys = {table: list(table.primary_key) for table in metadata.sorted_tables}
