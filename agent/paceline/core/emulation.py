@@ -56,7 +56,7 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EmulatedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The device that a rank reports instead of its own. A field of None has the real value."""
+    """The device that a rank reports instead of its own. None: the rank reports the real value."""
 
     # PyTorch's device type: "cpu", "cuda", …
     kind: str

@@ -115,6 +115,8 @@ class Member(Generic[G]):
     ) -> WaitReason | None:
         """Add a gradient of the rank for a round; return the reason if the rank must wait.
 
+        Return None if the rank need not wait.
+
         Args:
             gradient: the new gradient, or None if a step has ended without a gradient.
             samples: number of samples from which the gradient was computed.

@@ -92,7 +92,7 @@ class Share(NamedTuple):
         return self._replace(end=self.end - 1)
 
     def leave(self) -> Share:
-        """Return the share after the owner leaves the rest of the queue to the others."""
+        """Return the share after the owner leaves the rest of the queue to other ranks."""
         return self._replace(stance=Stance.LEAVES)
 
     def resume(self) -> Share:

@@ -127,7 +127,8 @@ def skips(of: Mapping[int, RankProgress]) -> Iterator[tuple[int, int]]:
 def laggards(of: Mapping[int, RankProgress], waits: Sequence[str], patience_s: float) -> list[int]:
     """Return the ranks that do not wait, if another rank has waited at least `patience_s` seconds.
 
-    `waits` are the phases in which a rank waits for others.
+    Return an empty list if no rank has waited that long. `waits` are the phases in which a rank
+    waits for others.
     """
     waiting = {rank for rank, progress in of.items() if progress.phase in waits}
     if not any(of[rank].since_s >= patience_s for rank in waiting):

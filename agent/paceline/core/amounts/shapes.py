@@ -56,9 +56,10 @@ class Shapes:
 
 
 def raised(length: Any, grid: float) -> Any:
-    """Round lengths, an array or a number, up to multiples of `grid`; 0: return them unchanged.
+    """Round lengths, an array or a number, up to multiples of `grid`.
 
-    A length that is on the grid up to rounding errors stays there.
+    If `grid` is 0, return them unchanged. A length that is a multiple up to
+    rounding errors stays as it is.
     """
     return np.ceil(length / grid * (1 - 1e-12)) * grid if grid else length
 
@@ -125,8 +126,9 @@ def _sums(counts: Ints, nodes: Ints) -> Ints:
 def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> Ints:
     """Return each rank's number of blocks of `grid` samples; the sum is `number`.
 
-    The ranks' samples are as near to `counts` as `room`, a number of blocks, permits.
-    Each rank gets at least `least` blocks if there are enough.
+    `room` and `least` have the maximum and minimum number of blocks of each rank, [W]; the minimum
+    is ignored if there are too few blocks. Otherwise ranks get numbers of samples that are as near
+    to `counts` [W] as possible.
     """
     if least.sum() > number:
         least = np.zeros_like(least)
@@ -140,7 +142,7 @@ def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> In
 
 
 def moved(ranks: Ints, counts: Ints) -> Ints:
-    """Return the rank of each sample, [n], after moving few samples, so that ranks have `counts`.
+    """Move as few samples as possible so that ranks have `counts`; return each sample's rank, [n].
 
     Ranks with too many samples give their last ones; these go to the other ranks in rank order.
     `ranks` [n] is the rank of each sample before; the sum of `counts` [W] is n.
@@ -155,7 +157,7 @@ def moved(ranks: Ints, counts: Ints) -> Ints:
 
 
 def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> Ints:
-    """Return the rank of each sample, [n], as `moved` does, but with few samples changing nodes.
+    """Move samples as `moved` does, but few of them between nodes; return each sample's rank, [n].
 
     A node that loses samples first gives away those that it does not hold. `nodes` [W] is the node
     of each rank, 0, 1, …; `at_home` [n] is True if the sample's planned node holds it.
