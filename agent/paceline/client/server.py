@@ -62,7 +62,7 @@ class Server:
         """Return the runs that match a filter, sorted.
 
         Args:
-            limit: largest number of runs; None: all.
+            limit: maximum number of runs; None: all runs.
             sort: ``created_at``, ``waste``, ``cost`` and so on, with ``-`` in descending order.
             which: parameters of ``GET /runs``, such as ``tag="nightly"``, ``waste_min=0.2`` or
                 ``state=["failed", "stopped"]``.
@@ -196,7 +196,7 @@ class Run:
     ) -> DataFrame:
         """Return the steps of each rank, a row for each step and rank, with all stored fields.
 
-        The range is that of `steps`. `ranks` None: all ranks.
+        The arguments that select steps are those of `steps`. `ranks` None: all ranks.
         """
         query = {"from": first, "to": last, "since": since, "until": until}
         return self._table("worker-steps", {**query, "ranks": _ranks(ranks)})

@@ -174,7 +174,7 @@ class Ledger:
         With `shares`, samples are dealt from the largest to the smallest, each to the rank whose
         load divided by its share is the smallest at that moment. Without `shares`, rank r gets
         positions r, r + W, … of each global batch, as DistributedSampler does. A rank at its limit
-        gets no more samples. Then a few samples move to other ranks, until each rank's number of samples is
+        gets no more. Then a few samples move to other ranks, until each rank's number of samples is
         on the grid or, with a budget, no rank exceeds its limit.
 
         Args:

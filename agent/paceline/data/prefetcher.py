@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _JOIN_S = 2.0
-# Number of the current epoch before the first plan.
+# Value of the current epoch's number until the first plan arrives.
 _FIRST = -1
 # Once this many further segments are planned, all ranks have read a segment's samples.
 _READ = 2

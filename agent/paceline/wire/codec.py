@@ -86,9 +86,9 @@ def decode(
 
 
 def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
-    """Return the run id and the messages of a bus entry: each message of a `Committed` by itself.
+    """Return the run id and the messages of a bus entry; a `Committed` is split into its messages.
 
-    WireErrors are the same as in `decode`.
+    Raise a WireError in the same cases as `decode`.
     """
     run, message = decode(fields)
     if not isinstance(message, Committed):

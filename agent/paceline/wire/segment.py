@@ -143,7 +143,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def samples(self) -> Ints:
-        """Sample indices of all steps and ranks in order, [Σ counts]. Callers do not change it."""
+        """Sample indices of all steps and ranks in order, [Σ counts]. Do not modify the array."""
         return np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
 
     def keeping(self, samples: Ints) -> Segment:

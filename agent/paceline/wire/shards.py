@@ -63,12 +63,15 @@ class Moves(msgspec.Struct, frozen=True):
         return Moves(samples.astype("<u4").tobytes(), ranks.astype("<u4").tobytes())
 
     def arrays(self) -> tuple[Ints, Ints]:
-        """Return samples and ranks, [K] each."""
+        """Return a pair of arrays, [K] each: the samples and their new holders."""
         samples, ranks = np.frombuffer(self.samples, "<u4"), np.frombuffer(self.ranks, "<u4")
         return samples.astype(np.int64), ranks.astype(np.int64)
 
     def problem(self, world: int, samples: int | None) -> str | None:
-        """Return the first problem, None if there is none. `samples` None: unknown."""
+        """Return the first problem with the values; None if there is none.
+
+        `world` is the number of ranks, `samples` the size of the data set; None: unknown.
+        """
         if len(self.samples) % 4 or len(self.samples) != len(self.ranks):
             return "moves.ranks does not have one rank for each of moves.samples"
         moved, ranks = self.arrays()

@@ -126,7 +126,7 @@ class Alone(RendezvousHandler):
 
 
 class Together(DynamicRendezvousHandler):
-    """TorchElastic's rendezvous, which also notices launchers that disappear without notice.
+    """TorchElastic's rendezvous, which also detects launchers that disappear without leaving.
 
     PyTorch's rendezvous removes such launchers from the list and then waits until the ranks fail.
     But ranks whose peer has lost power fail only after many minutes.

@@ -117,7 +117,11 @@ def duration(seconds: float) -> str:
 
 
 def of_run(run: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> Progress:
-    """Return the progress in `GET /runs/{id}` and in the newest steps of `GET /runs/{id}/steps`."""
+    """Return the progress according to two answers of the server.
+
+    `run` is the answer of `GET /runs/{id}`. `columns` is the answer of `GET /runs/{id}/steps` for
+    the newest steps; None: there are no steps yet.
+    """
     steps = None
     if run["epochs"] and run.get("steps_per_epoch"):
         steps = run["epochs"] * run["steps_per_epoch"]
