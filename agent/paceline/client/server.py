@@ -144,7 +144,7 @@ class Runs(list["Run"]):
 
 
 class Run:
-    """A run; `Server.run` and `Server.runs` make them.
+    """A run, as `Server.run` and `Server.runs` return it.
 
     `about` is the run as the server answered; None: it is requested at first use.
     """
@@ -226,7 +226,7 @@ class Run:
         return self._rows("/workers")
 
     def devices(self) -> dict[str, Any]:
-        """Return ranks and their devices."""
+        """Return the device of each rank, as ``GET /runs/{id}/devices`` answers."""
         return dict(self._get("/devices"))
 
     def forecasts(self) -> list[dict[str, Any]]:
@@ -234,7 +234,10 @@ class Run:
         return list(self._get("/forecasts"))
 
     def samples(self, first: int, last: int) -> list[dict[str, Any]]:
-        """Return each rank's samples in some steps: ``step``, ``rank``, ``samples`` and so on."""
+        """Return each rank's samples in the steps from `first` to `last`, `last` included.
+
+        Each item has ``step``, ``rank``, ``samples`` and so on.
+        """
         items: list[dict[str, Any]] = []
         start: int | None = first
         while start is not None:

@@ -91,7 +91,7 @@ class RunListOptions:
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters of ``GET /runs``."""
+        """Return these options as query parameters of ``GET /runs``."""
         asked = vars(self) | {
             "parameter": self.param,
             "since": _at(self.since),

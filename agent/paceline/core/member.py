@@ -138,7 +138,7 @@ class Member(Generic[G]):
         self._update_ready(arrived[0])
 
     def take(self) -> None:
-        """Record that the rank applies all rounds that have ended."""
+        """Record that all rounds that have ended are applied to the rank's parameters."""
         self.taken = self._progress.rounds_done
 
     def through(self) -> None:

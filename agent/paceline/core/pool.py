@@ -40,7 +40,8 @@ from paceline.wire.synchronisation import (
     Synchronisation,
 )
 
-# A rank continues while its time per batch is at most this multiple of the fastest other rank's.
+# A rank always begins one more batch if its time per batch is at most this multiple of the fastest
+# other rank's.
 FASTEST = 1.5
 # Weight of the newest batch in the moving mean of `Pace`.
 NEWEST = 0.5
@@ -78,7 +79,10 @@ class Share(NamedTuple):
 
     @property
     def finishes_s(self) -> float:
-        """Seconds that the owner needs for the rest of its queue; infinite if it does not train."""
+        """Seconds that the owner needs for the rest of its queue.
+
+        Infinite if the owner does not train its queue, or if its time per batch is unknown.
+        """
         if self.stance is not Stance.WORKS or not self.batch_s:
             return float("inf")
         return (self.left + _HALF) * self.batch_s
@@ -100,7 +104,7 @@ class Share(NamedTuple):
         return self._replace(stance=Stance.WORKS)
 
     def stop(self) -> Share:
-        """Return the share after the owner trains its last batch of this span."""
+        """Return the share after the owner stops training batches of this span."""
         return self._replace(stance=Stance.STOPPED)
 
 
@@ -198,6 +202,6 @@ class Pace:
         self.batch_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add the seconds from one batch's start to the next one's, less waits for other ranks."""
+        """Add a batch: seconds from its start to the next batch's, except waits for other ranks."""
         before = self.batch_s or seconds
         self.batch_s = before + NEWEST * (seconds - before)

@@ -94,7 +94,7 @@ class RankProgress(msgspec.Struct, array_like=True):
         self.through = max(self.through, self.step)
 
     def at(self, reduction: int) -> tuple[int, int] | None:
-        """Return step and model of a reduction; None: not begun, or no longer among the newest."""
+        """Return a reduction's step and model; None if it has not begun, or is not in `newest`."""
         return next((at[1:] for at in self.newest if at[0] == reduction), None)
 
     def passes(self, step: int) -> int:
@@ -176,7 +176,10 @@ def _closed(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
-    """Describe a reduction that one rank has begun and another can no longer make in its step."""
+    """Describe a reduction that one rank has begun, and that another rank has left out.
+
+    Return None if there is no such reduction.
+    """
     last = min(of, key=lambda rank: (of[rank].reductions, rank))
     fewest = of[last].reductions
     reduced = {

@@ -29,6 +29,7 @@ class Terms:
     seed: int
     drop_last: bool
     loss_mean: str  # one of `MEANS`
+    # Number of steps that the leader plans at once while it coasts.
     coast_steps: int
     shapes: Shapes = field(default_factory=Shapes)
     # Largest total size of a step; None: steps have `global_batch` samples.

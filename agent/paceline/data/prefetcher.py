@@ -77,7 +77,7 @@ class Prefetcher:
         self._now[held] = True
         # Samples that this node has trained in this epoch.
         self._trained: Bools = np.zeros(samples, bool)
-        # Samples of the segments that ranks may still read.
+        # The samples of each segment that ranks may still be reading.
         self._planned: deque[npt.NDArray[np.uint32]] = deque()
         # Samples that the node holds in the next epoch; None: not decided yet.
         self._next: Bools | None = None
@@ -199,7 +199,9 @@ class Prefetcher:
                 self._closing.wait(self._outage.failed(error))
 
     def _chosen(self) -> tuple[int | None, bool]:
-        """Return the next sample, and True if it is for the next epoch. The caller holds the lock.
+        """Return a pair: the next sample to fetch, and True if it is for the next epoch.
+
+        The sample is None if nothing may be fetched now. The caller holds the lock.
 
         A segment's samples are taken from its end, because ranks that have begun the segment read
         its first samples themselves.

@@ -104,7 +104,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     ett_s: list[list[float]] = []
     # Each rank's share of the load, which the leader uses while coasting; empty: equal counts.
     shares: list[float] = []
-    # Half-open ranges of the steps that the predictor used.
+    # Half-open ranges of the steps whose records the predictor used.
     feedback: list[tuple[int, int]] = []
     # True if the shuffler ran before this segment was scheduled.
     shuffled: bool = False
@@ -182,7 +182,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
 
 
 def flatten(assignments: list[list[Ints]]) -> tuple[list[list[int]], Ints]:
-    """Return `Segment.counts` and `Segment.samples` for [step][rank] index arrays."""
+    """Convert sample indices, [step][rank], to a pair: `Segment.counts` and `Segment.samples`."""
     counts = [[len(part) for part in step] for step in assignments]
     flat = [part for step in assignments for part in step]
     joined = np.concatenate(flat) if flat else np.empty(0)
@@ -190,7 +190,7 @@ def flatten(assignments: list[list[Ints]]) -> tuple[list[list[int]], Ints]:
 
 
 def pack_samples(samples: Ints) -> bytes:
-    """Return `Segment.indices` for `Segment.samples`."""
+    """Pack the array `Segment.samples` into the bytes `Segment.indices`."""
     return samples.astype("<u4").tobytes()
 
 

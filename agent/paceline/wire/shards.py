@@ -59,7 +59,7 @@ class Moves(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(samples: Ints, ranks: Ints) -> Moves:
-        """Make the message from arrays, [K] each."""
+        """Make the moves from two arrays, [K] each: the samples and their new holders."""
         return Moves(samples.astype("<u4").tobytes(), ranks.astype("<u4").tobytes())
 
     def arrays(self) -> tuple[Ints, Ints]:

@@ -269,7 +269,7 @@ _decoder: msgspec.msgpack.Decoder[Synchronisation] = msgspec.msgpack.Decoder(Syn
 
 
 def decode(data: bytes) -> Synchronisation:
-    """Return the synchronisation encoded as MessagePack; a ValueError names the field."""
+    """Decode a synchroniser from MessagePack; raise a ValueError that names a wrong field."""
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:

@@ -27,11 +27,12 @@ Bools = npt.NDArray[np.bool_]
 LEAST_BATCHES = 4
 # A sample that this many steps have passed over is no longer exchanged for a later sample.
 WAITS = 8
-# A segment uses at most 1 / `_SPENT` of the buffered samples, so that there is a choice of samples.
+# A segment has a single step, or it uses at most 1 / `_SPENT` of the buffered samples, so that its
+# last step, too, can choose among many samples.
 _SPENT = 4
 # If a rank would end later than this multiple of the planned time, the other ranks get more load.
 _LATE = 1.02
-# Number of halvings of the interval in which a step's time is searched.
+# Number of bisection steps in the search for a step's time.
 _HALVINGS = 60
 # Maximum number of samples that a rank swaps for later ones of its buffer in a step.
 _SWAPS = 4
@@ -314,7 +315,7 @@ class Speeds:
         return step_s
 
     def load_in(self, step_s: float, counts: Ints) -> Floats:
-        """Return the load that each rank trains in `step_s` seconds, [W]."""
+        """Return the load that each rank trains in `step_s` s with `counts` [W] samples, [W]."""
         load: Floats = (step_s - self.b - self.c * counts) / self.a
         return load
 
