@@ -47,7 +47,7 @@ FASTEST = 1.5
 NEWEST = 0.5
 # A rank that has trained no batch for this multiple of its batch time trains one again.
 RESTS = 20.0
-# Fraction of its current batch that a rank must still train, on average.
+# Average fraction of a rank's current batch that the rank has yet to train.
 _HALF = 0.5
 
 
@@ -166,9 +166,10 @@ def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
 
 
 def finish_s(left: float, ranks: int, per_s: float) -> float:
-    """Return the seconds that active ranks need for the remaining batches and their current ones.
+    """Return the seconds that ranks need to finish their current batches and the remaining ones.
 
-    `left` batches have not begun; the ranks together train `per_s` batches per second.
+    `ranks` ranks are training; together they train `per_s` batches per second. `left` batches have
+    not begun.
     """
     return (left + _HALF * ranks) / per_s
 

@@ -18,7 +18,7 @@ A driver reports events (`offer`, `through`, `take`) and acts on the answers::
     match member.announce():
         case RoundAction.CALL: ...               # call round `progress.rounds_done`
         case RoundAction.READY: ...              # count this rank, call `progress.enough`
-    # Once the round is called, each member contributes. The round's end gives all the same facts:
+    # Once the round is called, each member contributes. Its end gives all ranks the same facts:
     gradients = member.contribute(tally)
     progress.begin()
     progress.end(clocks, through)
@@ -142,8 +142,8 @@ class Call:
     def drawn(self, number: int, working: list[int]) -> frozenset[int] | None:
         """Return the ranks drawn for a round, the first of which to be ready calls it.
 
-        Return None if any rank may call the round. `working` are the ranks that had
-        steps left when the previous round ended.
+        Return None if any rank may call the round. `working` are the ranks that had steps left when
+        the previous round ended.
         """
         if self.probes is None or self.probes >= len(working):
             return None

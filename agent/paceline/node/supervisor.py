@@ -133,7 +133,7 @@ class Supervisor:
         # reported.
         self._reached = 0
         self._ending: Ending | None = None
-        # Socket that reserves the rendezvous port, open until the launchers of several nodes start.
+        # Socket that reserves the rendezvous port of a run on several nodes until the launcher starts.
         self._door: socket.socket | None = None
 
     @property
