@@ -83,8 +83,8 @@ class Prefetcher:
         self._next: Bools | None = None
         # Samples to fetch for planned segments, one list for each segment.
         self._steps: deque[list[int]] = deque([[filler]])
-        # Samples to fetch for the next epoch, that epoch's number, and the samples that the plan
-        # moves to the node for it.
+        # Samples to fetch for the next epoch; that epoch's number (`_ahead_for`); and the samples
+        # that the plan moves to the node for that epoch (`_comes`).
         self._ahead: deque[int] = deque()
         self._ahead_for = _FIRST
         self._comes: set[int] = set()
@@ -96,12 +96,12 @@ class Prefetcher:
         self._busy = False
         # True if there is no room until the next plan.
         self._full = False
-        # Three counts of plans: now, when the sample that is being fetched was chosen, and when
-        # `_removable` was listed.
+        # Number of plans that had arrived: by now (`_plans`), when the sample that is being fetched
+        # was chosen (`_seen`), and when `_removable` was listed (`_listed`).
         self._plans = 0
         self._seen = 0
         self._listed = -1
-        # Samples that the plan does not need.
+        # Samples in the directory that the plan does not need.
         self._removable: deque[int] = deque()
         self._changed = threading.Condition()
         self._closing = threading.Event()

@@ -133,7 +133,7 @@ class Supervisor:
         # reported.
         self._reached = 0
         self._ending: Ending | None = None
-        # Socket that reserves the rendezvous port of a run on several nodes until the launcher starts.
+        # Socket that reserves a port for the rendezvous until the launcher starts; None: no port.
         self._door: socket.socket | None = None
 
     @property
