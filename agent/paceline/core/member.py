@@ -221,7 +221,8 @@ class Member(Generic[G]):
         number, ages, last = self._progress.rounds_done, tally.ages, len(tally.ages) - 1
         if len(fresh) > MOST_PENDING:
             self._held_until = number + 1
-        # A gradient is contributed only if its parameters include at least this many rounds.
+        # A gradient is contributed only if at least this many rounds had been applied to the
+        # parameters with which it was computed.
         least = number - self._oldest
         if self._keeps_newest and fresh:
             least = min(least, fresh[-1][0])

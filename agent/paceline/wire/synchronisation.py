@@ -76,7 +76,7 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
     round.
     """
 
-    # Number of rounds after which a gradient is dropped; None: never.
+    # Number of rounds after which a gradient is dropped; None: never. See `core.rounds.Drift`.
     staleness: Natural | None
     # True: several gradients of a rank for the same round are replaced by their mean. False: by
     # their sum.

@@ -129,7 +129,7 @@ class StreamLedger:
         return [int(room) for room in rooms]
 
     def record(self, rank: int, sizes: Floats, *, ended: bool) -> None:
-        """Record the sizes λ of samples that a rank has read; `ended`: no further ones follow."""
+        """Record the sizes λ of samples that a rank has read; `ended`: it will read no others."""
         buffer = self._buffers[rank]
         numbers = np.arange(self._count, self._count + len(sizes))
         places = np.arange(buffer.read, buffer.read + len(sizes))

@@ -177,7 +177,7 @@ class Together(DynamicRendezvousHandler):
         return waiting + self.gone + int(leaves)
 
     def announce_leaving(self) -> None:
-        """Notify the others that this launcher will leave once all ranks have ended.
+        """Notify the other launchers that this one will leave once all ranks have ended.
 
         Raise a RuntimeError if the store is gone.
         """
@@ -189,7 +189,7 @@ class Together(DynamicRendezvousHandler):
         return max(0, self._joined - len(self._state_holder.state.participants))
 
     def leave(self) -> None:
-        """Notify the others that this launcher ends, so that they need not detect its loss.
+        """Notify the other launchers that this one ends, so that they need not detect its loss.
 
         Raise a RendezvousError if the store is gone.
         """
