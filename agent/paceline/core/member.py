@@ -61,7 +61,7 @@ class Member(Generic[G]):
     """One rank in the rounds of a segment.
 
     Attributes:
-        clock: steps that the rank has completed.
+        clock: number of steps that the rank has completed.
         taken: number of rounds that are applied to the rank's parameters.
         waiting: why the rank waits; None: it does not wait. `offer` sets `waiting`. The driver sets
             it to None once `wait_reason` returns None.

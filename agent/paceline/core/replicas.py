@@ -32,7 +32,7 @@ def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
 
 
 def parted(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Return the parameters of each part: consecutive ones, so that parts are about equally large.
+    """Divide the parameters into consecutive parts of about equal size; return each part's indices.
 
     `sizes` has the number of elements of each parameter. With fewer parameters than parts, some
     parts are empty.

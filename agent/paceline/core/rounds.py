@@ -58,8 +58,8 @@ class Drift:
     be dropped, too.
 
     Args:
-        staleness: rounds after which a gradient is dropped; None: never.
-        lead: steps that a rank may be ahead of the slowest rank; None: any number.
+        staleness: number of rounds after which a gradient is dropped (see above); None: never.
+        lead: maximum number of steps that a rank may be ahead of the slowest rank; None: no limit.
         mean: True: a rank that has several gradients pending for a round contributes their mean, in
             which newer gradients have more weight (RNA, Sec. 3.3). False: it contributes their sum.
         waits: True: after its k-th step a rank waits until k rounds are over.
@@ -155,14 +155,14 @@ class RoundProgress:
     """The facts that the rounds so far have distributed, the same on all ranks.
 
     Attributes:
-        rounds_done: rounds that are over; also the number of the current or next round.
+        rounds_done: how many rounds are over; also the index of the current or next round.
         reducing: a round has been called and is not over.
         clocks: steps that each rank had completed, according to the last round, [W].
         working: ranks that had steps left, according to the last round.
         drawn: the ranks drawn for the next round, which the first of them to be ready calls; None:
             any rank may call it.
-        least: the fewest completed steps of any rank in `working`, that rank (-1: there are
-            several), and the fewest completed steps of the other ranks in `working`.
+        least: a triple: the fewest completed steps of any rank in `working`, that rank (-1: there
+            are several), and the fewest completed steps of the other ranks in `working`.
     """
 
     __slots__ = (

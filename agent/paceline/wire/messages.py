@@ -107,7 +107,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         samples: n_j, samples of this rank's local batch.
         load: Λ_j, sum of these samples' sizes.
         data_s: seconds of waiting for the data loader.
-        compute_s: T_j, seconds of forward and backward without waiting or communication.
+        compute_s: T_j, seconds of the forward and backward passes, without waits or communication.
         sync_s: seconds from the last gradient to the end of the reduction, which include waiting
             and communication.
         step_s: seconds from this step's start to the start of the next step.

@@ -72,7 +72,7 @@ def on_grid(
     *,
     keep: bool = False,
 ) -> Ints:
-    """Return the nearest counts with the same sum that are multiples of `grid`, [W].
+    """Round the ranks' numbers of samples to multiples of `grid`, with the same sum, [W].
 
     The remainder that the grid does not divide (an epoch's last step has one) goes to one rank. If
     the limits leave no room for more multiples, the remaining samples go to as few ranks as

@@ -321,7 +321,7 @@ class Speeds:
 
 
 def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
-    """Return each rank's number of samples, so that all ranks end together, [W].
+    """Choose each rank's number of samples, [W], so that all ranks end a step together.
 
     The step has `total` samples. `most` [W] is the maximum number of samples of each rank; the sum
     is at least `total`. `typical` is the mean sample size in each rank's buffer,
@@ -348,7 +348,7 @@ def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> I
 
 
 def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float, Floats]:
-    """Return a pair: the time at which all ranks should end, in s, and each rank's load, [W].
+    """Return a pair: the step time that all ranks should have, in s, and each rank's load, [W].
 
     The loads add up to the size that the step would have if each sample had the `typical` size of
     its rank's buffer. So neither small nor large samples stay in the buffers for long.

@@ -31,9 +31,9 @@ class Progress:
         state: state of the run.
         policy: current policy, or the one requested last.
         epoch: epoch of the last complete step, from 0.
-        epochs: number of epochs.
+        epochs: number of epochs of the run.
         step: the last complete step, from 0.
-        steps: number of steps.
+        steps: number of steps of the whole run.
         step_s: mean time of the newest steps, in seconds.
         loss: loss of the last step that has one.
         waste: share of the ranks' time spent waiting for slower ranks, in the newest steps.
