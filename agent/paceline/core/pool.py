@@ -68,7 +68,7 @@ class Share(NamedTuple):
     begun: int
     # Other ranks have taken over all batches from this number to the end of the queue.
     end: int
-    # Seconds that this rank takes for a batch; 0: unknown.
+    # Seconds that the owner takes for a batch; 0: unknown.
     batch_s: float = 0.0
     stance: Stance = Stance.WORKS
 

@@ -53,10 +53,10 @@ class RankProgress(msgspec.Struct, array_like=True):
     through: int = -1
     # True under a relaxed policy, which does not reduce gradients in every step.
     relaxed: bool = False
-    # Number, step and model of each of the newest reductions. The rank has begun them, but may
-    # still be waiting for other ranks in the newest.
+    # A triple for each of the newest reductions: its number, step and model. The rank has begun
+    # these reductions, but may still be waiting for other ranks in the last one.
     newest: list[tuple[int, int, int]] = []
-    # First and last step of each sequence of steps without a backward pass.
+    # A pair for each range of steps without a backward pass: its first and its last step.
     skipped: list[tuple[int, int]] = []
     departures: list[Departure] = []
     closed: bool = False

@@ -106,7 +106,8 @@ def on_grid(
     rest = total - int(made.sum())
     while rest > 0:
         free = most - made
-        # If ranks have room for the whole rest, the one that lacks the most samples gets it.
+        # Only ranks with room for the whole rest are considered, or else those with the most room.
+        # Of these, the rest goes to the node, and there to the rank, that lacks the most samples.
         able = np.flatnonzero(free >= min(rest, int(free.max())))
         missing_on_node = (of_nodes - _sums(made, nodes))[nodes[able]]
         most_missing = np.lexsort((made[able] - counts[able], -missing_on_node))
@@ -124,11 +125,11 @@ def _sums(counts: Ints, nodes: Ints) -> Ints:
 
 
 def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> Ints:
-    """Return each rank's number of blocks of `grid` samples; the sum is `number`.
+    """Return the number of blocks of `grid` samples of each rank, or node; the sum is `number`.
 
-    `room` and `least` have the maximum and minimum number of blocks of each rank, [W]; the minimum
-    is ignored if there are too few blocks. Otherwise ranks get numbers of samples that are as near
-    to `counts` [W] as possible.
+    `room` and `least` are the maximum and minimum number of blocks of each. The minimum is ignored
+    if there are too few blocks. Within these bounds, the numbers of samples are as near to `counts`
+    as possible.
     """
     if least.sum() > number:
         least = np.zeros_like(least)

@@ -279,7 +279,7 @@ class StreamLedger:
         places = _picked_all(held, counts, loads, due)
         load = np.array([sizes[at].sum() for sizes, at in zip(held, places, strict=True)])
         latest_s = float(speeds.step_s(counts, load).max())
-        # This rank cannot end earlier, so the other ranks get more load to end at the same time.
+        # The last rank to end cannot end earlier, so the other ranks get more load to end with it.
         if latest_s > _LATE * step_s:
             loads = speeds.load_in(latest_s, counts)
             places = _picked_all(held, counts, loads, due)
