@@ -211,7 +211,7 @@ class LogReader:
         for file in files:
             log = Log.of(file)
             if file["size"] < self._offsets.get(log, 0):
-                # Another log file has replaced this one.
+                # The log is shorter than before: another file has replaced it.
                 self._offsets[log] = 0
             if file["size"] > self._offsets.get(log, 0):
                 for text in self._parts(log):
@@ -326,7 +326,7 @@ class Printer:
     """A printer of logs to standard output; with several logs, lines are printed whole."""
 
     several: bool = False
-    # True if the logs are of several ranks.
+    # True if each line gets the prefix of its log, because the logs are of several ranks.
     prefixed: bool = False
     terminal: bool = field(default_factory=lambda: sys.stdout.isatty())
     # For each log, the start of a line whose end has not arrived yet.

@@ -342,7 +342,7 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
         if change is None:
             changes.append(None)
             continue
-        # Without bounds, each side of the comparison has only one measurement.
+        # A change has no bounds if each side of the comparison has only one measurement.
         if change["low"] is None:
             changes.append(form.format(change["value"]))
             continue

@@ -86,13 +86,13 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     seq: int
     epoch: int
     first_step: int
-    # [step][rank] samples
+    # Number of samples of each rank in each step, [step][rank].
     counts: list[list[int]]
     # Sample indices of all steps and ranks in order: little-endian uint32; see `samples`.
     indices: bytes
     # Name of the preset.
     policy: str
-    # Policy version of the run: 0 at the start, one more with each switch.
+    # Policy version of the run: 0 at the start; each switch adds 1.
     version: int
     # Origin of the plan. "controller"; "coast": the leader planned because no proposal came in
     # time; or "equal": the leader planned with equal local batches, because the script's loss
@@ -100,7 +100,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     source: str
     # True if the epoch ends with this segment.
     epoch_end: bool
-    # [step][rank] forecast of the compute time in seconds; empty: unknown.
+    # Forecast of each rank's compute time in each step, [step][rank] s; empty: unknown.
     ett_s: list[list[float]] = []
     # Each rank's share of the load, which the leader uses while coasting; empty: equal counts.
     shares: list[float] = []

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-# Value in `Shards.held` for a sample that no node has.
+# Value in `Shards.held` for a sample that no node holds.
 NOWHERE = 2**16 - 1
 
 Ints = npt.NDArray[np.int64]
@@ -17,11 +17,11 @@ class Shards(msgspec.Struct, frozen=True):
 
     # Number of each rank's node, [W]. Ranks of a node share its directory.
     nodes: list[int]
-    # Largest number of bytes that each node stores, [nodes].
+    # Maximum number of bytes that each node stores, [nodes].
     limits: list[int]
     # Number of bytes of each sample: little-endian uint32, [N].
     lengths: bytes
-    # Number of the node that has each sample, or `NOWHERE`: little-endian uint16, [N].
+    # Number of the node that holds each sample, or `NOWHERE`: little-endian uint16, [N].
     held: bytes
 
     def lengths_array(self) -> Ints:
