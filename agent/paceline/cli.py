@@ -307,7 +307,7 @@ def _bus_parts(url: str) -> SplitResult:
 # The cache ensures that a process that runs several commands adds each plugin only once.
 @cache
 def _add_plugin(entry: EntryPoint) -> None:
-    """Add the commands of an entry point, or commands that report the missing packages."""
+    """Add the commands of an entry point; if packages are missing, add commands that report it."""
     try:
         # Loading may succeed although packages are missing: a command may import them when called.
         entry.load()(app)

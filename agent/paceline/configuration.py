@@ -47,7 +47,11 @@ def defaults(command: object) -> dict[str, Any]:
 
 
 def _checked(table: Mapping[str, Any], command: object, where: str) -> dict[str, Any]:
-    """Return a table's values by parameter; reject keys that name no command and no option."""
+    """Return a table's values, keyed by the names of the command's parameters.
+
+    A key that names neither a command nor an option is rejected. `where` is the file and the table,
+    for messages.
+    """
     checked: dict[str, Any] = {}
     commands = command.commands if isinstance(command, TyperGroup) else {}
     options = {

@@ -23,7 +23,7 @@ def observed(variables: Mapping[str, str]) -> bool:
 
 
 def extended(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of the variables, extended so that processes are observed."""
+    """Return a copy of the variables, with those added that make processes observed."""
     path = variables.get("PYTHONPATH")
     parts = [str(SITE), *([path] if path else [])]
     return {**variables, VARIABLE: "1", "PYTHONPATH": os.pathsep.join(parts)}

@@ -78,11 +78,11 @@ class Loader(DrivenLoader):
 
 @dataclass
 class _Turn:
-    """Step that Trainer's loop is in.
+    """The step in which Trainer's loop is.
 
     Args:
         counts: number of samples of each of the step's batches on this rank; all 0 if the rank has
-            a filler.
+            only a filler sample.
         items: number of labels of each of these batches that count in the loss; None: labels are
             not counted.
         all_items: number of such labels of the step on all ranks, or on this rank if Trainer does
@@ -102,7 +102,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Loss:
-    """Normalisation of the script's loss. It is measured: only the script's code determines it.
+    """Normalisation of the script's loss, measured because only the script's code determines it.
 
     With `by_items` the loss is a sum over labels, divided by ``num_items_in_batch``; otherwise the
     loss is a mean over the batch, whatever ``num_items_in_batch`` is. Trainer multiplies the loss
@@ -320,7 +320,11 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Set, for a block, if Trainer compensates for DistributedDataParallel's mean of ranks."""
+        """Switch Trainer's compensation for DistributedDataParallel's mean over ranks, for a block.
+
+        With `averages` True, the compensation stays as the training arguments have it; with False,
+        it is off.
+        """
         args = self._trainer.args
         before = args.average_tokens_across_devices
         args.average_tokens_across_devices = averages and before

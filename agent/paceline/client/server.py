@@ -62,7 +62,7 @@ class Server:
         """Return the runs that match a filter, sorted.
 
         Args:
-            limit: largest number of runs; None: all.
+            limit: maximum number of runs; None: all runs.
             sort: ``created_at``, ``waste``, ``cost`` and so on, with ``-`` in descending order.
             which: parameters of ``GET /runs``, such as ``tag="nightly"``, ``waste_min=0.2`` or
                 ``state=["failed", "stopped"]``.
@@ -144,7 +144,7 @@ class Runs(list["Run"]):
 
 
 class Run:
-    """A run; `Server.run` and `Server.runs` make them.
+    """A run, as `Server.run` and `Server.runs` return it.
 
     `about` is the run as the server answered; None: it is requested at first use.
     """
@@ -196,7 +196,7 @@ class Run:
     ) -> DataFrame:
         """Return the steps of each rank, a row for each step and rank, with all stored fields.
 
-        The range is that of `steps`. `ranks` None: all ranks.
+        The arguments that select steps are those of `steps`. `ranks` None: all ranks.
         """
         query = {"from": first, "to": last, "since": since, "until": until}
         return self._table("worker-steps", {**query, "ranks": _ranks(ranks)})
@@ -226,7 +226,7 @@ class Run:
         return self._rows("/workers")
 
     def devices(self) -> dict[str, Any]:
-        """Return ranks and their devices."""
+        """Return the device of each rank, as ``GET /runs/{id}/devices`` answers."""
         return dict(self._get("/devices"))
 
     def forecasts(self) -> list[dict[str, Any]]:
@@ -234,7 +234,10 @@ class Run:
         return list(self._get("/forecasts"))
 
     def samples(self, first: int, last: int) -> list[dict[str, Any]]:
-        """Return each rank's samples in some steps: ``step``, ``rank``, ``samples`` and so on."""
+        """Return each rank's samples in the steps from `first` to `last`, `last` included.
+
+        Each item has ``step``, ``rank``, ``samples`` and so on.
+        """
         items: list[dict[str, Any]] = []
         start: int | None = first
         while start is not None:

@@ -132,7 +132,7 @@ def target(
 
 
 def _target(text: str) -> dict[str, Any]:
-    """Parse a target into REST's form."""
+    """Parse a target, such as ``accuracy>=0.9``, into fields of the REST request."""
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", text)
     if match is not None:
         with contextlib.suppress(ValueError):

@@ -65,7 +65,7 @@ def _state(client: Client, run: str) -> str:
 
 
 def _blocking_stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the stacks of the ranks that block others, else of those that wait, else of all."""
+    """Return the stacks of ranks that block others; else of ranks that wait; else of all ranks."""
     ranks = hang["holding"] or hang["waiting"]
     listed: list[dict[str, Any]] = _stacks_of(client, run, None)["stacks"]
     return [stack for stack in listed if not ranks or stack["rank"] in ranks]

@@ -71,7 +71,10 @@ def patiently(ask: Callable[[], T], patience_s: float) -> T:
 
 
 def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], BusSession | None]:
-    """Return a function that requests another session, and returns None if it gets none."""
+    """Return a function that requests a new session of a node.
+
+    The function returns None if the server does not answer or grants no session.
+    """
     from paceline.node import session
     from paceline.node.client import ServerUnreachable
 
@@ -83,7 +86,7 @@ def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], B
             return session.of_node(client, node, bus)
         except ServerUnreachable as error:
             _log.debug("%s", error)
-        # A retry does not help, for example with a revoked token.
+        # For example, the token was revoked: a retry does not help, and the operator must act.
         except PacelineError as error:
             if said != (said := str(error)):
                 _log.warning("the server grants this node no session: %s", error)

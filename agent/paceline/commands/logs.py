@@ -175,7 +175,7 @@ class LogReader:
         return self._look(known)
 
     def _tried(self, look: Callable[[], bool]) -> bool:
-        """Return the result of `look`, or False after an error; raise it if retries are useless."""
+        """Return the result of `look`, or False after an error; raise it if no retry can help."""
         from paceline.node.client import ServerUnreachable
 
         try:
@@ -211,7 +211,7 @@ class LogReader:
         for file in files:
             log = Log.of(file)
             if file["size"] < self._offsets.get(log, 0):
-                # Another log file has replaced this one.
+                # The log is shorter than before: another file has replaced it.
                 self._offsets[log] = 0
             if file["size"] > self._offsets.get(log, 0):
                 for text in self._parts(log):
@@ -317,7 +317,7 @@ class Log(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Prefix of each line of this log where the lines of several logs are printed."""
+        """Prefix of this log's lines if the lines of several logs are printed together."""
         return f"[{self.node}] " if self.rank is None else f"[rank {self.rank}] "
 
 
@@ -326,7 +326,7 @@ class Printer:
     """A printer of logs to standard output; with several logs, lines are printed whole."""
 
     several: bool = False
-    # True if the logs are of several ranks.
+    # True if each line gets the prefix of its log, because the logs are of several ranks.
     prefixed: bool = False
     terminal: bool = field(default_factory=lambda: sys.stdout.isatty())
     # For each log, the start of a line whose end has not arrived yet.
@@ -344,7 +344,7 @@ class Printer:
             self._rest[log] = rest
 
     def finish(self) -> None:
-        """Print the lines that have no newline at the end of their log."""
+        """Print the last line of each log, if it does not end with a newline."""
         for log, rest in self._rest.items():
             self._out(f"{log.prefix if self.prefixed else ''}{rest}\n")
         self._rest.clear()

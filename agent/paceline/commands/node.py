@@ -150,7 +150,10 @@ def node(
 def _adopted(
     client: Client, script: str, training: JobTraining, slot: str | None
 ) -> tuple[str, str, str]:
-    """Return the run in which this node takes part, its slot, and a token for the run's nodes."""
+    """Register this process at the server, which chooses or makes the run that it joins.
+
+    Return the run's id, this process's slot, and a token for the run's nodes.
+    """
     from paceline.node import duty
     from paceline.node.starting.several import counted
     from paceline.wire import Launch

@@ -164,7 +164,7 @@ def _state(node: dict[str, Any]) -> str:
 
 
 def _in_engine(said: dict[str, Any]) -> str:
-    """Describe whether a node's engine has applied a cordon, or its end."""
+    """Describe whether a node's engine has applied the node's cordon, or the end of the cordon."""
     what = "cordon" if said["cordoned"] else "end of the cordon"
     if said["refusal"] is not None:
         return f"{said['backend']} refuses the {what}: {said['refusal']}"

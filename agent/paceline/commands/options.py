@@ -90,7 +90,7 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
 
 @cache
 def _fields_of(group: Any) -> list[tuple[str, Any, Any]]:
-    """Return name, annotation and default of a group's fields."""
+    """Return a triple for each field of a group: its name, annotation and default."""
     hints = get_type_hints(group, include_extras=True)
     return [
         (
@@ -266,7 +266,7 @@ class PolicyChoice:
     name: Name = None
 
     def rest_fields(self) -> dict[str, Any]:
-        """Return the fields of ``POST /runs``."""
+        """Return these options as fields of ``POST /runs``."""
         asked = {"policy": self.policy, "parameters": parameters_of(self.param), "name": self.name}
         return {field: value for field, value in asked.items() if value is not None}
 

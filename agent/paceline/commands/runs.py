@@ -91,7 +91,7 @@ class RunListOptions:
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters of ``GET /runs``."""
+        """Return these options as query parameters of ``GET /runs``."""
         asked = vars(self) | {
             "parameter": self.param,
             "since": _at(self.since),
@@ -342,7 +342,7 @@ def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
         if change is None:
             changes.append(None)
             continue
-        # Without bounds, each side of the comparison has only one measurement.
+        # A change has no bounds if each side of the comparison has only one measurement.
         if change["low"] is None:
             changes.append(form.format(change["value"]))
             continue

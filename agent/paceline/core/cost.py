@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Features(NamedTuple):
-    """The properties that determine the cost of local batches; arrays of one shape, e.g. [S, W]."""
+    """The properties that determine the cost of batches: arrays of equal shape, e.g. [S, W]."""
 
     samples: Ints  # n
     load: Floats  # Λ = Σλ

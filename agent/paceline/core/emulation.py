@@ -56,7 +56,7 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EmulatedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The device that a rank reports instead of its own. A field of None has the real value."""
+    """The device that a rank reports instead of its own. None: the rank reports the real value."""
 
     # PyTorch's device type: "cpu", "cuda", …
     kind: str
@@ -187,7 +187,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return float(self._compute_s(rank, step, batch, threads))
 
     def rates(self, step: int, threads: Any = 1) -> Rates:
-        """Return the rates with which a caller can compute the times of many batches of a step."""
+        """Return each rank's rates in a step, to compute the times of many batches quickly."""
         nothing, world = np.zeros(len(self.a_s)), len(self.a_s)
         by_threads = self.serial + (1 - self.serial) / np.maximum(threads, 1)
         draw = self._draw(step)
@@ -234,7 +234,10 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return factor
 
     def _draw(self, step: int) -> Callable[[], np.random.Generator]:
-        """Return a function that returns a step's random generator, the same on every rank."""
+        """Return a function that returns a step's random generator, made at the first call.
+
+        The generator draws the same numbers on every rank.
+        """
         return cache(lambda: np.random.default_rng([self.seed, step]))
 
     def as_dict(self) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class BatchRules:
         drop_last: leave out an incomplete last step.
         limits: the maximum number of samples of each rank in a step, [W]. The sum of the limits is
             at least the global batch. None: there are no limits.
-        grid: while coasting, each rank's number of samples is on this grid; see `Shapes.samples`.
+        grid: while coasting, each rank's number of samples is a multiple of `grid`, as far as
+            limits and an epoch's last step permit; see `Shapes.samples`.
         budget: the token budget that limits each step, instead of `global_batch` samples. With a
             budget, steps must use the samples in the epoch's order, both in proposals and while
             coasting. None: steps have `global_batch` samples.
@@ -122,7 +123,7 @@ class Ledger:
         self.left -= len(indices)
 
     def refusal(self, segment: Segment, world: int) -> str | None:
-        """Return the reason why a segment cannot be this epoch's next one; None if it can."""
+        """Return the reason why a segment cannot be this epoch's next segment; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, not {self.epoch}"
         return segment.problem(world, len(self._unused)) or self._misfit(segment)
@@ -166,7 +167,9 @@ class Ledger:
         shares: list[float],
         homes: tuple[Ints, Ints] | None = None,
     ) -> list[list[Ints]]:
-        """Plan the next steps in the epoch's order, [step][rank]; mark nothing as used.
+        """Plan the next steps in the epoch's order; return their samples, [step][rank].
+
+        The samples are not marked as used.
 
         With `shares`, samples are dealt from the largest to the smallest, each to the rank whose
         load divided by its share is the smallest at that moment. Without `shares`, rank r gets
@@ -224,9 +227,9 @@ class Ledger:
 def _gridded(
     parts: list[Ints], grid: int, limits: Ints | None, homes: tuple[Ints, Ints] | None
 ) -> list[Ints]:
-    """Move samples between a step's local batches until counts are on the grid; few change nodes.
+    """Move samples between a step's local batches until their counts are multiples of `grid`.
 
-    The result is the local batches, [rank].
+    Return the new local batches, [rank]. With `homes`, few samples change nodes.
     """
     before = np.array([len(part) for part in parts])
     ranks, samples = np.repeat(np.arange(len(parts)), before), np.concatenate(parts)
@@ -242,7 +245,7 @@ def _gridded(
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
     world = len(limits)
-    # No rank is full before its last turn.
+    # No rank reaches its limit before the samples run out.
     if len(samples) <= world * limits.min():
         return [samples[rank::world] for rank in range(world)]
     counts = equal_counts(len(samples), limits)

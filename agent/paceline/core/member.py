@@ -34,7 +34,7 @@ class WaitReason(Enum):
     MEETING = "it has no steps left, but other ranks have"
 
 
-# Simulations use these members often, and Python 3.11 takes 0.1 µs to look up an enum's member.
+# Simulations often use these enum members, and Python 3.11 takes 0.1 µs to look one up.
 _PENDING, _ROUNDS = WaitReason.PENDING, WaitReason.ROUNDS
 _COPYING, _LEAD = WaitReason.COPYING, WaitReason.LEAD
 
@@ -61,7 +61,7 @@ class Member(Generic[G]):
     """One rank in the rounds of a segment.
 
     Attributes:
-        clock: steps that the rank has completed.
+        clock: number of steps that the rank has completed.
         taken: number of rounds that are applied to the rank's parameters.
         waiting: why the rank waits; None: it does not wait. `offer` sets `waiting`. The driver sets
             it to None once `wait_reason` returns None.
@@ -115,6 +115,8 @@ class Member(Generic[G]):
     ) -> WaitReason | None:
         """Add a gradient of the rank for a round; return the reason if the rank must wait.
 
+        Return None if the rank need not wait.
+
         Args:
             gradient: the new gradient, or None if a step has ended without a gradient.
             samples: number of samples from which the gradient was computed.
@@ -136,7 +138,7 @@ class Member(Generic[G]):
         self._update_ready(arrived[0])
 
     def take(self) -> None:
-        """Record that the rank applies all rounds that have ended."""
+        """Record that all rounds that have ended are applied to the rank's parameters."""
         self.taken = self._progress.rounds_done
 
     def through(self) -> None:
@@ -219,7 +221,8 @@ class Member(Generic[G]):
         number, ages, last = self._progress.rounds_done, tally.ages, len(tally.ages) - 1
         if len(fresh) > MOST_PENDING:
             self._held_until = number + 1
-        # A gradient is contributed only if its parameters include at least this many rounds.
+        # A gradient is contributed only if at least this many rounds had been applied to the
+        # parameters with which it was computed.
         least = number - self._oldest
         if self._keeps_newest and fresh:
             least = min(least, fresh[-1][0])
@@ -242,7 +245,7 @@ class Member(Generic[G]):
         return {rank: clocks[rank] for rank in working if rank != self._rank}
 
     def _update_ready(self, born: int | None) -> None:
-        """Mark the rank as ready for the next round if it may call it or count for its quorum.
+        """Mark the rank as ready if it may call the next round, or count for that round's quorum.
 
         `born` is the number of rounds that were applied to the newest gradient's parameters; None:
         the step had no gradient.

@@ -50,7 +50,7 @@ class Outage:
 
     @property
     def paused(self) -> bool:
-        """True if it is too early for another attempt."""
+        """True during an outage while the pause before the next attempt is not over."""
         return self.active and self._clock() < self._until
 
     def failed(self, error: object) -> float:

@@ -40,13 +40,14 @@ from paceline.wire.synchronisation import (
     Synchronisation,
 )
 
-# A rank continues while its time per batch is at most this multiple of the fastest other rank's.
+# A rank always begins one more batch if its time per batch is at most this multiple of the fastest
+# other rank's.
 FASTEST = 1.5
 # Weight of the newest batch in the moving mean of `Pace`.
 NEWEST = 0.5
 # A rank that has trained no batch for this multiple of its batch time trains one again.
 RESTS = 20.0
-# Fraction of its current batch that a rank must still train, on average.
+# Average fraction of a rank's current batch that the rank has yet to train.
 _HALF = 0.5
 
 
@@ -67,7 +68,7 @@ class Share(NamedTuple):
     begun: int
     # Other ranks have taken over all batches from this number to the end of the queue.
     end: int
-    # Seconds that this rank takes for a batch; 0: unknown.
+    # Seconds that the owner takes for a batch; 0: unknown.
     batch_s: float = 0.0
     stance: Stance = Stance.WORKS
 
@@ -78,7 +79,10 @@ class Share(NamedTuple):
 
     @property
     def finishes_s(self) -> float:
-        """Seconds that the owner needs for the rest of its queue; infinite if it does not train."""
+        """Seconds that the owner needs for the rest of its queue.
+
+        Infinite if the owner does not train its queue, or if its time per batch is unknown.
+        """
         if self.stance is not Stance.WORKS or not self.batch_s:
             return float("inf")
         return (self.left + _HALF) * self.batch_s
@@ -92,7 +96,7 @@ class Share(NamedTuple):
         return self._replace(end=self.end - 1)
 
     def leave(self) -> Share:
-        """Return the share after the owner leaves the rest of the queue to the others."""
+        """Return the share after the owner leaves the rest of the queue to other ranks."""
         return self._replace(stance=Stance.LEAVES)
 
     def resume(self) -> Share:
@@ -100,7 +104,7 @@ class Share(NamedTuple):
         return self._replace(stance=Stance.WORKS)
 
     def stop(self) -> Share:
-        """Return the share after the owner trains its last batch of this span."""
+        """Return the share after the owner stops training batches of this span."""
         return self._replace(stance=Stance.STOPPED)
 
 
@@ -162,9 +166,10 @@ def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
 
 
 def finish_s(left: float, ranks: int, per_s: float) -> float:
-    """Return the seconds that active ranks need for the remaining batches and their current ones.
+    """Return the seconds that ranks need to finish their current batches and the remaining ones.
 
-    `left` batches have not begun; the ranks together train `per_s` batches per second.
+    `ranks` ranks are training; together they train `per_s` batches per second. `left` batches have
+    not begun.
     """
     return (left + _HALF * ranks) / per_s
 
@@ -198,6 +203,6 @@ class Pace:
         self.batch_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add the seconds from one batch's start to the next one's, less waits for other ranks."""
+        """Add a batch: seconds from its start to the next batch's, except waits for other ranks."""
         before = self.batch_s or seconds
         self.batch_s = before + NEWEST * (seconds - before)

@@ -53,10 +53,10 @@ class RankProgress(msgspec.Struct, array_like=True):
     through: int = -1
     # True under a relaxed policy, which does not reduce gradients in every step.
     relaxed: bool = False
-    # Number, step and model of each of the newest reductions. The rank has begun them, but may
-    # still be waiting for other ranks in the newest.
+    # A triple for each of the newest reductions: its number, step and model. The rank has begun
+    # these reductions, but may still be waiting for other ranks in the last one.
     newest: list[tuple[int, int, int]] = []
-    # First and last step of each sequence of steps without a backward pass.
+    # A pair for each range of steps without a backward pass: its first and its last step.
     skipped: list[tuple[int, int]] = []
     departures: list[Departure] = []
     closed: bool = False
@@ -94,7 +94,7 @@ class RankProgress(msgspec.Struct, array_like=True):
         self.through = max(self.through, self.step)
 
     def at(self, reduction: int) -> tuple[int, int] | None:
-        """Return step and model of a reduction; None: not begun, or no longer among the newest."""
+        """Return a reduction's step and model; None if it has not begun, or is not in `newest`."""
         return next((at[1:] for at in self.newest if at[0] == reduction), None)
 
     def passes(self, step: int) -> int:
@@ -127,7 +127,8 @@ def skips(of: Mapping[int, RankProgress]) -> Iterator[tuple[int, int]]:
 def laggards(of: Mapping[int, RankProgress], waits: Sequence[str], patience_s: float) -> list[int]:
     """Return the ranks that do not wait, if another rank has waited at least `patience_s` seconds.
 
-    `waits` are the phases in which a rank waits for others.
+    Return an empty list if no rank has waited that long. `waits` are the phases in which a rank
+    waits for others.
     """
     waiting = {rank for rank, progress in of.items() if progress.phase in waits}
     if not any(of[rank].since_s >= patience_s for rank in waiting):
@@ -175,7 +176,10 @@ def _closed(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
-    """Describe a reduction that one rank has begun and another can no longer make in its step."""
+    """Describe a reduction that one rank has begun, and that another rank has left out.
+
+    Return None if there is no such reduction.
+    """
     last = min(of, key=lambda rank: (of[rank].reductions, rank))
     fewest = of[last].reductions
     reduced = {

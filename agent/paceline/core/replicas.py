@@ -21,9 +21,9 @@ from paceline.wire import AGES
 def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
     """Return the part of the parameters that is averaged after a step; None if no part is averaged.
 
-    Parts take turns, ``every / parts`` steps apart, so that each is averaged every `every` steps (H
-    of local SGD). `every` None: parts are averaged only when all ranks synchronise. `parts` is at
-    most `every`.
+    Parts take turns, ``every / parts`` steps apart, so that each is averaged every `every` steps
+    (called H in local SGD). `every` None: parts are averaged only when all ranks synchronise.
+    `parts` is at most `every`.
     """
     if every is None:
         return None
@@ -32,7 +32,7 @@ def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
 
 
 def parted(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Return the parameters of each part: consecutive ones, so that parts are about equally large.
+    """Divide the parameters into consecutive parts of about equal size; return each part's indices.
 
     `sizes` has the number of elements of each parameter. With fewer parameters than parts, some
     parts are empty.
@@ -69,8 +69,9 @@ class Partners:
 
 
 def staleness(steps: int, others: int) -> list[int]:
-    """Return the age histogram of a mean of two replicas: ages 0 and the difference of their steps.
+    """Return the number of replicas of each age in a mean of two replicas, [`AGES`].
 
+    The newer replica has age 0; the age of the other is the difference of their numbers of steps.
     `steps` is the number of steps of the rank that sent the request, `others` that of the rank that
     answers it.
     """

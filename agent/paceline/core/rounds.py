@@ -18,7 +18,7 @@ A driver reports events (`offer`, `through`, `take`) and acts on the answers::
     match member.announce():
         case RoundAction.CALL: ...               # call round `progress.rounds_done`
         case RoundAction.READY: ...              # count this rank, call `progress.enough`
-    # Once the round is called, each member contributes. The round's end gives all the same facts:
+    # Once the round is called, each member contributes. Its end gives all ranks the same facts:
     gradients = member.contribute(tally)
     progress.begin()
     progress.end(clocks, through)
@@ -58,8 +58,8 @@ class Drift:
     be dropped, too.
 
     Args:
-        staleness: rounds after which a gradient is dropped; None: never.
-        lead: steps that a rank may be ahead of the slowest rank; None: any number.
+        staleness: number of rounds after which a gradient is dropped (see above); None: never.
+        lead: maximum number of steps that a rank may be ahead of the slowest rank; None: no limit.
         mean: True: a rank that has several gradients pending for a round contributes their mean, in
             which newer gradients have more weight (RNA, Sec. 3.3). False: it contributes their sum.
         waits: True: after its k-th step a rank waits until k rounds are over.
@@ -74,7 +74,7 @@ class Drift:
 
     @staticmethod
     def of(rules: RoundRules) -> Drift:
-        """Return the drift that a synchroniser's rules allow."""
+        """Return the bounds on drift that a synchroniser's parameters describe."""
         return Drift(rules.staleness, rules.lead, rules.mean, rules.waits, rules.paced)
 
     @property
@@ -109,8 +109,9 @@ class Call:
     """The rule for who calls a round: a quorum of ready ranks, or the first ready of drawn ranks.
 
     Args:
-        quorum: number of ranks that must be ready: M/n of M ranks with n-soft, all but b with b
-            backup workers. When fewer ranks have steps left, all of those must be ready.
+        quorum: number of ranks that must be ready before a round is called: for M ranks, M/n with
+            n-soft, and M − b with b backup workers. When fewer ranks have steps left, all of those
+            must be ready.
         probes: number of ranks drawn for each round, instead of a quorum. The first of them to be
             ready calls the round (RNA, Sec. 3.2). 1 gives eager-SGD's majority all-reduce, the
             world size its solo all-reduce.
@@ -123,7 +124,7 @@ class Call:
 
     @staticmethod
     def of(rules: RoundRules, world: int, seed: int) -> Call:
-        """Return the call that a synchroniser's rules describe."""
+        """Return the rule for calling rounds that a synchroniser's parameters describe."""
         if rules.probes is not UNSET:
             return Call(1, rules.probes or world, seed)
         return Call(rules.ready(world))
@@ -139,9 +140,10 @@ class Call:
         return self.probes is None
 
     def drawn(self, number: int, working: list[int]) -> frozenset[int] | None:
-        """Return the ranks drawn for a round, any of which calls it once ready; None: any rank may.
+        """Return the ranks drawn for a round, the first of which to be ready calls it.
 
-        `working` are the ranks that had steps left when the previous round ended.
+        Return None if any rank may call the round. `working` are the ranks that had steps left when
+        the previous round ended.
         """
         if self.probes is None or self.probes >= len(working):
             return None
@@ -153,14 +155,14 @@ class RoundProgress:
     """The facts that the rounds so far have distributed, the same on all ranks.
 
     Attributes:
-        rounds_done: rounds that are over; also the number of the current or next round.
+        rounds_done: how many rounds are over; also the index of the current or next round.
         reducing: a round has been called and is not over.
         clocks: steps that each rank had completed, according to the last round, [W].
         working: ranks that had steps left, according to the last round.
         drawn: the ranks drawn for the next round, which the first of them to be ready calls; None:
             any rank may call it.
-        least: the fewest completed steps of any rank in `working`, that rank (-1: there are
-            several), and the fewest completed steps of the other ranks in `working`.
+        least: a triple: the fewest completed steps of any rank in `working`, that rank (-1: there
+            are several), and the fewest completed steps of the other ranks in `working`.
     """
 
     __slots__ = (
@@ -195,7 +197,7 @@ class RoundProgress:
         return self._drift
 
     def enough(self, ready: int) -> bool:
-        """Return True if this number of ready ranks calls the next round."""
+        """Return True if this many ready ranks are enough to call the next round."""
         return ready >= self._needed
 
     @property

@@ -9,8 +9,8 @@ from typing import Any
 from paceline.core.amounts.budget import budget_of
 from paceline.core.amounts.shapes import Shapes
 
-# Values of `loss_mean`: each rank's loss is the mean over its samples, or over their total size, or
-# ("ranks") is already scaled so that the mean over ranks is right.
+# Values of `loss_mean`. A rank's loss is the mean over its samples ("samples") or over their total
+# size ("size"), or is already scaled so that the mean over ranks is right ("ranks").
 MEANS = ("samples", "size", "ranks")
 
 
@@ -29,6 +29,7 @@ class Terms:
     seed: int
     drop_last: bool
     loss_mean: str  # one of `MEANS`
+    # Number of steps that the leader plans at once while it coasts.
     coast_steps: int
     shapes: Shapes = field(default_factory=Shapes)
     # Largest total size of a step; None: steps have `global_batch` samples.

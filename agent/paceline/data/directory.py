@@ -173,7 +173,7 @@ class Directory:
             )
 
     def _count(self, sizes: npt.NDArray[np.int64]) -> list[int]:
-        """Remove broken samples and those beyond the limit; return the rest."""
+        """Remove samples that are broken or exceed the limit; return the others, ascending."""
         used, kept = 0, []
         for file in sorted(self._files()):
             size = file.stat().st_size

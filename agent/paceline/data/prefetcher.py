@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _JOIN_S = 2.0
-# Number of the current epoch before the first plan.
+# Value of the current epoch's number until the first plan arrives.
 _FIRST = -1
 # Once this many further segments are planned, all ranks have read a segment's samples.
 _READ = 2
@@ -77,14 +77,14 @@ class Prefetcher:
         self._now[held] = True
         # Samples that this node has trained in this epoch.
         self._trained: Bools = np.zeros(samples, bool)
-        # Samples of the segments that ranks may still read.
+        # The samples of each segment that ranks may still be reading.
         self._planned: deque[npt.NDArray[np.uint32]] = deque()
         # Samples that the node holds in the next epoch; None: not decided yet.
         self._next: Bools | None = None
         # Samples to fetch for planned segments, one list for each segment.
         self._steps: deque[list[int]] = deque([[filler]])
-        # Samples to fetch for the next epoch, that epoch's number, and the samples that the plan
-        # moves to the node for it.
+        # Samples to fetch for the next epoch; that epoch's number (`_ahead_for`); and the samples
+        # that the plan moves to the node for that epoch (`_comes`).
         self._ahead: deque[int] = deque()
         self._ahead_for = _FIRST
         self._comes: set[int] = set()
@@ -96,12 +96,12 @@ class Prefetcher:
         self._busy = False
         # True if there is no room until the next plan.
         self._full = False
-        # Three counts of plans: now, when the sample that is being fetched was chosen, and when
-        # `_removable` was listed.
+        # Number of plans that had arrived: by now (`_plans`), when the sample that is being fetched
+        # was chosen (`_seen`), and when `_removable` was listed (`_listed`).
         self._plans = 0
         self._seen = 0
         self._listed = -1
-        # Samples that the plan does not need.
+        # Samples in the directory that the plan does not need.
         self._removable: deque[int] = deque()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -199,7 +199,9 @@ class Prefetcher:
                 self._closing.wait(self._outage.failed(error))
 
     def _chosen(self) -> tuple[int | None, bool]:
-        """Return the next sample, and True if it is for the next epoch. The caller holds the lock.
+        """Return a pair: the next sample to fetch, and True if it is for the next epoch.
+
+        The sample is None if nothing may be fetched now. The caller holds the lock.
 
         A segment's samples are taken from its end, because ranks that have begun the segment read
         its first samples themselves.

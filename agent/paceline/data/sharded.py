@@ -86,8 +86,8 @@ class Sharded:
         self.directory = Directory(Path(directory).absolute(), limit_bytes)
         self.bandwidth = bandwidth
         self._decode = decode
-        # True if samples that are read are also stored, once a session has settled which nodes keep
-        # which samples.
+        # True if samples that are read from the source are also stored in the directory. A session
+        # sets it after it has claimed and checked the directories of all nodes.
         self.keeps = False
         self._lengths: npt.NDArray[np.int64] | None = None
         self._misses = Misses()

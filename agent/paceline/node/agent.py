@@ -85,7 +85,7 @@ class Agent:
         self._gpus = Gpus()
         self._runs: dict[str, Supervisor] = {}
         self._left_over: dict[str, Delivery] = {}
-        # Directories of runs whose reports cannot be delivered, logged once.
+        # Directories of runs whose reports cannot be delivered; each was logged.
         self._unreadable: set[Path] = set()
         self._signal: int | None = None
         self._beat_at = self._recover_at = 0.0

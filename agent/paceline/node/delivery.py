@@ -188,9 +188,10 @@ class Delivery:
         self._lock.close()
 
     def _drained(self, link: Link) -> bool | None:
-        """Send some spooled entries. Return True if none are left, None if the spool is broken.
+        """Send some spooled entries. Return True if none are left, False if some are left.
 
-        Raise a RedisError during an outage of the bus.
+        Return None if the spool cannot be read or deleted, also if that was found less than
+        `_MEND_S` seconds ago. Raise a RedisError during an outage of the bus.
         """
         if time.monotonic() < self._drain_at:
             return None

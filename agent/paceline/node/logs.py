@@ -69,8 +69,9 @@ def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
 def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
     """Return a part of a log, of at most `wanted.limit` bytes.
 
-    An offset beyond the log's end gives an empty part at its end. A part that is counted from the
-    end does not begin within a UTF-8 character. Raise an OSError if the log cannot be read.
+    An offset beyond the log's end gives an empty part at its end. If the part's start is
+    counted from the log's end, the part does not begin within a UTF-8 character. Raise an OSError
+    if the log cannot be read.
     """
     attempt = None if wanted.rank is None else _chosen(directory, wanted)
     if wanted.rank is None:

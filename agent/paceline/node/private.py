@@ -28,7 +28,10 @@ def files() -> None:
 
 
 def given_umask() -> int:
-    """Return the user's own umask, for programs that `subprocess.Popen` starts for the user."""
+    """Return the user's own umask, for programs that `subprocess.Popen` starts for the user.
+
+    Return -1 if `files` was not called; `subprocess.Popen` then leaves the umask unchanged.
+    """
     return _given
 
 

@@ -30,7 +30,7 @@ def rename(name: str) -> None:
 
 
 def reserved_port(port: int = 0) -> socket.socket:
-    """Reserve a port of all interfaces while the returned socket is open; 0: any free port.
+    """Reserve a port of all interfaces while the returned socket is open; `port` 0: any free port.
 
     A server that listens on the port can be started meanwhile, if it sets SO_REUSEADDR as most do.
     The kernel assigns the port neither to processes that request any free port, nor to outgoing

@@ -45,7 +45,7 @@ class LauncherStatus(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     # Message of a failure in this attempt or in the previous one.
     message: str | None = None
-    # Unix time at which the ranks had ended; None: they have not ended.
+    # Unix time at which all ranks had ended; None: they have not ended.
     ended_at: float | None = None
 
 
@@ -66,7 +66,7 @@ class Record(msgspec.Struct):
 
 
 class EndedRanks(msgspec.Struct, frozen=True):
-    """Ranks that were ended because they blocked the others."""
+    """Ranks that were ended because they blocked other ranks."""
 
     attempt: int
     ranks: list[int]

@@ -21,8 +21,8 @@ from paceline.wire.bus import at_address, connect, is_loopback
 class BusSession:
     """Access of a node or a run to the bus, as the control plane grants it.
 
-    An agent that got a URL of the bus with a password has no key. Such an agent reports on
-    TELEMETRY, and the entries that it reads carry no MAC.
+    An agent that was given a URL of the bus with a password does not call a server and has no key.
+    Such an agent reports on TELEMETRY, and the MACs of the entries that it reads are not checked.
     """
 
     # The control plane's id, or the address of its bus.

@@ -61,8 +61,8 @@ class Spool:
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
         """Store the fields of a bus entry; return False if the disk or the spool is full.
 
-        `records` is the number of records in the entry; `lost` counts them. Raise an OSError if the
-        directory cannot be written.
+        `records` is the number of records in the entry; `lost` counts them if the chunk is deleted
+        before it is closed. Raise an OSError if the directory cannot be written.
         """
         body = _encoder.encode(fields)
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body

@@ -133,7 +133,7 @@ class Supervisor:
         # reported.
         self._reached = 0
         self._ending: Ending | None = None
-        # Socket that reserves the rendezvous port, open until the launchers of several nodes start.
+        # Socket that reserves a port for the rendezvous until the launcher starts; None: no port.
         self._door: socket.socket | None = None
 
     @property
@@ -242,7 +242,7 @@ class Supervisor:
         self._ending = Ending.begin(self.directory, self.run, self._launcher.pid, order)
 
     def _opened_door(self) -> socket.socket:
-        """Open a socket on which this node could serve the rendezvous to the others."""
+        """Open a socket on which this node could serve the rendezvous to the other nodes."""
         if self._link is None or self._ranks is None or self._ranks.key is None:
             raise ValueError(
                 "a run on several nodes needs a control plane and a session with a key"

@@ -36,7 +36,10 @@ class WireError(ValueError):
 
 
 def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
-    """Return the fields of a bus entry."""
+    """Return the fields of the bus entry for a message.
+
+    `run` is the public run id, empty for a node's message.
+    """
     return {
         b"v": _VERSION,
         b"run": run.encode(),
@@ -86,9 +89,9 @@ def decode(
 
 
 def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
-    """Return the run id and the messages of a bus entry: each message of a `Committed` by itself.
+    """Return the run id and the messages of a bus entry; a `Committed` is split into its messages.
 
-    WireErrors are the same as in `decode`.
+    Raise a WireError in the same cases as `decode`.
     """
     run, message = decode(fields)
     if not isinstance(message, Committed):

@@ -31,7 +31,8 @@ MOST_WHY = 500
 RENDEZVOUS_GONE = "the rendezvous at "
 # Start of `RunState.message` if a launcher's ranks failed because ranks of another node failed.
 FAILED_ELSEWHERE = "the run failed on "
-# Number of gradients that a rank collects for one partial round before it calls the round itself.
+# Maximum number of a rank's gradients that wait for a partial round. If more wait, the rank calls
+# the round itself.
 MOST_PENDING = 4
 # Maximum number of characters of a device's kind or name.
 MOST_DEVICE_NAME = 200
@@ -107,7 +108,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         samples: n_j, samples of this rank's local batch.
         load: Λ_j, sum of these samples' sizes.
         data_s: seconds of waiting for the data loader.
-        compute_s: T_j, seconds of forward and backward without waiting or communication.
+        compute_s: T_j, seconds of the forward and backward passes, without waits or communication.
         sync_s: seconds from the last gradient to the end of the reduction, which include waiting
             and communication.
         step_s: seconds from this step's start to the start of the next step.
@@ -252,7 +253,7 @@ class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
     moved_s: float
     # Bytes that the rank's steps read from the source because the node did not have them.
     read_bytes: int
-    # Number of samples that were read from the source.
+    # Number of samples that the rank's steps read from the source.
     read: int
     # Number of steps of the rank that had to wait for such reads.
     waits: int
@@ -310,11 +311,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     length_grid: float = 0.0
     # Data that is stored on nodes; None: each rank reads all data from the source.
     shards: Shards | None = None
-    # `Session(token_budget=…)`: total size of a step's samples, taken in the epoch's order. Then
-    # `global_batch` is the mean number of samples of a step. None: each step has `global_batch`
-    # samples.
+    # `Session(token_budget=…)`: maximum total size of a step's samples, which are taken in the
+    # epoch's order; `global_batch` is then the mean number of samples of a step. None: each step
+    # has `global_batch` samples.
     token_budget: float | None = None
-    # Largest total size of each rank's local batch with a token budget; empty: no limits.
+    # Maximum total size of each rank's local batch with a token budget; empty: no limits.
     token_limits: list[float] = []
     # Number of steps per epoch, given only with a token budget; epochs differ by a few steps.
     steps_per_epoch: int | None = None

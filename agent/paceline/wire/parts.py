@@ -24,7 +24,8 @@ MOST_SAMPLES = 20_000_000
 # Maximum number of parts of a Hello. A sample takes 8 bytes for its size, 4 if it is used, 4 for
 # its length and 2 for its node; 128 MiB are for the values of all ranks.
 MOST_PARTS = (MOST_SAMPLES * (8 + 4 + 4 + 2) + 128 * 2**20) // PART_BYTES
-# Maximum number of bytes of a Hello besides its arrays of samples: for the run, and for each rank.
+# Maximum number of bytes of a Hello outside its arrays of samples: `_OF_RUN`, plus `_OF_RANK` for
+# each rank.
 _OF_RUN, _OF_RANK = 64 * 2**10, 2**10
 
 

@@ -86,13 +86,13 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     seq: int
     epoch: int
     first_step: int
-    # [step][rank] samples
+    # Number of samples of each rank in each step, [step][rank].
     counts: list[list[int]]
     # Sample indices of all steps and ranks in order: little-endian uint32; see `samples`.
     indices: bytes
     # Name of the preset.
     policy: str
-    # Policy version of the run: 0 at the start, one more with each switch.
+    # Policy version of the run: 0 at the start; each switch adds 1.
     version: int
     # Origin of the plan. "controller"; "coast": the leader planned because no proposal came in
     # time; or "equal": the leader planned with equal local batches, because the script's loss
@@ -100,11 +100,11 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     source: str
     # True if the epoch ends with this segment.
     epoch_end: bool
-    # [step][rank] forecast of the compute time in seconds; empty: unknown.
+    # Forecast of each rank's compute time in each step, [step][rank] s; empty: unknown.
     ett_s: list[list[float]] = []
     # Each rank's share of the load, which the leader uses while coasting; empty: equal counts.
     shares: list[float] = []
-    # Half-open ranges of the steps that the predictor used.
+    # Half-open ranges of the steps whose records the predictor used.
     feedback: list[tuple[int, int]] = []
     # True if the shuffler ran before this segment was scheduled.
     shuffled: bool = False
@@ -143,7 +143,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def samples(self) -> Ints:
-        """Sample indices of all steps and ranks in order, [Σ counts]. Callers do not change it."""
+        """Sample indices of all steps and ranks in order, [Σ counts]. Do not modify the array."""
         return np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
 
     def keeping(self, samples: Ints) -> Segment:
@@ -182,7 +182,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
 
 
 def flatten(assignments: list[list[Ints]]) -> tuple[list[list[int]], Ints]:
-    """Return `Segment.counts` and `Segment.samples` for [step][rank] index arrays."""
+    """Convert sample indices, [step][rank], to a pair: `Segment.counts` and `Segment.samples`."""
     counts = [[len(part) for part in step] for step in assignments]
     flat = [part for step in assignments for part in step]
     joined = np.concatenate(flat) if flat else np.empty(0)
@@ -190,7 +190,7 @@ def flatten(assignments: list[list[Ints]]) -> tuple[list[list[int]], Ints]:
 
 
 def pack_samples(samples: Ints) -> bytes:
-    """Return `Segment.indices` for `Segment.samples`."""
+    """Pack the array `Segment.samples` into the bytes `Segment.indices`."""
     return samples.astype("<u4").tobytes()
 
 

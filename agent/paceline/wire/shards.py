@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-# Value in `Shards.held` for a sample that no node has.
+# Value in `Shards.held` for a sample that no node holds.
 NOWHERE = 2**16 - 1
 
 Ints = npt.NDArray[np.int64]
@@ -17,11 +17,11 @@ class Shards(msgspec.Struct, frozen=True):
 
     # Number of each rank's node, [W]. Ranks of a node share its directory.
     nodes: list[int]
-    # Largest number of bytes that each node stores, [nodes].
+    # Maximum number of bytes that each node stores, [nodes].
     limits: list[int]
     # Number of bytes of each sample: little-endian uint32, [N].
     lengths: bytes
-    # Number of the node that has each sample, or `NOWHERE`: little-endian uint16, [N].
+    # Number of the node that holds each sample, or `NOWHERE`: little-endian uint16, [N].
     held: bytes
 
     def lengths_array(self) -> Ints:
@@ -59,16 +59,19 @@ class Moves(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(samples: Ints, ranks: Ints) -> Moves:
-        """Make the message from arrays, [K] each."""
+        """Make the moves from two arrays, [K] each: the samples and their new holders."""
         return Moves(samples.astype("<u4").tobytes(), ranks.astype("<u4").tobytes())
 
     def arrays(self) -> tuple[Ints, Ints]:
-        """Return samples and ranks, [K] each."""
+        """Return a pair of arrays, [K] each: the samples and their new holders."""
         samples, ranks = np.frombuffer(self.samples, "<u4"), np.frombuffer(self.ranks, "<u4")
         return samples.astype(np.int64), ranks.astype(np.int64)
 
     def problem(self, world: int, samples: int | None) -> str | None:
-        """Return the first problem, None if there is none. `samples` None: unknown."""
+        """Return the first problem with the values; None if there is none.
+
+        `world` is the number of ranks, `samples` the size of the data set; None: unknown.
+        """
         if len(self.samples) % 4 or len(self.samples) != len(self.ranks):
             return "moves.ranks does not have one rank for each of moves.samples"
         moved, ranks = self.arrays()

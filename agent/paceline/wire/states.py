@@ -113,7 +113,7 @@ class TransitionCause(Enum):
 
 # The states that may follow, by cause and by the state before.
 TRANSITIONS: Mapping[TransitionCause, Mapping[State, tuple[State, ...]]] = {
-    # A queued run is queued again when its engine has another reason why it waits.
+    # A queued run is queued again when its engine reports a different reason for the wait.
     TransitionCause.QUEUE: dict.fromkeys(WAITING, (State.QUEUED,)),
     TransitionCause.REPORT: {
         State.PENDING: REPORTED,

@@ -15,9 +15,9 @@ stream                    writer → reader            messages
 ``live(run)``             ingest → controller        `Committed`: what planning needs, with
                                                      `RunChanged` for a Hello
                           web, worker → controller   `RunChanged`
-``CHANGES``               ingest, web, worker → web, no messages: runs about which something was
-                          worker                     committed, each with its earliest new step; "":
-                                                     a request may have changed something else
+``CHANGES``               ingest, web, worker → web, no messages, but ids of runs that changed,
+                          worker                     each with its earliest new step. Id "": a
+                                                     request may have changed something else
 ``control(run)``          controller → leader        `Proposal`
                           web → leader               `StopTraining`
                           web → `paceline run`       `Kill`

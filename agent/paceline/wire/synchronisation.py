@@ -43,7 +43,7 @@ class OuterRules(_Rules, frozen=True, kw_only=True):
 
 
 class AveragingRules(_Rules, frozen=True, kw_only=True):
-    """Parameters of averaging: when replicas become their mean, and how the mean is applied."""
+    """Parameters of averaging: when replicas are averaged, and how the mean is applied."""
 
     # Number of steps between two means; None: replicas are averaged only at an epoch's end.
     every: Positive | None
@@ -76,7 +76,7 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
     round.
     """
 
-    # Number of rounds after which a gradient is dropped; None: never.
+    # Number of rounds after which a gradient is dropped; None: never. See `core.rounds.Drift`.
     staleness: Natural | None
     # True: several gradients of a rank for the same round are replaced by their mean. False: by
     # their sum.
@@ -87,14 +87,15 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
     waits: bool = False
     # True: only ranks that have completed k steps call the k-th round.
     paced: bool = False
-    # N ranks are drawn for each round, and the first of them to be ready calls it. None: all ranks
-    # are drawn.
+    # This many ranks are drawn for each round, and the first of them to be ready calls it. None:
+    # all ranks are drawn.
     probes: Positive | UnsetType | None = UNSET
-    # A round is called as soon as N ranks are ready.
+    # A round is called as soon as this many ranks are ready.
     quorum: Positive | UnsetType = UNSET
-    # A round is called as soon as 1/N of the ranks are ready, rounded up.
+    # A round is called as soon as the number of ready ranks is the number of all ranks divided by
+    # this value, rounded up.
     parts: Positive | UnsetType = UNSET
-    # A round is called as soon as all ranks but N are ready.
+    # A round is called as soon as all ranks except this many are ready.
     spare: Natural | UnsetType = UNSET
 
     def __post_init__(self) -> None:
@@ -121,7 +122,8 @@ class HierarchicalRules(RoundRules, frozen=True, kw_only=True):
 
     # Each rank is in exactly one group.
     groups: list[Annotated[list[Natural], Meta(min_length=1)]]
-    # Number of rounds of a group between two exchanges; None: only when all ranks synchronise.
+    # Number of rounds of a group between two exchanges with the parameter server; None: a group
+    # exchanges its changes only when all ranks synchronise.
     every: Positive | None
 
 
@@ -139,7 +141,10 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
 
     @property
     def alone(self) -> int | None:
-        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
+        """Maximum number of steps or rounds before the other ranks receive a rank's updates.
+
+        None: there is no limit.
+        """
         return 0
 
     @property
@@ -171,14 +176,17 @@ class AllReduce(_Synchroniser, frozen=True, tag="allreduce"):
 class Averaging(_Synchroniser, frozen=True, tag="averaging"):
     """Synchronisation by averaging.
 
-    Ranks step independently. After some of the steps, all replicas become their mean.
+    Ranks step independently. After some of the steps, all replicas are replaced by their mean.
     """
 
     parameters: AveragingRules
 
     @property
     def alone(self) -> int | None:
-        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
+        """Maximum number of steps or rounds before the other ranks receive a rank's updates.
+
+        None: there is no limit.
+        """
         rules = self.parameters
         return None if rules.every is None else rules.every + rules.overlap
 
@@ -194,7 +202,10 @@ class Pairwise(_Synchroniser, frozen=True, tag="pairwise"):
 
     @property
     def alone(self) -> int | None:
-        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
+        """Maximum number of steps or rounds before the other ranks receive a rank's updates.
+
+        None: there is no limit.
+        """
         return 1
 
 
@@ -205,7 +216,10 @@ class Partial(_Synchroniser, frozen=True, tag="partial"):
 
     @property
     def alone(self) -> int | None:
-        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
+        """Maximum number of steps or rounds before the other ranks receive a rank's updates.
+
+        None: there is no limit.
+        """
         rules = self.parameters
         return rules.lead if rules.staleness is None else rules.staleness
 
@@ -225,7 +239,10 @@ class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
 
     @property
     def alone(self) -> int | None:
-        """Maximum number of steps or rounds until other ranks get a rank's work; None: no limit."""
+        """Maximum number of steps or rounds before the other ranks receive a rank's updates.
+
+        None: there is no limit.
+        """
         return self.parameters.every
 
     @property
@@ -252,7 +269,7 @@ _decoder: msgspec.msgpack.Decoder[Synchronisation] = msgspec.msgpack.Decoder(Syn
 
 
 def decode(data: bytes) -> Synchronisation:
-    """Return the synchronisation encoded as MessagePack; a ValueError names the field."""
+    """Decode a synchroniser from MessagePack; raise a ValueError that names a wrong field."""
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:

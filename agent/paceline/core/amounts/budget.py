@@ -1,7 +1,7 @@
 """Steps limited by a sum of sizes (tokens, frames, seconds) instead of a number of samples.
 
 A step gets samples, in the epoch's order, until one more would exceed the budget. So a step's
-samples depend only on the samples that are left, in this order, and the rest of an epoch has the
+samples depend only on which samples are left when it begins. The rest of an epoch therefore has the
 same steps after any resume, whatever the number of ranks.
 """
 
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 # Sums of the same sizes in different orders differ by less than this relative error.
 ROUNDING = 1e-9
-# Number of samples in the first window that is searched for the end of the first step.
+# The end of a step is searched in windows of samples, which grow. The first window has this many.
 _FIRST = 64
 
 
@@ -56,7 +56,11 @@ class Budget:
             window *= 2
 
     def kept(self, parts: list[Ints]) -> list[Ints]:
-        """Return a step's local batches [rank], after moving few samples to respect the limits."""
+        """Move samples between a step's local batches until none exceeds its rank's limit.
+
+        `parts` has the planned local batches, [rank]; the result has the new ones. Few samples
+        move.
+        """
         if self.limits is None:
             return parts
         samples = np.concatenate(parts)
@@ -116,7 +120,7 @@ def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Int
 
 
 def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
-    """Return the rank of each sample of a step, so that no rank exceeds its limit, [n].
+    """Reassign samples of a step so that no rank exceeds its limit; return their ranks, [n].
 
     A rank above its limit keeps the samples that fit, largest first. Each other sample goes to the
     rank with the most room. Under limits that `refuse_tight` accepts, there is always room. `ranks`
@@ -153,9 +157,9 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
 def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
     """Reject limits [W] of the ranks that might be too small for a step that fills the budget.
 
-    A sample fits on no rank only if each rank has less room than the sample's size. Then the step
-    holds more than Σ_j max(0, limit_j − longest) + longest. `longest` is the size of the largest
-    sample.
+    A sample fits on no rank only if each rank has less room than the sample's size. Then the
+    step's total size is above Σ_j max(0, limit_j − longest) + longest, where `longest` is the size
+    of the largest sample.
 
     Raises:
         ValueError: the limits are too tight; the message gives the largest possible budget.
@@ -192,7 +196,10 @@ def refuse_small(limits: Floats, longest: float) -> None:
 
 
 def shown(amount: float) -> str:
-    """Format an amount exactly (1000001, 0.1), so that a limit copied from a message suffices."""
+    """Format an amount without rounding: 1000001, 0.1.
+
+    A user may copy a limit from a message, and the copied limit must not be too small.
+    """
     amount = float(amount)
     return str(int(amount)) if amount.is_integer() else repr(amount)
 

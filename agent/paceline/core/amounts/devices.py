@@ -65,7 +65,7 @@ UNKNOWN = Capacities((), "")
 
 
 def capacities(devices: Sequence[RankDevice]) -> Capacities:
-    """Return the ranks' capacities, from one measure; `UNKNOWN` if no measure fits all ranks."""
+    """Return the ranks' capacities, from one measure; `UNKNOWN` if no measure covers all ranks."""
     if not devices:
         return UNKNOWN
     trials = [device.flops for device in devices if device.flops is not None]

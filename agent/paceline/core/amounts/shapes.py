@@ -56,9 +56,10 @@ class Shapes:
 
 
 def raised(length: Any, grid: float) -> Any:
-    """Round lengths, an array or a number, up to multiples of `grid`; 0: return them unchanged.
+    """Round lengths, an array or a number, up to multiples of `grid`.
 
-    A length that is on the grid up to rounding errors stays there.
+    If `grid` is 0, return them unchanged. A length that is a multiple up to
+    rounding errors stays as it is.
     """
     return np.ceil(length / grid * (1 - 1e-12)) * grid if grid else length
 
@@ -71,7 +72,7 @@ def on_grid(
     *,
     keep: bool = False,
 ) -> Ints:
-    """Return the nearest counts with the same sum that are multiples of `grid`, [W].
+    """Round the ranks' numbers of samples to multiples of `grid`, with the same sum, [W].
 
     The remainder that the grid does not divide (an epoch's last step has one) goes to one rank. If
     the limits leave no room for more multiples, the remaining samples go to as few ranks as
@@ -105,7 +106,8 @@ def on_grid(
     rest = total - int(made.sum())
     while rest > 0:
         free = most - made
-        # If ranks have room for the whole rest, the one that lacks the most samples gets it.
+        # Only ranks with room for the whole rest are considered, or else those with the most room.
+        # Of these, the rest goes to the node, and there to the rank, that lacks the most samples.
         able = np.flatnonzero(free >= min(rest, int(free.max())))
         missing_on_node = (of_nodes - _sums(made, nodes))[nodes[able]]
         most_missing = np.lexsort((made[able] - counts[able], -missing_on_node))
@@ -123,10 +125,11 @@ def _sums(counts: Ints, nodes: Ints) -> Ints:
 
 
 def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> Ints:
-    """Return each rank's number of blocks of `grid` samples; the sum is `number`.
+    """Return the number of blocks of `grid` samples of each rank, or node; the sum is `number`.
 
-    The ranks' samples are as near to `counts` as `room`, a number of blocks, permits.
-    Each rank gets at least `least` blocks if there are enough.
+    `room` and `least` are the maximum and minimum number of blocks of each. The minimum is ignored
+    if there are too few blocks. Within these bounds, the numbers of samples are as near to `counts`
+    as possible.
     """
     if least.sum() > number:
         least = np.zeros_like(least)
@@ -140,7 +143,7 @@ def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> In
 
 
 def moved(ranks: Ints, counts: Ints) -> Ints:
-    """Return the rank of each sample, [n], after moving few samples, so that ranks have `counts`.
+    """Move as few samples as possible so that ranks have `counts`; return each sample's rank, [n].
 
     Ranks with too many samples give their last ones; these go to the other ranks in rank order.
     `ranks` [n] is the rank of each sample before; the sum of `counts` [W] is n.
@@ -155,7 +158,7 @@ def moved(ranks: Ints, counts: Ints) -> Ints:
 
 
 def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> Ints:
-    """Return the rank of each sample, [n], as `moved` does, but with few samples changing nodes.
+    """Move samples as `moved` does, but few of them between nodes; return each sample's rank, [n].
 
     A node that loses samples first gives away those that it does not hold. `nodes` [W] is the node
     of each rank, 0, 1, …; `at_home` [n] is True if the sample's planned node holds it.

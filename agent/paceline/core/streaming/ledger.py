@@ -27,11 +27,12 @@ Bools = npt.NDArray[np.bool_]
 LEAST_BATCHES = 4
 # A sample that this many steps have passed over is no longer exchanged for a later sample.
 WAITS = 8
-# A segment uses at most 1 / `_SPENT` of the buffered samples, so that there is a choice of samples.
+# A segment has a single step, or it uses at most 1 / `_SPENT` of the buffered samples, so that its
+# last step, too, can choose among many samples.
 _SPENT = 4
 # If a rank would end later than this multiple of the planned time, the other ranks get more load.
 _LATE = 1.02
-# Number of halvings of the interval in which a step's time is searched.
+# Number of bisection steps in the search for a step's time.
 _HALVINGS = 60
 # Maximum number of samples that a rank swaps for later ones of its buffer in a step.
 _SWAPS = 4
@@ -41,7 +42,7 @@ _CLOSE = 1e-3
 
 @dataclass
 class _Buffer:
-    """The samples that a rank has read and not trained, in the order in which they come next."""
+    """The samples that a rank has read and not trained, in the order in which steps take them."""
 
     # Sample numbers in the epoch.
     numbers: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -128,7 +129,7 @@ class StreamLedger:
         return [int(room) for room in rooms]
 
     def record(self, rank: int, sizes: Floats, *, ended: bool) -> None:
-        """Record the sizes λ of samples that a rank has read; `ended`: no further ones follow."""
+        """Record the sizes λ of samples that a rank has read; `ended`: it will read no others."""
         buffer = self._buffers[rank]
         numbers = np.arange(self._count, self._count + len(sizes))
         places = np.arange(buffer.read, buffer.read + len(sizes))
@@ -268,20 +269,27 @@ class StreamLedger:
     def _in_time(
         self, held: list[Floats], counts: Ints, typical: Floats, speeds: Speeds
     ) -> list[Ints]:
-        """Return, for each rank, places in its buffer, so that all ranks end the step together."""
+        """Choose samples of the ranks' buffers such that all ranks end the step together.
+
+        Return the samples' places in the buffers, an array for each rank. `held` has the sizes of
+        the samples in each buffer; for `typical` see `counts_in_time`.
+        """
         step_s, loads = loads_in_time(counts, typical, speeds)
         due = [self._waited[buffer.numbers] >= WAITS for buffer in self._buffers]
         places = _picked_all(held, counts, loads, due)
         load = np.array([sizes[at].sum() for sizes, at in zip(held, places, strict=True)])
         latest_s = float(speeds.step_s(counts, load).max())
-        # This rank cannot end earlier, so the other ranks get more load to end at the same time.
+        # The last rank to end cannot end earlier, so the other ranks get more load to end with it.
         if latest_s > _LATE * step_s:
             loads = speeds.load_in(latest_s, counts)
             places = _picked_all(held, counts, loads, due)
         return places
 
     def _out(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
-        """Remove samples from a buffer; count a wait for those of the first `count` that stay."""
+        """Remove the samples at `places` from a buffer; return their numbers.
+
+        The other samples among the first `count` of the buffer count as passed over by this step.
+        """
         numbers = buffer.numbers[places]
         stay = np.ones(len(buffer.numbers), bool)
         stay[places] = False
@@ -307,16 +315,17 @@ class Speeds:
         return step_s
 
     def load_in(self, step_s: float, counts: Ints) -> Floats:
-        """Return the load that each rank trains in `step_s` seconds, [W]."""
+        """Return the load that each rank trains in `step_s` s with `counts` [W] samples, [W]."""
         load: Floats = (step_s - self.b - self.c * counts) / self.a
         return load
 
 
 def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
-    """Return each rank's number of samples, so that all ranks end together, [W].
+    """Choose each rank's number of samples, [W], so that all ranks end a step together.
 
     The step has `total` samples. `most` [W] is the maximum number of samples of each rank; the sum
-    is at least `total`. `typical` is the mean size in each rank's buffer, [W].
+    is at least `total`. `typical` is the mean sample size in each rank's buffer,
+    [W].
     """
     each_s = speeds.a * typical + speeds.c
 
@@ -339,10 +348,10 @@ def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> I
 
 
 def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float, Floats]:
-    """Return a pair: the time at which all ranks should end, in s, and each rank's load, [W].
+    """Return a pair: the step time that all ranks should have, in s, and each rank's load, [W].
 
-    The loads add up to the total size of samples of `typical` size, so that neither small nor large
-    samples stay in the buffers for long.
+    The loads add up to the size that the step would have if each sample had the `typical` size of
+    its rank's buffer. So neither small nor large samples stay in the buffers for long.
     """
     busy = np.flatnonzero(counts)
     inverse = 1.0 / speeds.a[busy]
@@ -355,9 +364,9 @@ def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
     """Return the places, in a rank's buffer, of the samples that it trains in a step, [count].
 
     The rank trains the first `count` samples of its buffer. Some of these are exchanged for later
-    ones if that brings their total size nearer to `load`; None: any load. `sizes` has the sizes λ
-    of the buffer's samples. `due` marks samples that have waited for long: those among the first
-    `count` are not exchanged.
+    ones if that brings their total size nearer to `load`; `load` None: no sample is exchanged.
+    `sizes` has the sizes λ of the buffer's samples. `due` marks samples that many steps have passed
+    over: those among the first `count` are not exchanged.
     """
     places = np.arange(count)
     if load is None or count in (0, len(sizes)):

@@ -118,7 +118,7 @@ class SeenSamples:
         self._in_order.update(digest)
 
     def order(self, shard: int, name: str) -> ShardOrder:
-        """Return the result of the reading."""
+        """Return the order in which this reading has seen the samples of a shard."""
         return ShardOrder(
             shard, name, f"{self._samples} {self._together:x} {self._in_order.hexdigest()}"
         )

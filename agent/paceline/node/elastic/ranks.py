@@ -147,7 +147,7 @@ class RankAgent(LocalElasticAgent):
             os.environ[reform.VARIABLE] = str(self._reform)
 
     def _blame(self, cause: FirstFailure | None) -> None:
-        """Report the failure on another node that caused the failures here."""
+        """Replace the status by the failure that ended the round, if it was on another node."""
         if cause is not None and cause.node != self._roll.node:
             message = f"{FAILED_ELSEWHERE}{cause.node}: {cause.message}"
             self.status = LauncherStatus(self.status.attempt, cause.exit_code, message)

@@ -126,7 +126,7 @@ class Alone(RendezvousHandler):
 
 
 class Together(DynamicRendezvousHandler):
-    """TorchElastic's rendezvous, which also notices launchers that disappear without notice.
+    """TorchElastic's rendezvous, which also detects launchers that disappear without leaving.
 
     PyTorch's rendezvous removes such launchers from the list and then waits until the ranks fail.
     But ranks whose peer has lost power fail only after many minutes.
@@ -177,7 +177,7 @@ class Together(DynamicRendezvousHandler):
         return waiting + self.gone + int(leaves)
 
     def announce_leaving(self) -> None:
-        """Notify the others that this launcher will leave once all ranks have ended.
+        """Notify the other launchers that this one will leave once all ranks have ended.
 
         Raise a RuntimeError if the store is gone.
         """
@@ -189,7 +189,7 @@ class Together(DynamicRendezvousHandler):
         return max(0, self._joined - len(self._state_holder.state.participants))
 
     def leave(self) -> None:
-        """Notify the others that this launcher ends, so that they need not detect its loss.
+        """Notify the other launchers that this one ends, so that they need not detect its loss.
 
         Raise a RendezvousError if the store is gone.
         """
@@ -206,7 +206,7 @@ class Members:
         self._store = store
 
     def meet(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
-        """Record who takes part in a round, including participants that were considered gone."""
+        """Record the launchers of a round, and that this launcher, `own`, is not gone."""
         self._store.set(_MEMBERS, "\n".join(map(str, participants)))
         self._store.delete_key(f"gone/{own}")
 
@@ -216,7 +216,10 @@ class Members:
             self._store.set(f"gone/{launcher}", "")
 
     def known(self) -> frozenset[str]:
-        """Return the launchers of the last round, even if this one is new; empty: no round yet."""
+        """Return the launchers of the last round, even if this launcher was not among them.
+
+        Empty: there was no round yet.
+        """
         if not self._store.check([_MEMBERS]):
             return frozenset()
         return frozenset(self._store.get(_MEMBERS).decode().split("\n"))
@@ -338,7 +341,7 @@ class Signed(C10dRendezvousBackend):
         self._run_key = key
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """Return the state and its token."""
+        """Return the stored state and its token; None if no state is stored."""
         stored: Any = super().get_state()
         return None if stored is None else (self._opened(stored[0]), stored[1])
 

@@ -24,7 +24,7 @@ from paceline.node import machine
 from paceline.node.processes import die_with_parent
 from paceline.wire import NodeCheck
 
-# Time limit in seconds for the process, which takes about three seconds.
+# Time limit in seconds for the measuring process, which usually takes about three seconds.
 LONGEST_S = 60.0
 
 _REAP_S = 0.5

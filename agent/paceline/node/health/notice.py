@@ -18,7 +18,7 @@ import httpx
 
 from paceline.core.errors import InputError
 
-# Seconds between two requests, as Amazon advises.
+# Seconds between two requests for a notice, as Amazon advises.
 EVERY_S = 5.0
 _TIMEOUT_S = 2.0
 # Requested lifetime in seconds of a token of EC2's metadata service: the longest that is allowed.

@@ -293,7 +293,7 @@ class Foreground:
     def _deliver(self) -> None:
         """Deliver reports while the bus is available, until it accepts nothing for some seconds.
 
-        An agent delivers the rest.
+        An agent delivers the remaining reports later.
         """
         deadline, sent = time.monotonic() + _DELIVER_S, 0
         while (

@@ -31,9 +31,9 @@ class Progress:
         state: state of the run.
         policy: current policy, or the one requested last.
         epoch: epoch of the last complete step, from 0.
-        epochs: number of epochs.
+        epochs: number of epochs of the run.
         step: the last complete step, from 0.
-        steps: number of steps.
+        steps: number of steps of the whole run.
         step_s: mean time of the newest steps, in seconds.
         loss: loss of the last step that has one.
         waste: share of the ranks' time spent waiting for slower ranks, in the newest steps.
@@ -117,7 +117,11 @@ def duration(seconds: float) -> str:
 
 
 def of_run(run: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> Progress:
-    """Return the progress in `GET /runs/{id}` and in the newest steps of `GET /runs/{id}/steps`."""
+    """Return the progress according to two answers of the server.
+
+    `run` is the answer of `GET /runs/{id}`. `columns` is the answer of `GET /runs/{id}/steps` for
+    the newest steps; None: there are no steps yet.
+    """
     steps = None
     if run["epochs"] and run.get("steps_per_epoch"):
         steps = run["epochs"] * run["steps_per_epoch"]
