@@ -145,8 +145,8 @@ class Simulation:
 
     A segment is planned from the records of earlier steps without the newest `_LAG` steps, because
     a real controller plans while the last segment still runs. Planning takes no virtual time. The
+    first step begins at virtual time 0. The same arguments, switches and failures give the same
     segments and times. Not thread-safe.
-    segments and times. For one thread.
 
     Args:
         hello: the run's Hello message, as a leader would send it.
@@ -215,7 +215,7 @@ class Simulation:
 
     @property
     def now(self) -> float:
-        """Virtual time of the rank that is ahead of all other ranks."""
+        """Latest virtual time at which a rank has ended its newest step."""
         return float(self._clocks.max())
 
     @property
@@ -398,11 +398,14 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
 
 
 class DealtBatches:
-    """The batches of a segment: first as planned, and after `pool` as the ranks shared them.
+    """The batches of a segment's S steps on W ranks.
+
+    At first each rank has the batches that were planned for it. Each call of `pool` replaces the
+    batches of a span of steps by those that the ranks trained after they shared them.
 
     Args:
         devices: devices of the ranks.
-        segment: defines the first step and the ranks' CPU threads.
+        segment: the segment; only its first step and the ranks' CPU threads are used.
         sizes: sizes of the segment's samples, sorted by step, then by rank.
         counts: number of samples of each batch, [S, W].
         load_s: each rank's time to load a batch, [W].

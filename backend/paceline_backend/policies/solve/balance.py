@@ -88,9 +88,10 @@ def partition(
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
     """Improve an assignment of samples to ranks by exchanges; return each sample's rank, [n].
 
-    `sizes` has the cost f(λ) of each sample, [n]. `goal` is a time that the slowest rank cannot
-    beat. `start` is the assignment at the start, [n]; None: the one that `_largest_gap` makes. If
-    `start` is None, or there are at most `_FEW_SAMPLES` samples, `sizes` must be descending.
+    `sizes` has the cost f(λ) of each sample, [n]. `goal` is the time at which all ranks would end
+    if samples were divisible: see `level`. `start` is the assignment at the start, [n]; None: the
+    one that `_largest_gap` makes. If `start` is None, or there are at most `_FEW_SAMPLES` samples,
+    `sizes` must be descending.
     """
     world = len(workers.a)
     few = world <= FEW_RANKS
