@@ -25,9 +25,10 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
     """Return a placement, [N], in which fewer samples change their node than in `placement`, [N].
 
     A placement has the rank that holds each sample. A sample that goes from node A to node B is
-    exchanged for a sample of similar size that goes from B to A. The exchange is not made if the
-    worker with more work would get even more, or if a node has no room for its new sample
-    (`Problem.storage`). `problem` is the problem that the shuffler gets; its `nodes` must be known.
+    exchanged for a sample of similar size that goes from B to A. The exchange is not made if it
+    would increase the larger of the two workers' total times, or if a node has no room for its new
+    sample (`Problem.storage`). `problem` is the problem that the shuffler gets; its `nodes` must be
+    known.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()
@@ -132,8 +133,8 @@ def dealt(holders: Ints, nodes: Ints, storage: Storage) -> Ints:
     """Assign each sample of a data set to a rank on the node that has the sample, [N].
 
     `holders` has the node that has each sample, or -1 if no node has it, [N]; `nodes` has the node
-    of each rank, [W]. A sample i that no node has goes to rank i mod W; if that rank's node is
-    full, the sample goes to the node with the most room, if it fits there.
+    of each rank, [W]. A sample i that no node has goes to rank i mod W. If that rank's node would
+    then hold too many bytes, the sample goes to the node with the most room, if it fits there.
     """
     world, samples = len(nodes), len(holders)
     placement = np.arange(samples, dtype=np.int64) % world
