@@ -142,7 +142,7 @@ def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
 
 
 def _likely(off: Floats, valid: Bools) -> Floats:
-    """Return the log-likelihood of residuals for each pair of `_NOISE` and `_SPREAD`, [pairs, 1].
+    """Return the log-likelihood of residuals for each pair of `_NOISE` and `_SPREAD`, [pairs].
 
     All means of the ranks' speeds have the same prior probability. `off` has the residuals, the
     logarithms of time ÷ cost, [S, W]; NaN where a row is not usable (`valid`, [S, W]).

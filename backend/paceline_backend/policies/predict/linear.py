@@ -332,10 +332,10 @@ def _fit(
     """Fit each rank's newest `window` rows under a cost; return fits and scores.
 
     The fits are a, c and b of each rank, [W, 3]; for a rank without rows, a is 0. The scores of the
-    ranks' forecasts are [W, 3]: the sum of squared residuals, the number of rows that were
-    forecast, and a term to add to the −log-likelihood of the rows. The term accounts for the prior,
-    and for forecasts of which the fit was unsure. `share` is the prior's standard deviation, one of
-    `SHARES`. `noise` is a lower bound of each rank's noise, [W]; None: 0.
+    ranks' forecasts are [W, 3]: the sum of clipped and weighted squared residuals, the number of
+    rows that were forecast, and a term to add to the −log-likelihood of the rows. The term accounts
+    for the prior, and for forecasts of which the fit was unsure. `share` is the prior's standard
+    deviation, one of `SHARES`. `noise` is a lower bound of each rank's noise, [W]; None: 0.
     """
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
