@@ -257,8 +257,8 @@ class Batches:
 class Storage:
     """Storage of the nodes of a run whose data lives on the nodes.
 
-    Samples may move between nodes only if `loose` or `ahead` is true; all other samples are trained
-    on the node that has them.
+    A sample may move to another node only if `loose` is True for it, or if `ahead` is True. All
+    other samples are trained on the node that has them.
     """
 
     # Number of bytes of samples that the plan may place on each node.

@@ -38,7 +38,7 @@ from paceline_backend.simulator.sync import (
 )
 
 T = TypeVar("T")
-# Number of newest steps that a plan does not use.
+# A plan does not use the measurements of this many newest steps: see `Simulation`.
 _LAG = 1
 
 
@@ -67,9 +67,9 @@ class TrainedSegment:
     features: Features
     data_s: Floats
     compute_s: Floats
-    # Waiting for other ranks, after computing.
+    # Time that a rank waits for other ranks after computing.
     wait_s: Floats
-    # Exchange of gradients; 0 where a rank computes at the same time.
+    # Time of the exchange of gradients; 0 where a rank computes at the same time.
     communication_s: Floats
     # Virtual time at which each step begins.
     started_at: Floats
@@ -198,12 +198,15 @@ class Simulation:
         return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begin an attempt. Of earlier attempts it only knows which samples they used (`hello`)."""
+        """Begin an attempt at virtual time `now`.
+
+        From earlier attempts, the attempt only gets the samples that they used (`hello.used`).
+        """
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
         self.window = Window(hello.world, hello.attempt)
-        # The newest rows, which plans do not use yet.
+        # Rows of the newest steps, which plans do not use yet, as pairs (step, rows).
         self._withheld: list[tuple[int, Floats]] = []
         self._pool = SimulatedPool(hello.world)
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
