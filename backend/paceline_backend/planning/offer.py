@@ -26,8 +26,8 @@ from paceline_backend.policies.streams import plan_stream
 #
 # Target duration of a segment.
 SEGMENT_S = 1.0  # seconds
-# Maximum number of steps of a segment whose steps are not short. A policy switch takes effect only
-# at a segment's end.
+# Maximum number of steps of a segment, unless its steps are short or its synchroniser is relaxed. A
+# policy switch takes effect only at a segment's end.
 MOST_STEPS = 4
 # If `MOST_STEPS` steps take less time than this, a segment may have more steps.
 LEAST_S = 0.25  # seconds

@@ -143,7 +143,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A switch of the policy at the first segment that begins at this step or later."""
+    """A switch of the policy, at the first segment that begins at step `step` or later."""
 
     step: int
     policy: str

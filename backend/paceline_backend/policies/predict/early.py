@@ -22,7 +22,8 @@ Bools = npt.NDArray[np.bool_]
 YOUNG = 24
 # Costs with a smaller probability are not returned.
 _PLAUSIBLE = 0.02
-# Candidates for κ, the weight of the quadratic cost, in units of 1 ÷ the typical long size.
+# Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
+# Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
 _CURVES = np.exp2(np.arange(-2.0, 7.0))
 # Candidates for the fraction of a batch's cost that depends on sizes, for models whose cost mostly
 # depends on the number of samples.

@@ -36,7 +36,8 @@ Bools = npt.NDArray[np.bool_]
 
 # All ranks have the same cost of a batch. It is selected by the rows of at most this many ranks.
 _RANKS = 16
-# Candidates for κ, the weight of the quadratic cost, in units of 1 ÷ the typical long size.
+# Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
+# Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
 _CURVES = 2.0 ** np.arange(-3, 7)
 # To refine the best candidate for κ, it is multiplied and divided by each of these factors in turn,
 # and the best of the three values is kept.
@@ -76,11 +77,12 @@ _SHAPES = 2
 
 @dataclass(frozen=True)
 class LinearPredictor:
-    """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ' + c·n + b, a > 0, c ≥ 0, b ≥ 0.
+    """CHRONICA's runtime prophet (Alg. 1), with a time per step: T = a·Λ' + c·n + b.
 
-    Λ' is the effective load of a batch, and n its number of samples. b is a cost per step and is
-    added once, not per sample as in the paper. c is the cost of a sample of any size. The fit is a
-    least squares of relative errors, row by row, oldest first.
+    T is the time of a step in seconds, Λ' the effective load of its batch, and n the number of its
+    samples; a > 0, c ≥ 0 and b ≥ 0. b is a cost per step and is added once, not per sample as in
+    the paper. c is the cost of a sample of any size. The fit is a least squares of relative errors,
+    row by row, oldest first.
 
     A row whose time differs from its forecast by more than 15 % is left out. If the next row
     differs with the same sign, the rank's speed has changed: all three costs change by the same
@@ -94,9 +96,9 @@ class LinearPredictor:
     Args:
         window: the number of newest steps that the fit uses. Steps in which a rank had no samples
             are not counted.
-        cost: "sum": Λ' = Λ. "padded": Λ' = n · max λ. "auto": the cost that forecasts all ranks'
-            steps best, of these two and their quadratic forms; "sum" unless another is clearly
-            better.
+        cost: "sum": Λ' is the sum of the sizes λ of the batch. "padded": Λ' is n times the largest
+            λ. "auto": the cost that forecasts all ranks' steps best, of these two and their
+            quadratic forms; "sum" unless another is clearly better.
         shrink: if noise alone may explain the differences of ranks, give these ranks a common fit,
             or pull their fits together.
     """
