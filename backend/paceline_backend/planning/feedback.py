@@ -19,13 +19,13 @@ from paceline_backend.policies.base import Floats, usable
 
 # Maximum number of complete steps whose feedback a plan uses.
 WINDOW = 64
-# Number of steps with samples that the window keeps for each rank. If the window's complete steps
-# have fewer, older steps are kept in addition.
+# The window keeps at least this many steps in which each rank had samples. If the newest `WINDOW`
+# complete steps have fewer such steps of a rank, older steps are kept in addition.
 USABLE = 8
-# Number of complete steps whose median is the time of a step.
+# `Window.step_s` is the median over this many of the newest complete steps.
 _RECENT = 8
-# Maximum age of a step in the window. The speed of a rank without a newer step is unknown, so the
-# rank gets samples again.
+# Maximum age of a step in the window. If all steps in which a rank had samples are older, its speed
+# counts as unknown, so that the rank gets samples again.
 OLDEST = 1024  # steps
 
 # The fields of a `StepRecord` that the window keeps for each rank's step.
@@ -34,7 +34,7 @@ COLUMNS = (
     "recompiles",
 )
 
-# Values of `COLUMNS`.
+# Values of a rank's step, in the sequence of `COLUMNS`.
 _Row = tuple[float, ...]
 _VALUES = attrgetter(*COLUMNS)
 
@@ -63,7 +63,7 @@ class Window:
         self._usable = np.full((world, USABLE), -1)
 
     def add(self, records: Iterable[StepRecord]) -> None:
-        """Add records; the window ignores records that it has already seen."""
+        """Add the records of `attempt`. Records that the window already has are ignored."""
         of_steps: dict[int, dict[int, _Row]] = {}
         for record in records:
             if record.attempt == self.attempt and 0 <= record.rank < self.world:
@@ -72,7 +72,7 @@ class Window:
             self.put(step, of_ranks)
 
     def put(self, step: int, of_ranks: Mapping[int, _Row]) -> None:
-        """Add rows of a step: the values of `COLUMNS` by rank, ranks 0 to `world` - 1."""
+        """Add rows of a step; `of_ranks` has the values of `COLUMNS` by rank, 0 to `world` - 1."""
         if step < 0 or not self._wanted(step):
             return
         rows = self._rows.get(step)
@@ -86,7 +86,7 @@ class Window:
                 self._completed(step)
 
     def put_step(self, step: int, rows: Floats) -> None:
-        """Add a whole step: the values of `COLUMNS`, [W, columns]."""
+        """Add a complete step; `rows` has the values of `COLUMNS` of each rank, [W, columns]."""
         if self._wanted(step) and step not in self._complete:
             self._rows[step] = rows
             self._completed(step)
@@ -154,7 +154,7 @@ class Window:
         return statistics.fmean(cut) if cut else None
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the complete steps as half-open ranges, for `Segment.feedback`."""
+        """Return the steps of the feedback as half-open ranges, for `Segment.feedback`."""
         merged: list[tuple[int, int]] = []
         for step in [*self._older, *self._complete]:
             if merged and merged[-1][1] == step:
@@ -164,13 +164,16 @@ class Window:
         return merged
 
     def feedback(self) -> Feedback:
-        """Return the rows for the predictor."""
+        """Return the rows of all complete steps in the window, from which predictors learn."""
         steps = [*self._older, *self._complete]
         return feedback_of(steps, [self._rows[step] for step in steps])
 
 
 def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
-    """Build feedback from ascending steps, and the values of `COLUMNS` of each, [W, columns]."""
+    """Build feedback from steps, ascending, and the rows of each step.
+
+    The rows of a step are the values of `COLUMNS` of each rank, [W, columns].
+    """
     if not steps:
         return Feedback.empty()
     world = len(rows[0])
@@ -189,10 +192,11 @@ def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
 
 
 def without_recompiles(compute_s: Floats, recompiles: Floats, world: int) -> Floats:
-    """Return the compute times of whole steps, with 0 where a rank recompiled code; [F], s.
+    """Return the compute times in seconds, [F], with 0 for the steps in which a rank recompiled.
 
     A step in which a rank compiled code again shows nothing about the rank's speed. A rank that
-    recompiled in all of these steps keeps its times. All arrays are sorted by (step, rank).
+    recompiled in all of these steps keeps its times. `compute_s` and `recompiles`, the number of
+    recompilations, are sorted by (step, rank), [F] each, and have all `world` ranks of each step.
     """
     compiled = recompiles.reshape(-1, world) > 0
     return np.where((compiled & ~compiled.all(axis=0)).ravel(), 0.0, compute_s)

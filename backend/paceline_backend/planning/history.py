@@ -19,14 +19,14 @@ from paceline_backend.policies.base import Floats, Ints, Policy, Storage
 from paceline_backend.policies.solve.nodes import dealt
 from paceline_backend.policies.solve.order import remaining_in_order
 
-# Maximum number of steps by which records may be ahead of the adopted steps, because ranks report
-# each step immediately.
+# `load` reads records of at most this many steps after the adopted segments. Ranks report each step
+# immediately, so their records may arrive before the segment is adopted.
 AHEAD = 4096  # steps
 # The shuffler is called again when a rank's share of the load has changed by this fraction, or the
 # cost's parameter κ by the factor `CURVED`.
 CHANGED = 0.1
 CURVED = 2.0
-# Fraction of the current epoch that is left when the next epoch's holders are planned.
+# The next epoch's holders are planned when at most this fraction of the current epoch is left.
 AHEAD_SHARE = 0.25
 # Plans use this fraction of a node's storage, because a sample that moves is on two nodes for a
 # while.
@@ -47,8 +47,8 @@ class History:
 
     def __init__(self, hello: Hello, before: Segment | None = None) -> None:
         self.hello = hello
-        # Last controller segment of an earlier attempt; None once a controller has planned in this
-        # attempt.
+        # Last segment that a controller planned in an earlier attempt; None once a controller has
+        # planned in this attempt.
         self._before = before
         self.sizes = hello.sizes_array()
         self.nodes = _numbered(hello)
@@ -75,24 +75,26 @@ class History:
         self._holder_lent = False
         # False after a gap, because `_remaining` may then be wrong.
         self._epoch_known = True
-        # Mask of the samples for which `_holder` is right.
+        # Mask of the samples whose holder is known, [N]; for the others, `_holder` may be wrong.
         self._holder_known = np.ones(len(self.sizes), bool)
-        # Placement after the shuffler's last call; None: no call is known here.
+        # Placement that the shuffler's last call returned; None: no call is known here.
         self._placement: Ints | None = None
-        # The scheduler's order after that call, without the samples used since; None: no order.
+        # Order that the scheduler's `compose` returned after that call, without the samples used
+        # since; None: no order is known here.
         self._order: Ints | None = None
-        # Epoch and policy version of that call; None: its result is not known here.
+        # Epoch and policy version of the shuffler's last call; None: its result is not known here.
         self._shuffled_for: tuple[int, int] | None = None
         # Seq of the segment for which the shuffler was called.
         self._shuffled_seq = -1
-        # Epoch and policy version of `_moves`.
+        # Epoch and policy version for which `_moves` were planned.
         self._moves_for = (-1, -1)
-        # Cost of a batch, and shares of the load (empty: unknown), that the shuffler assumed.
+        # Cost of a batch, and each rank's share of the load, [W] (empty: unknown), that the
+        # shuffler's last call assumed.
         self._cost = SUM
         self._shares: Floats = np.empty(0)
-        # A policy version, and the policy's state in its last segment.
+        # The policy version that planned last, and the state that its last segment contains.
         self._memory: tuple[int, dict[str, Any]] = (-1, {})
-        # Value of `Segment.anew`: true if the policy's state was forgotten.
+        # True if the policy's state was forgotten after the last plan: the next `Segment.anew`.
         self.anew = False
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 

@@ -26,30 +26,31 @@ from paceline_backend.policies.streams import plan_stream
 #
 # Target duration of a segment.
 SEGMENT_S = 1.0  # seconds
-# Maximum number of steps of a usual segment, because a policy switch waits for the segment's end.
+# Maximum number of steps of a segment, unless its steps are short or its synchroniser is relaxed. A
+# policy switch takes effect only at a segment's end.
 MOST_STEPS = 4
-# Segments of `MOST_STEPS` steps that would be shorter than this get more steps.
+# If `MOST_STEPS` steps take less time than this, a segment may have more steps.
 LEAST_S = 0.25  # seconds
-# Minimum duration of a segment ÷ duration of planning.
+# A segment lasts at least this many times as long as planning takes.
 PLANNING = 3.0
 # Maximum number of steps of any segment.
 FASTEST_STEPS = 64
-# Target duration in seconds, and minimum number of steps, of a segment under a relaxed
-# synchroniser.
+# Under a relaxed synchroniser: the target duration of a segment in seconds, and its minimum number
+# of steps.
 RELAXED_S, LEAST_RELAXED = 4.0, 16
-# Minimum number of the slowest rank's batches in a segment in which ranks share batches. At each
-# segment's end, the other ranks may wait for one batch of the slowest rank.
+# If ranks share batches, a segment is long enough for the slowest rank to train this many batches.
+# At each segment's end, the other ranks may wait for one batch of the slowest rank.
 OWN_BATCHES = 6
 # Number of steps of a segment while the duration of a step is unknown.
 FIRST_STEPS = 2
-# With fewer complete steps than this, segments are short, because each plan is based on much more
-# feedback than the last one.
+# While fewer steps than this are complete, segments are short, because each new plan is based on
+# much more feedback than the plan before.
 YOUNG = 12
-# If the logarithm of a measured ÷ an expected time (ETT) is further from 0 than this, the rank may
-# have changed its speed.
+# A rank may have changed its speed if the logarithm of its measured ÷ its expected compute time
+# (ETT) has a larger absolute value than this.
 SURPRISE = math.log(1.25)
-# If more than this many of the newest segments took another time than expected, the model is bad,
-# rather than a rank's speed has changed.
+# If more than this many of the newest segments took another time than expected, the cause is taken
+# to be a bad model, not a change of a rank's speed.
 NOTICED = 3
 
 
@@ -139,7 +140,7 @@ def _plan(
     steps: int,
     choice: Choice,
 ) -> tuple[Plan, bool]:
-    """Plan at most `steps` steps; also return whether the shuffler ran for them."""
+    """Plan at most `steps` steps; return the plan, and True if the shuffler was called for it."""
     ahead = history.ahead(steps, version, policy)
 
     def planned(*, shuffle: bool) -> Plan:
@@ -184,7 +185,7 @@ def segment_steps(
 
 
 def slowest_steps(feedback: Feedback, world: int) -> float:
-    """Return the number of steps that all ranks train while the slowest rank trains one batch.
+    """Return how many steps' batches all ranks train while the slowest rank trains one batch.
 
     The function is for ranks that share batches, and needs feedback of single batches. The result
     is 0 if speeds are unknown.
@@ -217,7 +218,10 @@ def _surprised(history: History, feedback: Feedback) -> bool:
 
 
 def _off(segment: Segment, step: int, compute_s: Floats) -> bool:
-    """Return True if a rank's compute time in `compute_s`, [W], was not as planned."""
+    """Return True if a rank's compute time in a step of the segment was not as planned.
+
+    `compute_s` has the ranks' measured times in the step, [W].
+    """
     if not segment.ett_s:
         return False
     expected = np.array(segment.ett_s[step - segment.first_step])

@@ -35,5 +35,5 @@ class Kernel(Generic[P, R]):
 
 
 def compiled(function: Callable[P, R]) -> Kernel[P, R]:
-    """Make a kernel of a function."""
+    """Wrap a function in a `Kernel`; to be used as a decorator."""
     return Kernel(function)

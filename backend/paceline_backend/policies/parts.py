@@ -13,10 +13,10 @@ from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies.parameters import P, Parameters
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
-# Kind of change that a policy makes to the training. "nothing": there is no change except for the
-# order of floating-point sums, and for effects of dropout, bf16 or augmentation, which depend on
-# the samples of a rank's batch. "batches": in addition, global batches contain other samples than
-# under plain DDP. "training": in addition, gradients are synchronised at other times.
+# Kind of change that a policy makes to the training, compared with plain DDP. "nothing": only the
+# order of floating-point sums differs, and effects of dropout, bf16 or augmentation, which depend
+# on the samples of a rank's batch. "batches": in addition, global batches contain other samples.
+# "training": in addition, gradients are synchronised at other times.
 Changes = Literal["nothing", "batches", "training"]
 
 # Keys in a plan's memory that belong to the chooser and to regular pauses; all other keys belong
@@ -25,7 +25,7 @@ CHOOSER, PAUSES = "synchroniser", "pauses"
 
 
 class Predictor(Protocol):
-    """A part that learns the cost of a step for each worker."""
+    """A part that learns, from feedback, how long each worker takes for a batch."""
 
     def fit(self, feedback: Feedback, world: int) -> Models:
         """Return the models of all workers; `Models.unknown` while the feedback does not suffice.
@@ -148,8 +148,8 @@ class StepsChooser(Chooser, Protocol):
     def on_steps(self, first: int, *, uneven: bool) -> Chooser:
         """Return the chooser for a segment that begins with step `first`.
 
-        `uneven`: the script allows ranks to run different numbers of steps, so they may share
-        batches.
+        `uneven` is true if the script allows ranks to run different numbers of steps, so that they
+        may share batches.
         """
         ...
 

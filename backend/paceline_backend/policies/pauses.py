@@ -70,9 +70,10 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
 
 
 def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) -> Floats | None:
-    """Return the factor by which a pause prolongs each rank's planned steps, [steps, W].
+    """Return the factors by which forecast pauses prolong the ranks' planned steps, [steps, W].
 
-    `memory` is the result of `noticed`. If no pause is due in these steps, return None.
+    The factor is 1 where no pause is due; if none is due at all, return None. `memory` is the
+    result of `noticed`. The planned steps are `first_step` and those after it.
     """
     made = np.ones((steps, world))
     for rank, pauses in memory.get("ranks", {}).items():
@@ -84,7 +85,10 @@ def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) 
 
 
 def _due(pauses: Sequence[Sequence[float]]) -> list[int]:
-    """Return the steps in which a rank's next pause may occur; empty: no regular pauses."""
+    """Return the steps in which a rank's next pause is expected; empty if pauses are not regular.
+
+    `pauses` are the rank's last pauses: see `Pauses`.
+    """
     at = [int(step) for step, _ in pauses]
     distances = [later - earlier for earlier, later in pairwise(at)]
     if len(at) < _ENOUGH or min(distances) < _APART or max(distances) - min(distances) > _OFF:

@@ -30,7 +30,8 @@ from paceline_backend.policies.parts import (
 from paceline_backend.policies.solve.constraints import gridded, within_limits
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
-# Under a token budget, counts are computed for a batch with at least this many samples per worker.
+# With a token budget, an allocator computes counts for a global batch of at least this many samples
+# per worker.
 _FINE = 8
 
 
@@ -51,7 +52,8 @@ class Plan:
     # Number of samples that get another holder, or are trained by a worker that does not hold them.
     moved: int
     epoch_end: bool
-    # The state of allocator, chooser and pauses, which the next plan gets as `Problem.memory`.
+    # The states of the allocator, of the chooser and of `pauses`, which the next plan gets as
+    # `Problem.memory`.
     memory: Mapping[str, Any]
     # CPU threads of each rank; empty: leave them unchanged.
     threads: list[int]
@@ -189,9 +191,10 @@ def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
 def _away(
     policy: Policy, problem: Problem, ahead: Problem, models: Models
 ) -> tuple[Ints, Ints, int]:
-    """Return the samples that get another holder in the next epoch, the holders, and a count.
+    """Return the samples that get another holder in the next epoch, and their new holders.
 
-    The count is the number of these samples that move to another node.
+    The third result is the number of these samples that move to another node. `ahead` is the
+    problem of the next epoch.
     """
     held = ahead.placement.copy()
     # Samples that this epoch has not used yet are held by the ranks that will train them.
@@ -212,10 +215,10 @@ def _allocated(
 
 
 def _in_fine_counts(problem: Problem) -> Problem:
-    """Return the problem with a batch large enough that each worker's share is a whole number.
+    """Return the problem with a global batch that is large enough for precise counts.
 
-    With a token budget, counts are only proportions. In a small step, a small share would round to
-    0.
+    With a token budget, counts are only proportions, and a small share of a small batch would be
+    rounded to 0.
     """
     if problem.token_budget is None:
         return problem

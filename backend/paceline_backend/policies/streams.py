@@ -28,7 +28,9 @@ def problem_of(policy: Policy) -> str | None:
 
 
 def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> Plan:
-    """Plan the next segment of a stream: only the ranks' speeds, because the leader picks samples.
+    """Plan the next segment of a stream: `steps` steps on `world` ranks.
+
+    The plan contains only the ranks' speeds, because the leader picks the samples.
 
     Raises:
         ValueError: the policy cannot plan a stream.

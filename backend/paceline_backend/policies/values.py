@@ -35,7 +35,8 @@ class Feedback:
 
     step: Ints  # [F]
     rank: Ints  # [F]
-    # Of each batch: number of samples n, load Λ, time T, and Σλ² and max λ over its sizes λ.
+    # Of each row's batch: its number of samples n, its load Λ (the sum of its sizes λ), its compute
+    # time T, the sum of the squared sizes Σλ², and the largest size max λ.
     samples: Ints  # [F]
     load: Floats  # [F]
     compute_s: Floats  # [F]
@@ -65,7 +66,7 @@ class Feedback:
         return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
 
     def batches(self, world: int, count: int) -> Feedback:
-        """Return each rank's newest batches side by side, oldest first, as [count, W].
+        """Return the newest `count` batches of each rank, oldest first; each array is [count, W].
 
         Where ranks share batches, the batches of one row may be of different steps. If a rank has
         had fewer batches, some batches appear several times; if it has had no batch, its values are
@@ -117,7 +118,7 @@ class StepTable:
 
     @staticmethod
     def of(feedback: Feedback, world: int, first: int) -> StepTable:
-        """Make the table from the feedback on all steps from `first` on."""
+        """Make the table of `world` workers from the feedback of step `first` and later steps."""
         late = feedback.step >= first
         rows = Feedback(*(getattr(feedback, f.name)[late] for f in fields(feedback)))
         rows = rows.by_step(world)
@@ -128,7 +129,10 @@ class StepTable:
         return len(self.step)
 
     def sums(self) -> tuple[Floats, Floats, Ints]:
-        """Return samples, seconds and number of usable steps of each worker, [W] each."""
+        """Return three sums over each worker's usable steps, [W] each.
+
+        They are the number of samples, the compute time in seconds, and the number of these steps.
+        """
         samples = np.where(self.usable, self.samples, 0).sum(axis=0).astype(np.float64)
         compute_s = np.where(self.usable, self.compute_s, 0.0).sum(axis=0)
         return samples, compute_s, self.usable.sum(axis=0)
@@ -136,7 +140,7 @@ class StepTable:
 
 @dataclass(frozen=True)
 class Models:
-    """Performance models: rank j takes ``a[j]·Λ' + c[j]·n + b[j]`` s for n samples.
+    """Performance models: rank j takes ``a[j]·Λ' + c[j]·n + b[j]`` seconds for n samples.
 
     Λ' is the effective load, which `cost` computes from the sizes. Λ' is the load Λ, unless samples
     are padded or the cost of a sample grows faster than its length. `known` is False until every
@@ -148,7 +152,7 @@ class Models:
     b: Floats  # [W] s per step
     known: bool = True
     cost: Cost = SUM
-    # Models under other plausible costs, each with its probability.
+    # Models under other plausible costs of a batch, as pairs (probability, models).
     rivals: tuple[tuple[float, Models], ...] = ()
     # The factor by which a pause prolongs each rank's planned steps; None: no pauses.
     factors: Floats | None = None  # [S, W]
@@ -159,7 +163,10 @@ class Models:
         return len(self.a)
 
     def weighed(self) -> list[tuple[float, Models]]:
-        """Return pairs (probability, models) of these models and their rivals, without `rivals`."""
+        """Return pairs (probability, models): one for these models, and one for each rival.
+
+        The returned models have no rivals themselves.
+        """
         rest = 1.0 - sum(chance for chance, _ in self.rivals)
         return [(rest, replace(self, rivals=())), *self.rivals]
 
@@ -187,7 +194,7 @@ class Models:
 
     @property
     def cautious(self) -> Models:
-        """Return the models, among these and their rivals, that are best used to compose steps.
+        """Return the models that should be used to compose steps: these models, or a rival.
 
         If batches may be padded, these are models of padded batches, because a batch of samples of
         similar size is good under any cost.
@@ -196,13 +203,19 @@ class Models:
         return max(padded, key=lambda entry: entry[0])[1] if padded else replace(self, rivals=())
 
     def ett(self, of: Features) -> Floats:
-        """Return the expected compute time of each worker's step, [..., W] s; 0 without samples."""
+        """Return the time that each worker is expected to compute for its batch, [..., W] s.
+
+        `of` has the features of the batches, [..., W]. Without samples, the time is 0.
+        """
         time_s = self.a * self.cost.load(of) + self.c * of.samples + self.b
         return np.where(of.samples > 0, time_s, 0.0)
 
     @staticmethod
     def unknown(world: int) -> Models:
-        """Return equal models, 1 s per size unit, of which only the ratios of times are useful."""
+        """Return equal models for `world` ranks whose speeds are unknown.
+
+        They take 1 s per size unit, so only the ratios of their times are useful.
+        """
         return Models(np.ones(world), np.zeros(world), np.zeros(world), known=False)
 
 
@@ -245,9 +258,10 @@ class Batches:
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage of nodes that store the data themselves, and the samples that may move between nodes.
+    """Storage of the nodes of a run whose data lives on the nodes.
 
-    All other samples are trained on the node that has them.
+    A sample may move to another node only if `loose` is True for it, or if `ahead` is True. All
+    other samples are trained on the node that has them.
     """
 
     # Number of bytes of samples that the plan may place on each node.

@@ -3,7 +3,7 @@
     Scenario         a cluster, its data and its events, read from YAML (`ScenarioError`)
     Simulation       one run of a scenario; `advance` plans and trains the next segment
     TrainedSegment   a segment with the times that its ranks would report
-    summary          figures per policy, beside the fluid limit
+    summary          figures of each policy, also in comparison with the fluid limit
     sync             models of the synchronisers
     broadcast        a simulation as a run of a control plane
 

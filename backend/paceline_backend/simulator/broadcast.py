@@ -43,15 +43,15 @@ from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 
 log = logging.getLogger(__name__)
 
-# Maximum number of workers whose devices are listed; a longer list does not suit a run's page.
+# A run's page lists the workers' devices only if there are at most this many workers.
 EMULATED_SHOWN = 1_024
 # Maximum number of records in a message, unless a single step has more.
 _RECORDS = 10_000
 # A message on the bus counts as at least this many records, because each message takes memory.
 _AS_RECORDS = 250
-# Interval between two heartbeats.
+# Interval at which the simulation sends a heartbeat.
 _SIGN_S = 3.0  # seconds
-# Interval between two requests to the server for switches.
+# Interval at which the simulation polls the server for policy switches.
 _POLL_S = 0.25  # seconds
 
 T = TypeVar("T")
@@ -113,10 +113,10 @@ class Broadcast:
         self._attempt = -1
         self._first_step = 0
         self._rounds = 0
-        # The monotonic times of the last heartbeat and of the last request for switches.
+        # Monotonic times of the last heartbeat and of the last poll for policy switches.
         self._signed = self._polled = 0.0
         self._outage = Outage(log, "the simulation is paused", "the simulation continues")
-        # The number of records in each message that may still be on the bus.
+        # Number of records in each message that may still be on the bus, oldest first.
         self._sent: deque[int] = deque()
 
     def segments(self) -> Iterator[tuple[TrainedSegment, Emulation]]:
@@ -138,11 +138,15 @@ class Broadcast:
             self.end(State.FINISHED)
 
     def _over(self) -> bool:
-        """Return True if the run has ended. It is a method, because any call may end the run."""
+        """Return True if the run has ended.
+
+        This is a method because any call in `segments` may end the run, which a type checker would
+        not expect of an attribute.
+        """
         return self.state.final
 
     def end(self, state: State, message: str | None = None) -> None:
-        """Report the final state of the run."""
+        """Report that the run has ended in a final state, with a message for the operator."""
         self.state = state
         code = {State.FINISHED: 0, State.FAILED: 1}.get(state)
         self._send(RunState(state, self._time(), "", self._attempt, code, message))
@@ -270,9 +274,10 @@ class Broadcast:
 def records(
     trained: TrainedSegment, part: slice, first_step: int, started_at: float
 ) -> dict[str, list[Any]]:
-    """Return all ranks' records of the steps in `part`, as columns: the fields of `StepRecord`.
+    """Return all ranks' records of some steps of a segment, as a list for each `StepRecord` field.
 
-    `first_step` is the first step of the attempt, and `started_at` the Unix time of virtual time 0.
+    `part` selects the steps. `first_step` is the first step of the attempt, and `started_at` the
+    Unix time of virtual time 0.
     """
     compute_s = trained.compute_s[part]
     count, world = compute_s.shape

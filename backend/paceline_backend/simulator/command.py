@@ -35,8 +35,9 @@ _OF_ROUNDS = (("rounds", "rounds"), ("contributors", "contributors"), ("dropped"
 def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
     """Simulate a scenario in this process and print a table, or JSON.
 
-    `names` are policies to compare; empty: the scenario's own policy and switches. `warmup` is the
-    number of steps left out after each policy's start. See `summary` for the errors.
+    Return the exit code of the command. `names` are policies to compare; empty: the scenario's own
+    policy and switches. The figures leave out the first `warmup` steps of each policy. See
+    `summary` for the errors.
     """
     scenario = Scenario.load(path)
     if names:
@@ -94,7 +95,10 @@ def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
 
 
 def show(scenario: Scenario, summaries: dict[str, Summary], as_json: bool, **more: Any) -> None:
-    """Print the summaries of a simulated scenario."""
+    """Print the summaries of a simulated scenario, by policy, as a table or as JSON.
+
+    `more` are values that only the JSON contains.
+    """
     sizes = scenario.hello().sizes_array()
     about = {
         "scenario": scenario.name,

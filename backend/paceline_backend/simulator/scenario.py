@@ -39,18 +39,19 @@ class ScenarioError(InputError):
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Several consecutive workers with the same factor."""
+    """An item of `Devices.factors`: a number of consecutive workers with the same factor."""
 
     workers: int
     factor: float
 
 
 class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Speeds of workers: worker j takes f_j · (unit_s · Λ' + sample_s · n) + step_s seconds.
+    """Speeds of workers: a batch takes worker j f_j · (unit_s · Λ' + sample_s · n) + step_s s.
 
-    n is the number of samples of a batch, and Λ' its effective load (see `Models`). A single number
-    applies to every worker; a list has one number per worker. `factors` are the f_j; empty: 1.
-    `data_s` is the time to load a batch. For the other fields see `Emulation`.
+    n is the number of samples of the batch, and Λ' its effective load (see `Models`). A single
+    number applies to every worker; a list has one number per worker. `factors` are the f_j; if the
+    list is empty, all are 1. `data_s` is the time to load a batch. For the other fields see
+    `Emulation`.
     """
 
     unit_s: float | list[float]  # s per size unit
@@ -66,12 +67,12 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model of the all-reduce: a ring, or a measured time.
+    """A model of the time of an all-reduce: a ring, or a measured time (`fixed_s`).
 
-    W workers take 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth. A ring sends 2(W−1) messages
-    one after the other, and no all-reduce can move fewer bytes (Patarasuk and Yuan, "Bandwidth
-    optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69,
-    2009).
+    W workers take fixed_s + 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth seconds. A ring sends
+    2(W−1) messages one after the other, and no all-reduce can move fewer bytes (Patarasuk and Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
+    Comput. 69, 2009).
     """
 
     # Latency of one message, in seconds.
@@ -80,13 +81,13 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: float = 0.0
     # Bandwidth of the slowest link.
     bandwidth: float | None = None  # bytes per second
-    # Time in seconds that is added for any number of workers.
+    # Time in seconds that every all-reduce takes in addition, whatever the number of workers.
     fixed_s: float = 0.0
     # Time in seconds of a relaxed synchroniser's exchange; None: the time of an all-reduce.
     round_s: float | None = None
 
     def problem(self) -> str | None:
-        """Return the first problem, with the field's name; None: there is no problem."""
+        """Return a message on the first field with an illegal value; None if all are legal."""
         for name in ("latency_s", "bytes", "fixed_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -142,7 +143,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A switch of the policy at the first segment that begins at this step or later."""
+    """A switch of the policy, at the first segment that begins at step `step` or later."""
 
     step: int
     policy: str
@@ -175,7 +176,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def load(path: Path) -> Scenario:
-        """Read a scenario file; a relative path of a file of sizes starts at the same folder."""
+        """Read a scenario file; a relative path in `sizes.file` starts at the file's folder."""
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -209,7 +210,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return scenario
 
     def at(self, folder: Path) -> Scenario:
-        """Return the scenario with the path of its file of sizes taken relative to a folder."""
+        """Return the scenario with a relative path in `sizes.file` taken relative to `folder`."""
         if self.sizes.file is None:
             return self
         sizes = msgspec.structs.replace(self.sizes, file=str(folder / self.sizes.file))
@@ -369,7 +370,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
-        """Return (samples, s) of each worker's trial batches, whose samples have this size."""
+        """Return pairs (samples, seconds) of each worker's trial batches, [W].
+
+        All samples of the trial batches have the same size, `size`.
+        """
         room = np.array(self.memory_limits() or [self.global_batch] * self.workers)
         trials: list[list[tuple[int, float]]] = [[] for _ in range(self.workers)]
         calm = msgspec.structs.replace(devices, slowdowns=[], delay_s=(0.0, 0.0), noise=0.0)

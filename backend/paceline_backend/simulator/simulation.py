@@ -38,7 +38,7 @@ from paceline_backend.simulator.sync import (
 )
 
 T = TypeVar("T")
-# Number of newest steps that a plan does not use.
+# A plan does not use the measurements of this many newest steps: see `Simulation`.
 _LAG = 1
 
 
@@ -67,9 +67,9 @@ class TrainedSegment:
     features: Features
     data_s: Floats
     compute_s: Floats
-    # Waiting for other ranks, after computing.
+    # Time that a rank waits for other ranks after computing.
     wait_s: Floats
-    # Exchange of gradients; 0 where a rank computes at the same time.
+    # Time of the exchange of gradients; 0 where a rank computes at the same time.
     communication_s: Floats
     # Virtual time at which each step begins.
     started_at: Floats
@@ -145,8 +145,8 @@ class Simulation:
 
     A segment is planned from the records of earlier steps without the newest `_LAG` steps, because
     a real controller plans while the last segment still runs. Planning takes no virtual time. The
+    first step begins at virtual time 0. The same arguments, switches and failures give the same
     segments and times. Not thread-safe.
-    segments and times. For one thread.
 
     Args:
         hello: the run's Hello message, as a leader would send it.
@@ -198,12 +198,15 @@ class Simulation:
         return made
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """Begin an attempt. Of earlier attempts it only knows which samples they used (`hello`)."""
+        """Begin an attempt at virtual time `now`.
+
+        From earlier attempts, the attempt only gets the samples that they used (`hello.used`).
+        """
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
         self.window = Window(hello.world, hello.attempt)
-        # The newest rows, which plans do not use yet.
+        # Rows of the newest steps, which plans do not use yet, as pairs (step, rows).
         self._withheld: list[tuple[int, Floats]] = []
         self._pool = SimulatedPool(hello.world)
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
@@ -215,7 +218,7 @@ class Simulation:
 
     @property
     def now(self) -> float:
-        """Virtual time of the rank that is ahead of all other ranks."""
+        """Latest virtual time at which a rank has ended its newest step."""
         return float(self._clocks.max())
 
     @property
@@ -398,11 +401,14 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
 
 
 class DealtBatches:
-    """The batches of a segment: first as planned, and after `pool` as the ranks shared them.
+    """The batches of a segment's S steps on W ranks.
+
+    At first each rank has the batches that were planned for it. Each call of `pool` replaces the
+    batches of a span of steps by those that the ranks trained after they shared them.
 
     Args:
         devices: devices of the ranks.
-        segment: defines the first step and the ranks' CPU threads.
+        segment: the segment; only its first step and the ranks' CPU threads are used.
         sizes: sizes of the segment's samples, sorted by step, then by rank.
         counts: number of samples of each batch, [S, W].
         load_s: each rank's time to load a batch, [W].

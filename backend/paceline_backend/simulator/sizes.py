@@ -23,12 +23,13 @@ class SizesError(ValueError):
 
 
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Draws of a distribution with a mean and a DIF, or a file with a size per sample.
+    """The sizes of a data set: drawn from a distribution, or read from a file with all sizes.
 
-    `dif` is the standard deviation. Draws are clipped to `min` (default: a hundredth of the mean)
-    and `max`. Clipping changes mean and DIF of a normal distribution whose DIF is near its mean.
-    Gamma and lognormal distributions are hardly changed. `file` is a .txt, .csv or .npy file;
-    `column` belongs to a .csv file.
+    The distribution has the mean `mean` and the standard deviation `dif` (DIF). Draws are clipped
+    to `min` (default: a hundredth of the mean) and `max`. Clipping changes mean and DIF of a normal
+    distribution whose DIF is near its mean. Gamma and lognormal distributions are hardly changed.
+    `file` is a .txt, .csv or .npy file. `column` is the name of the column with the sizes in a .csv
+    file.
     """
 
     distribution: Literal["constant", "uniform", "normal", "lognormal", "gamma"] | None = None
@@ -41,7 +42,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     column: str | None = None
 
     def problem(self) -> str | None:
-        """Return the first problem, with the field's name; None: there is no problem."""
+        """Return a message on the first field with an illegal value; None if all are legal."""
         if (self.distribution is None) == (self.file is None):
             return "sizes: give either distribution or file"
         if self.file is not None:

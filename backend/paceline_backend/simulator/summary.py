@@ -35,10 +35,10 @@ class Summary:
     step_dif: float
     waste: float
     ett_mape: float | None
-    # Step times ÷ (fluid limits + communication).
+    # Time of all steps ÷ the sum of their fluid limits and of their communication.
     time_over_fluid: float | None
     load_per_s: float  # size units
-    # Mean real time to plan a segment.
+    # Mean real time in seconds to plan a segment.
     plan_s: float
     moved: int
     # Number of exchanges of a relaxed synchroniser; 0 under the all-reduce.
@@ -46,7 +46,7 @@ class Summary:
     contributors: float | None  # per round
     # Number of samples whose gradients were dropped as too old.
     dropped: int
-    # Speed-up over plain data parallelism, per size unit.
+    # Load per second ÷ load per second under plain data parallelism (`bsp`); None: not compared.
     speedup: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,12 +55,13 @@ class Summary:
 
 
 def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) -> float:
-    """Return the minimum time T of a step if loads were divisible: Σ_j (T − b_j)⁺ / a_j = Λ'.
+    """Return the fluid limit of a step: its minimum time if loads were divisible, in seconds.
 
-    Λ' is the effective load of the step. Rank j takes a_j seconds per size unit and b_j seconds per
-    step. If all b_j are equal, T is Σλ / Σ(1/a_j) + b. Costs per sample are spread over the load.
-    Slowdowns are included; padding, delays and noise are not. Only the totals of the ranks' batches
-    matter. `threads` are the ranks' CPU threads, a number or [W].
+    The limit T solves Σ_j (T − b_j)⁺ / a_j = Λ', where Λ' is the effective load of the step, and
+    rank j takes a_j seconds per size unit and b_j seconds per step. If all b_j are equal to b, T is
+    Λ' / Σ_j (1/a_j) + b. Costs per sample are spread over the load. Slowdowns are included;
+    padding, delays and noise are not. `batch` has the batches of all ranks, of which only the
+    totals matter. `threads` are the ranks' CPU threads, a number or [W].
     """
     unpadded = msgspec.structs.replace(devices.cost, padded=False)
     load = float(np.sum(unpadded.load(batch)))
@@ -71,8 +72,8 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
     a_s = a_s * factors * (devices.serial + (1 - devices.serial) / np.maximum(threads, 1))
     speed = 1.0 / np.maximum(a_s, 1e-300)
     b_s = np.array(devices.b_s) * factors + np.array(devices.data_s or 0.0)
-    # ``times[k]`` uses the k + 1 ranks with the smallest b_j. The minimum leaves out ranks that
-    # only wait.
+    # ``times[k]`` is the time if only the k + 1 ranks with the smallest b_j work. The minimum
+    # leaves out ranks that would only wait.
     order = np.argsort(b_s, kind="stable")
     times = (load + np.cumsum((b_s * speed)[order])) / np.cumsum(speed[order])
     return float(times.min())
@@ -85,7 +86,7 @@ class SegmentSums:
     warmup: int = 0
     _parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     _plans: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    # Contributors and dropped samples of each reduction round, by policy.
+    # By policy: the numbers of contributors and of dropped samples of each reduction round.
     _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     # Attempt, policy version, and first step with this attempt and version.
     _start: tuple[int, int, int] = (-1, -1, 0)

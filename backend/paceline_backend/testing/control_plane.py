@@ -34,7 +34,7 @@ class TestedServer(Protocol):
         """Send a request to a path below ``/api/v1``, and return its JSON."""
 
     def run(self, run: str) -> dict[str, Any]:
-        """Return a run as REST shows it."""
+        """Return the JSON with which the REST API describes a run."""
 
     def reaches(self, run: str, step: int, world: int, timeout_s: float = _WAIT_S) -> None:
         """Wait until a run with `world` ranks has completed a step."""
@@ -44,9 +44,9 @@ class TestedServer(Protocol):
 
 
 class ControlPlane:
-    """`paceline server` with a database and a bus of its own; a context manager.
+    """A context manager that runs `paceline server` with a database and a bus of its own.
 
-    All its files are in `folder`. It listens on `host`, at which nodes must reach it.
+    All files of the server are in `folder`. It listens on `host`, an address that nodes can reach.
     """
 
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
@@ -96,7 +96,7 @@ class ControlPlane:
             return client.call(method, path, body, if_match=if_match)
 
     def run(self, run: str) -> dict[str, Any]:
-        """Return a run as REST shows it."""
+        """Return the JSON with which the REST API describes a run."""
         shown: dict[str, Any] = self.api("GET", f"/runs/{run}")
         return shown
 

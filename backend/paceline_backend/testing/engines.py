@@ -42,7 +42,7 @@ class Harness(Protocol):
         """Return `backend_options` for a run that writes only below `cluster.folder`."""
 
     def jobs(self) -> Sequence[str]:
-        """Return the engine's names of all jobs that wait or run, except those of `occupy`."""
+        """Return the engine's names of all waiting and running jobs, without those of `occupy`."""
 
     def occupy(self) -> None:
         """Occupy all nodes, so that jobs of runs have to wait."""
@@ -70,7 +70,10 @@ class Harness(Protocol):
 
 
 def start(harness: Harness, least: int, most: int, epochs: int = 1000) -> str:
-    """Create a run, and return its ID."""
+    """Create a run with `least` to `most` nodes that trains up to `epochs` epochs; return its ID.
+
+    The run ends earlier if the file ``enough`` appears in its folder.
+    """
     folder = Path(tempfile.mkdtemp(prefix="shared-", dir=harness.cluster.folder))
     body = {
         "script": str(SCRIPT),
@@ -98,14 +101,15 @@ def queued(harness: Harness, run: str) -> str:
 
 
 def gone(harness: Harness) -> None:
-    """Wait until no job is left."""
+    """Wait until the engine has no waiting or running job."""
     until(lambda: not harness.jobs(), "the end of all jobs", WAIT_S, 0.2)
 
 
 def assert_ends_exact(harness: Harness, run: str) -> dict[str, Any]:
-    """Let a run end after its current epoch, and check its coverage.
+    """Let a run end after its current epoch, and check that it has used each sample once.
 
-    The run must finish, and each epoch must have used each sample once.
+    The run must finish, and each of its epochs must have used each sample exactly once. Return the
+    run as the REST API describes it.
     """
     Path(harness.cluster.run(run)["args"][0], "enough").touch()
     ended = harness.cluster.ends(run, WAIT_S)
@@ -127,7 +131,10 @@ def kill_server(cluster: TestedServer) -> None:
 
 
 def forget_job(cluster: TestedServer, run: str) -> None:
-    """Delete the record of a job, as if the worker process had been killed after submitting it."""
+    """Delete the control plane's record of a run's first job.
+
+    The database is then as if the worker process had been killed after submitting the job.
+    """
     database = cluster.folder / "server" / "paceline.db"
     with sqlite3.connect(database) as connection:
         asked = json.dumps({"launch": 0, "jobs": {"0": None}})
@@ -137,7 +144,10 @@ def forget_job(cluster: TestedServer, run: str) -> None:
 
 
 class EngineContract:
-    """Cases of the contract. Each case reports engine and version to pytest (``--junitxml``)."""
+    """Cases of the contract. Each case notes the engine and its version in pytest's report.
+
+    The option ``--junitxml`` writes the report to a file.
+    """
 
     @pytest.fixture(autouse=True)
     def _note_engine(self, harness: Harness, request: pytest.FixtureRequest) -> None:

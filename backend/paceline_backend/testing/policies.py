@@ -39,7 +39,7 @@ class _Case:
     hello: Hello
     devices: Emulation
     parameters: Mapping[str, Any]
-    # First step that the policy plans. Another policy plans the steps before.
+    # First step that the policy under test plans; `bsp` plans the steps before it.
     foreign: int
 
     def __str__(self) -> str:
@@ -55,13 +55,14 @@ class _Case:
 def check_policy(preset: Preset[Any], *, cases: int = 40, seed: int = 0) -> None:
     """Train small virtual clusters under a policy, and check each plan against the contract.
 
-    The clusters are drawn at random. The cases include few samples and odd batches, sizes of zero,
-    a single rank, more ranks than samples, uneven and noisy devices, memory limits and profiles,
-    all legal values of parameters, and a switch from another policy.
+    The clusters are drawn at random. Some cases have very few samples, a global batch that the
+    ranks cannot divide evenly, samples of size zero, a single rank, more ranks than samples,
+    devices of different speed, noise, memory limits, or profiles. Parameters have any legal value.
+    In some cases, another policy plans the first steps.
 
     Args:
-        preset: the policy.
-        cases: number of clusters.
+        preset: the preset of the policy.
+        cases: number of clusters to train.
         seed: seed of the random draw.
 
     Raises:
@@ -125,7 +126,10 @@ def _draw(preset: Preset[Any], rng: np.random.Generator) -> _Case:
 
 
 def _budgeted(hello: Hello, rng: np.random.Generator) -> Hello:
-    """Return the same training with a token budget, and sometimes limits that barely suffice."""
+    """Return the same training with a token budget, and in some cases with token limits.
+
+    The limits of all ranks together may barely suffice for the budget.
+    """
     longest = max(1.0, float(hello.sizes_array().max()))
     limits = longest * rng.choice([0.0, 1.0, 1.5, 4.0], hello.world)
     limits[rng.integers(hello.world)] += longest
@@ -141,7 +145,7 @@ def _budgeted(hello: Hello, rng: np.random.Generator) -> Hello:
 
 
 def _limits(world: int, global_batch: int, rng: np.random.Generator) -> list[int]:
-    """Draw limits that together hold a global batch; some draws barely suffice."""
+    """Draw a memory limit for each rank, in samples; some draws barely hold a global batch."""
     limits = rng.integers(0, global_batch + 1, world)
     limits[rng.integers(world)] += max(0, global_batch - limits.sum())
     return [int(limit) for limit in limits]
@@ -208,7 +212,7 @@ def _check_plan(simulation: Simulation) -> None:
 
 
 def _check_plain(made: Plan, problem: Problem) -> None:
-    """Check that global batches are the same as under plain DDP, as the policy claims."""
+    """Check that each global batch has the same samples as under plain DDP."""
     order = remaining_in_order(len(problem.sizes), problem.seed, problem.epoch, problem.remaining)
     ends = np.cumsum(problem.batch_sizes())[:-1]
     expected = np.split(order[: len(made.batches.samples)], ends)

@@ -24,7 +24,7 @@ SAMPLES, BATCH = 96, 12
 
 
 class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Random vectors, and a function of them that a small network can learn."""
+    """A data set of random vectors, and of targets that a small network can learn from them."""
 
     def __init__(self) -> None:
         self.x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(1))
@@ -38,7 +38,7 @@ class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 
 def main() -> None:
-    """Train until the end of the last epoch."""
+    """Train for the number of epochs on the command line, or until the file ``enough`` exists."""
     directory, epochs, every, seconds = Path(sys.argv[1]), *map(float, sys.argv[2:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

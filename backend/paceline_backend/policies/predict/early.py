@@ -17,30 +17,33 @@ from paceline_backend.policies.values import Feedback, Floats, usable
 
 Bools = npt.NDArray[np.bool_]
 
-# If the ranks have this many rows (median), `linear` compares forecasts of the rows instead.
+# If the median rank has at least this many rows, `linear` does not use this module; it compares
+# costs by their forecasts of the rows.
 YOUNG = 24
 # Costs with a smaller probability are not returned.
 _PLAUSIBLE = 0.02
-# Candidates for κ, the weight of the quadratic cost, in units of 1 ÷ the typical long size.
+# Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
+# Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
 _CURVES = np.exp2(np.arange(-2.0, 7.0))
-# Candidates for the fraction of the cost that depends on sizes, where most of the cost depends on
-# the number of samples.
+# Candidates for the fraction of a batch's cost that depends on sizes, for models whose cost mostly
+# depends on the number of samples.
 _SIZED = (0.02, 0.05, 0.1, 0.2)
-# Candidates for a step's fixed cost, relative to a mean batch's cost, with prior probabilities.
+# Candidates for a step's fixed cost, as pairs: the fixed cost ÷ the cost of a mean batch, and its
+# prior probability.
 _FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.15), (0.7, 0.1), (2.0, 0.05))
-# Candidates for the standard deviations of two logarithms: of the noise, and of the ranks' speeds.
-# All combinations have the same prior probability.
+# Candidates for the standard deviation of the logarithm of the noise (`_NOISES`) and of the ranks'
+# speeds (`_SPREADS`). All combinations have the same prior probability.
 _NOISES = np.array([0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
 _SPREADS = np.array([0.003, 0.05, 0.2, 0.6])
 _NOISE, _SPREAD = (grid.ravel()[:, None] for grid in np.meshgrid(_NOISES, _SPREADS))
-# Factor of the log-likelihoods. It is below 1, because rows are not as independent as the model
-# assumes.
+# Log-likelihoods are multiplied by this. It is below 1, because rows are not as independent as the
+# model assumes.
 _ALIKE = 0.5
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """A cost that the rows do not rule out.
+    """A cost of a batch that the rows do not rule out, and its probability.
 
     `noise` is the relative standard deviation of a row's time under this cost. `sized` is the
     fraction of the cost that depends on sizes; the rest is the same for all samples.
@@ -53,11 +56,12 @@ class Weighed:
 
 
 def plausible(rows: Feedback) -> list[Weighed]:
-    """Return the costs that the rows do not rule out, the most probable first.
+    """Return the costs of a batch that the rows do not rule out, the most probable first.
 
-    `rows` are [S, W] arrays of some ranks; each of these ranks has a usable row. In the model, a
-    row's time is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary
-    around a common mean. The time of the oldest step may be off by a factor that all ranks share.
+    `rows` has arrays [S, W] with S steps of some ranks, each of which has a usable row. In the
+    model, a row's time is the cost of its batch, times a factor of the rank, times noise. The
+    ranks' factors vary around a common mean. In the oldest step, the times of all ranks may have an
+    additional common factor.
     The result has at most one cost of each family. One family depends mostly on the number of
     samples. The others are linear or quadratic in the sizes, padded or not padded.
     """
@@ -90,11 +94,18 @@ def _weighed(
     *,
     sized: Sequence[float] = (),
 ) -> Weighed:
-    """Return the mean of costs that differ only in κ, weighted by their likelihoods.
+    """Return the mean of several costs of one family, weighted by their likelihoods.
 
-    The result's `probability` is the logarithm of the mean likelihood. `time` has logarithms of
-    times, and all arrays are [S, W]; `loads` has one array for each cost. If `sized` is given, the
-    cost is SUM, and the loads differ instead in the fraction that depends on sizes, `sized`.
+    The costs differ only in κ, the weight of the quadratic term. If `sized` is given, the cost is
+    SUM, and its values are the candidates for the fraction of the cost that depends on sizes. The
+    result's `probability` is the logarithm of the mean likelihood.
+
+    Args:
+        time: logarithm of each row's time, [S, W].
+        valid: mask of the usable rows, [S, W].
+        loads: for each candidate, the effective loads of the rows, [S, W].
+        costs: the candidates for the cost.
+        sized: the candidates for the fraction that depends on sizes.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())
@@ -113,7 +124,11 @@ def _weighed(
 
 
 def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
-    """Return the log-likelihood of a cost, times `_ALIKE`, and the noise that suits it best."""
+    """Return the log-likelihood of a cost, times `_ALIKE`, and its most likely noise.
+
+    The noise is a relative standard deviation. `load` has the effective loads of the rows under the
+    cost, `time` the logarithms of their times, and `valid` a mask of the usable rows, [S, W].
+    """
     load = np.where(valid, load, np.nan)
     mean = float(np.nanmean(load))
     tried = np.concatenate(
@@ -128,10 +143,10 @@ def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
 
 
 def _likely(off: Floats, valid: Bools) -> Floats:
-    """Return log-likelihoods of residuals for each pair of `_NOISE` and `_SPREAD`.
+    """Return the log-likelihood of residuals for each pair of `_NOISE` and `_SPREAD`, [pairs].
 
-    All means of the ranks' speeds have the same prior probability. `off` is the logarithm of time ÷
-    cost, [S, W]; NaN where not valid.
+    All means of the ranks' speeds have the same prior probability. `off` has the residuals, the
+    logarithms of time ÷ cost, [S, W]; NaN where a row is not usable (`valid`, [S, W]).
     """
     if len(off) > 1 and valid[0].any() and valid[1:].any():
         off = off.copy()

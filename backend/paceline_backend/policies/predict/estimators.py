@@ -33,14 +33,14 @@ _FEW = 8
 _ALIKE = 1.05
 # Number of splits in time for the cross-validation, and maximum number of ranks that it uses.
 _SPLITS, _RANKS = 3, 4
-# Relative errors of single forecasts are clipped to this.
+# In the cross-validation, the relative error of a single forecast is clipped to this.
 _CAP = 0.3
 # A candidate replaces the first candidate only if its error is smaller by this fraction.
 _BETTER = 0.02
 # Relative residuals and coefficients below this count as 0.
 _EXACT = 1e-6
-# Forecasts that are at least this many times a rank's mean time are invalid. Near 1e308,
-# `non_negative` would end the process.
+# A forecast is invalid if it is at least this many times the rank's mean time: with numbers near
+# 1e308, `non_negative` would crash the process.
 _WILD = 1e100
 
 
@@ -48,15 +48,15 @@ class Estimator(Protocol):
     """A regressor with the interface of scikit-learn."""
 
     def fit(self, inputs: Floats, times: Floats, /) -> Any:
-        """Fit the regressor to a rank's times, [F].
+        """Fit the regressor to the times of a rank's F steps, [F].
 
-        `inputs` are effective load and samples of each step, [F, 2]. All values are relative to
-        their means.
+        `inputs` has the effective load and the number of samples of each step, [F, 2]. Loads,
+        numbers of samples and times are each divided by their mean.
         """
         ...
 
     def predict(self, inputs: Floats, /) -> Any:
-        """Return the times of batches, [K]. `inputs` are as for `fit`, [K, 2]."""
+        """Return the expected times of K batches, [K]. `inputs` is as for `fit`, [K, 2]."""
         ...
 
 
@@ -81,7 +81,9 @@ class Huber:
         self._fitted = linear()
 
     def fit(self, inputs: Floats, times: Floats) -> Huber:
-        """Fit the rows. If they have no noise, so that Huber's scale would be 0, use least squares.
+        """Fit the regressor; see `Estimator.fit`.
+
+        If the times have no noise, Huber's scale would be 0, so least squares are used instead.
 
         Raises:
             ValueError: the fit does not converge.
@@ -132,9 +134,9 @@ Regressor = Annotated[
 
 
 def predictor_of(regressor: str, window: int, cost: str = "auto") -> Predictor:
-    """Return the predictor of a `Regressor`, on `window` steps.
+    """Make the predictor for a value of `Regressor`, which is fitted to the `window` newest steps.
 
-    `cost` is the cost of batches for "tracking": see `LinearPredictor`.
+    `cost` is the cost of a batch, as in `LinearPredictor`; only "tracking" uses it.
     """
     if regressor == "tracking":
         return LinearPredictor(window, cost)
@@ -149,9 +151,10 @@ class EstimatorPredictor:
 
     A regressor is fitted to each rank's newest `window` steps with samples. Then the plane T =
     a·Λ' + c·n + b with a > 0 and c, b ≥ 0 is fitted to the regressor's forecasts within the range
-    of the rank's loads and numbers of samples. If the regressor is linear, with such coefficients,
-    the plane equals the regressor. For a rank with few steps, or with loads that hardly differ,
-    the time is assumed to be proportional to the load.
+    of the rank's loads and numbers of samples; T is the time of a batch with n samples and
+    effective load Λ'. If the regressor is linear, with such coefficients, the plane equals the
+    regressor. For a rank with few steps, or with loads that hardly differ, the time is assumed to
+    be proportional to the load.
 
     Of several candidates, the predictor uses the one that best forecasts later steps from earlier
     steps, averaged over a few ranks. A ValueError counts as the largest error for the rank. Each
@@ -179,7 +182,10 @@ class EstimatorPredictor:
         return Models(a, c, b, cost=self.cost)
 
     def chosen(self, ranks: list[_Rank]) -> str:
-        """Return the best candidate's name; the first candidate's name if no rank can be fitted."""
+        """Return the name of the candidate that forecasts the steps of these ranks best.
+
+        If no rank has enough steps for a fit, return the first candidate's name.
+        """
         first, *others = self.candidates
         fitted = [rank for rank in ranks if rank.tells]
         if not others or not fitted:
@@ -195,12 +201,12 @@ class EstimatorPredictor:
 
 @dataclass(frozen=True)
 class _Rank:
-    """A rank's steps, oldest first, relative to their means."""
+    """A rank's F steps, oldest first; each column is divided by its mean."""
 
     # The columns are effective load and number of samples.
     inputs: Floats  # [F, 2]
     times: Floats  # [F]
-    # Means of effective load, samples, and time in s.
+    # Means of effective load, number of samples, and time in seconds.
     means: Floats  # [3]
 
     @staticmethod
@@ -216,7 +222,10 @@ class _Rank:
         return len(load) >= _FEW and float(load.max()) >= _ALIKE * float(load.min())
 
     def off(self, make: Callable[[], Estimator]) -> float:
-        """Return the mean relative error of forecasts of later steps from earlier steps."""
+        """Return the mean relative error with which a regressor forecasts later steps.
+
+        `make` returns a new regressor, which is fitted to the earlier steps of each split.
+        """
         from sklearn.model_selection import TimeSeriesSplit
 
         made: list[Floats] = []
@@ -233,7 +242,11 @@ class _Rank:
         return float(np.mean(np.concatenate(made)))
 
     def plane(self, make: Callable[[], Estimator]) -> tuple[float, float, float]:
-        """Return (a, c, b) in s per size unit, s per sample, and s."""
+        """Return a, c and b of the plane through a regressor's forecasts.
+
+        They are in seconds per size unit, seconds per sample, and seconds. `make` returns a new
+        regressor.
+        """
         load, samples, time_s = self.means
         proportional = (time_s / load, 0.0, 0.0)
         if not self.tells:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 # Number of past steps from which the GRU predicts the next step.
 PAST = 8
 _HIDDEN = 4
-# Number of sequences that the network is trained on.
+# Number of sequences of `PAST` + 1 step times on which the network is trained.
 _SEQUENCES = 64
 # Number of Adam steps; each step uses all sequences.
 _ROUNDS = 24
 _RATE = 0.05
-# `Models.a`, as a fraction of a step's time. It must be above 0, although sizes are not used.
+# Value of `Models.a` ÷ a step's time. Sizes are not used, but `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 # Guards torch's number of threads, which is a setting of the whole process.
@@ -64,7 +64,11 @@ class GruPredictor:
 
 
 def _predict(history: Floats, last: Floats) -> Floats:
-    """Train on `history`, [S, P + 1]; predict the value that follows each row of `last`, [W, P]."""
+    """Train on `history`, and predict the value that follows each row of `last`, [W].
+
+    `history` has sequences of P + 1 successive values, [S, P + 1]. Each row of `last` is a sequence
+    of P values, [W, P].
+    """
     import torch
 
     with _threads_lock:
@@ -81,8 +85,9 @@ def _predict(history: Floats, last: Floats) -> Floats:
 
 
 def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a model trained to forecast the last column of `history`, [S, P + 1], from the rest.
+    """Train a model to forecast the last column of `history`, [S, P + 1], from the other columns.
 
+    Return a function from sequences of P values, [K, P], to the forecast next values, [K].
     torch.nn.Module and torch.optim are not used: they import the compiler, which takes half a
     minute on a busy machine.
     """

@@ -8,8 +8,9 @@ from paceline_backend.policies.values import Floats
 
 
 def non_negative(columns: Floats, target: Floats) -> tuple[Floats, float]:
-    """Return the x ≥ 0, [C], that minimises |columns·x − target|, and the minimum itself.
+    """Solve a least-squares problem with R rows and C coefficients that must be 0 or more.
 
+    Return the x ≥ 0, [C], that minimises the Euclidean norm |columns·x − target|, and this norm.
     `columns` is [R, C], `target` is [R].
 
     Raises:

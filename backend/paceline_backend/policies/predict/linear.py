@@ -34,17 +34,19 @@ CostModel = Annotated[
 
 Bools = npt.NDArray[np.bool_]
 
-# The cost is the same for all ranks. It is selected with the rows of at most this many ranks.
+# All ranks have the same cost of a batch. It is selected by the rows of at most this many ranks.
 _RANKS = 16
-# Candidates for κ, the weight of the quadratic cost, in units of 1 ÷ the typical long size.
+# Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
+# Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
 _CURVES = 2.0 ** np.arange(-3, 7)
-# The best candidate for κ is then multiplied and divided by these factors, one after the other.
+# To refine the best candidate for κ, it is multiplied and divided by each of these factors in turn,
+# and the best of the three values is kept.
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
-# Minimum gain in log-likelihood for choosing padded or unpadded costs by likelihood. A cost with κ
-# > 0 must be better by this much than the cost with κ = 0.
+# If the log-likelihoods of padded and unpadded costs differ by at most this, `_expects_padded`
+# chooses between them. A cost with κ > 0 must be better by this than the cost with κ = 0.
 _MARGIN = 12.0
-# Minimum number of rows to estimate a rank's noise, and minimum noise at which its rows are fitted
-# a second time.
+# A rank's noise is estimated from at least `_FEW` differences between rows. If it is at least
+# `_NOISY`, the rank's rows are fitted a second time.
 _FEW, _NOISY = 8, 0.1
 # Differences between consecutive residuals are clipped to this.
 _JUMP = 0.9
@@ -53,29 +55,34 @@ _SURE = 0.98
 # If the largest padding is less than this many times the smallest, the rows cannot show whether
 # batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
 _ALIKE = 1.05
-# Samples count as grouped by size if padded load ÷ padded load with equal counts is below this.
+# Samples count as grouped by size if a step's padded load ÷ the padded load that it would have with
+# equal counts is below this.
 _HALF = 0.5
-# The wide prior of c and b is used if it gains more log-likelihood than this over the narrow one.
+# The wide prior of c and b is used only if its log-likelihood exceeds that of the narrow prior by
+# more than this.
 _CLEARLY = 3.0
-# Error of a fit, which has three costs and follows changes of speed, ÷ error of a plain mean.
+# Ratio of a fit's error to the error of a plain mean of the same rows. The fit's error is larger,
+# because it has three coefficients and follows changes of speed.
 _DOUBT = 1.5
-# Number of iterations of the mean shift. Where all levels are similar, each iteration reduces a
-# level's distance from its peak to a third.
+# Number of iterations of the mean shift in `_peaks`. Where all levels are similar, each iteration
+# reduces a level's distance from its density peak to a third.
 _SHIFTS = 30
-# Minimum number of ranks with a common fit. In a large run, fewer ranks may be near each other by
-# chance.
+# Minimum number of ranks that may get a common fit: in a large run, fewer ranks may be near each
+# other by chance.
 _ALIKE_RANKS = 4
-# Forecasts of half and of twice the usual batch may differ by this multiple of the limit.
+# Ranks get a common fit only if its forecasts of half and of twice the usual batch differ from each
+# rank's own forecasts by at most this multiple of the limit for the usual batch.
 _SHAPES = 2
 
 
 @dataclass(frozen=True)
 class LinearPredictor:
-    """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ' + c·n + b, a > 0, c ≥ 0, b ≥ 0.
+    """CHRONICA's runtime prophet (Alg. 1), with a time per step: T = a·Λ' + c·n + b.
 
-    Λ' is the effective load of a batch, and n its number of samples. b is a cost per step and is
-    added once, not per sample as in the paper. c is the cost of a sample of any size. The fit is a
-    least squares of relative errors, row by row, oldest first.
+    T is the time of a step in seconds, Λ' the effective load of its batch, and n the number of its
+    samples; a > 0, c ≥ 0 and b ≥ 0. b is a cost per step and is added once, not per sample as in
+    the paper. c is the cost of a sample of any size. The fit is a least squares of relative errors,
+    row by row, oldest first.
 
     A row whose time differs from its forecast by more than 15 % is left out. If the next row
     differs with the same sign, the rank's speed has changed: all three costs change by the same
@@ -89,9 +96,9 @@ class LinearPredictor:
     Args:
         window: the number of newest steps that the fit uses. Steps in which a rank had no samples
             are not counted.
-        cost: "sum": Λ' = Λ. "padded": Λ' = n · max λ. "auto": the cost that forecasts all ranks'
-            steps best, of these two and their quadratic forms; "sum" unless another is clearly
-            better.
+        cost: "sum": Λ' is the sum of the sizes λ of the batch. "padded": Λ' is n times the largest
+            λ. "auto": the cost that forecasts all ranks' steps best, of these two and their
+            quadratic forms; "sum" unless another is clearly better.
         shrink: if noise alone may explain the differences of ranks, give these ranks a common fit,
             or pull their fits together.
     """
@@ -126,7 +133,10 @@ class LinearPredictor:
         return replace(mixed, a=of.sized * mixed.a, c=mixed.c + (1 - of.sized) * mean * mixed.a)
 
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
-        """Fit the models under a cost; ranks with too few rows to show it have noise `noise`."""
+        """Fit all ranks' models under a cost.
+
+        `noise` is the relative noise of the times of ranks that have too few rows to estimate it.
+        """
         world = rows.load.shape[1]
         fits, errors = _fit_shares(rows, cost, self.window, noise)
         fits = _shrunk(fits, errors, rows, cost) if self.shrink else fits
@@ -139,11 +149,11 @@ class LinearPredictor:
 def _fit_shares(
     rows: Feedback, cost: Cost, window: int, unknown: float = 0.0
 ) -> tuple[Floats, Floats]:
-    """Fit each rank with the more likely of two priors of c and b; return fits and errors.
+    """Fit each rank with the more likely of two priors of c and b.
 
-    A fit is (a, c, b), [W, 3]. An error is the relative error of a rank's time that noise alone may
-    cause, [W].
-    `unknown` is the noise of ranks that have too few rows to estimate it.
+    Return a, c and b of each rank, [W, 3], and the relative error of each rank's forecast time that
+    noise alone may cause, [W]. `unknown` is the relative noise of ranks that have too few rows to
+    estimate it.
 
     While speeds drift and plans balance them, a rank's time stays the same although its load
     changes. This has the same effect on times as a large b. But from one step to the next, a speed
@@ -158,7 +168,10 @@ def _fit_shares(
     count = pairs.sum(axis=0)
 
     def jumps(fits: Floats) -> Floats:
-        """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown."""
+        """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown.
+
+        A residual is the logarithm of a measured ÷ an expected time.
+        """
         a, c, b = fits.T
         forecast = a * load + c * samples + b
         fine = valid & (forecast > 0)
@@ -182,7 +195,10 @@ def _fit_shares(
 
 
 def _noise(jumps: Floats) -> Floats:
-    """Return σ of each rank's times, [W]; 0: unknown. The median of the differences is 0.954 σ."""
+    """Return the standard deviation σ of each rank's noise, [W]; 0: unknown.
+
+    `jumps` has absolute differences of successive residuals, [S - 1, W], whose median is 0.954 σ.
+    """
     enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW
     noise = np.zeros(jumps.shape[1])
     if enough.any():
@@ -191,12 +207,14 @@ def _noise(jumps: Floats) -> Floats:
 
 
 def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
-    """Return the fits, [W, 3], after pulling together the fits of ranks that may be equally fast.
+    """Pull together the fits of ranks that may be equally fast; return all fits, [W, 3].
 
-    Ranks around one peak of the levels' density get a common fit if noise alone may explain their
-    differences. The fit of each other rank is pulled towards the mean of the ranks near it; a near
-    rank's weight is the likelihood that noise alone explains the difference. Ranks without noise
-    keep their fits. `errors` are the relative errors of the fits that noise may cause, [W].
+    A rank's level is the logarithm of its time for a usual batch. Ranks around one peak of the
+    levels' density get a common fit if noise alone may explain their differences. The fit of each
+    other rank is pulled towards the mean of the ranks near it; a near rank's weight is the
+    likelihood that noise alone explains the difference. Ranks without noise keep their fits. `fits`
+    has a, c and b of each rank, [W, 3]; `errors` the relative errors of the fits that noise may
+    cause, [W].
     """
     known = (fits[:, 0] > 0) & (errors > 0)
     if known.sum() < 2:
@@ -219,15 +237,17 @@ def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
 def _common(
     fits: Floats, level: Floats, error: Floats, first: Ints, batch: Floats
 ) -> tuple[Bools, Floats]:
-    """Return a mask of the ranks that may be as fast as their peak's other ranks, and common fits.
+    """Compute common fits of ranks whose levels are around the same density peak.
 
-    The results are [n] and [n, 3]. A rank is not in the mask if it is further from the peak's
+    Return a mask of the ranks that should get the common fit of their peak, [n], and the common fit
+    (a, c, b) for each rank, [n, 3]. A rank is not in the mask if it is further from the peak's
     median than noise would put the furthest of equally fast ranks, or if its forecast of half or
     twice the usual batch differs from the common forecast.
 
-    The ranks are sorted by `level`, the logarithm of their time of the usual batch. `error` is the
-    relative error of each fit that noise may cause. `first` is the index of each peak's first rank.
-    `batch` is the usual batch: load, samples and 1.
+    The ranks are sorted by `level`, the logarithm of their time for the usual batch, [n]. `fits`
+    has their a, c and b, [n, 3]. `error` is the relative error of each fit that noise may cause,
+    [n]. `first` is the index of the first rank of each peak, ascending. `batch` is the usual batch:
+    its effective load, its number of samples, and 1.
     """
     count = np.diff(first, append=len(level))
     # Index of each rank's peak.
@@ -254,7 +274,11 @@ def _common(
 
 
 def _drawn(level: Floats, variance: Floats) -> Floats:
-    """Return, for each of the sorted levels, the weighted mean of the levels near it."""
+    """Return, for each of the sorted levels, the weighted mean of the levels near it, [n].
+
+    `variance` is the variance of each level, [n]. A weight is the likelihood that noise alone
+    explains the difference of the two levels.
+    """
     made = np.empty_like(level)
     # Levels that are far away have no weight, so a slice of the sorted levels suffices.
     for at in range(len(level)):
@@ -269,11 +293,12 @@ def _drawn(level: Floats, variance: Floats) -> Floats:
 
 
 def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
-    """Return the index of the first level of each density peak, found by mean shift.
+    """Divide the sorted levels among the peaks of their density; return each peak's first index.
 
-    Source: Fukunaga and Hostetler, "The estimation of the gradient of a density function", IEEE
-    Trans. Inf. Theory 21, 1975. `drawn` is the first iteration of the mean shift: for each of the
-    sorted levels, the mean of the levels near it.
+    The method is the mean shift (Fukunaga and Hostetler, "The estimation of the gradient of a
+    density function", IEEE Trans. Inf. Theory 21, 1975). `drawn` is the first iteration of the mean
+    shift: for each level, the mean of the levels near it, [n]. `error` is the standard deviation of
+    each level, [n].
     """
     drawn = at = np.maximum.accumulate(drawn)
     for _ in range(_SHIFTS):
@@ -285,9 +310,11 @@ def _peaks(level: Floats, drawn: Floats, error: Floats) -> Ints:
 def _again_where_noisy(
     rows: Feedback, cost: Cost, window: int, fits: Floats, is_wide: Bools, noise: Floats
 ) -> Floats:
-    """Fit noisy ranks a second time, now with known noise; return the fits of all ranks.
+    """Fit the noisy ranks a second time, now with known noise; return all ranks' fits, [W, 3].
 
-    In the first fit, rows of noisy ranks that are off by chance are mistaken for changes of speed.
+    In the first fit, `fits`, rows of noisy ranks that are off by chance are mistaken for changes of
+    speed. `noise` is the standard deviation of each rank's noise, [W]. `is_wide` is a mask of the
+    ranks that were fitted with the wide prior, [W].
     """
     noise = np.where(noise < _NOISY, 0.0, noise)
     for share, mine in zip(SHARES, (is_wide, ~is_wide), strict=True):
@@ -304,11 +331,13 @@ def _fit(
     share: float = SHARES[0],
     noise: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return (a, c, b) of each rank, [W, 3], and the score of its forecasts, [W, 3].
+    """Fit each rank's newest `window` rows under a cost; return fits and scores.
 
-    The score's columns are the loss, the number of rows that were forecast, and a term to add to
-    the −log-likelihood of the rows. The term accounts for the prior, and for forecasts of which the
-    fit was unsure. For a rank without rows, a is 0.
+    The fits are a, c and b of each rank, [W, 3]; for a rank without rows, a is 0. The scores of the
+    ranks' forecasts are [W, 3]: the sum of clipped and weighted squared residuals, the number of
+    rows that were forecast, and a term to add to the −log-likelihood of the rows. The term accounts
+    for the prior, and for forecasts of which the fit was unsure. `share` is the prior's standard
+    deviation, one of `SHARES`. `noise` is a lower bound of each rank's noise, [W]; None: 0.
     """
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
@@ -393,16 +422,21 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
 
 @dataclass(frozen=True)
 class PerSamplePredictor:
-    """CHRONICA's runtime prophet as printed (Alg. 1): OLS of time T on load Λ, ETT = a·λ + b.
+    """CHRONICA's runtime prophet as printed (Alg. 1).
 
-    ETT is the expected time of a sample of size λ. The sum over a batch counts b once per sample.
-    `Models.c` therefore holds the paper's b. The fit uses the last `window` steps.
+    The paper fits the line T = a·Λ + b to the times T and loads Λ of a worker's steps by ordinary
+    least squares. The expected time of a sample of size λ is then a·λ + b, so the sum over a batch
+    counts b once per sample. `Models.c` therefore holds the paper's b. The fit uses the last
+    `window` steps.
     """
 
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Fit all ranks. If a rank's rows do not give a > 0, a is mean T ÷ mean Λ, and b is 0."""
+        """Fit all ranks. Models are known as soon as each rank has one usable row.
+
+        If a rank's rows do not give a > 0, a is its mean time ÷ its mean load, and b is 0.
+        """
         rows = feedback.by_step(world)
         valid = usable(rows.samples, rows.load, rows.compute_s)
         if not valid.any(axis=0).all():

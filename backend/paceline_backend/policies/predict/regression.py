@@ -14,35 +14,37 @@ import numpy as np
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import LEAST, Floats, Ints
 
-# A residual is the logarithm of a step's time ÷ its forecast.
-# If two successive residuals have the same sign and exceed this, the speed has changed.
+# A residual is the logarithm of a step's measured ÷ forecast time. If two successive residuals have
+# the same sign, and the absolute values of both exceed this, the rank's speed has changed.
 _CHANGED = math.log(1.15)
-# While the noise is large, the threshold is this multiple of the noise's standard deviation
-# instead.
+# If this multiple of the noise's standard deviation is larger than `_CHANGED`, it is the threshold
+# for a change of speed instead.
 _WILD = 3.0
-# Prior standard deviation of the noise, and the prior's weight, as a number of rows.
+# Prior standard deviation of the noise of a rank's times, and the weight of this prior: it counts
+# as much as this number of rows.
 _NOISE, _BELIEF = 0.05, 4.0
-# Prior standard deviations of c·n and b, relative to a step's time. The second value suits ranks
-# whose speeds drift while a plan balances them. Times of these ranks do not depend on their loads,
-# as if b were large.
+# Standard deviations of the two priors of c·n and b, relative to a step's time: a wide prior and a
+# narrow one. The narrow prior suits ranks whose speeds drift while a plan balances them. Times of
+# these ranks do not depend on their loads, as if b were large.
 SHARES = (0.25, 0.03)
 # Minimum ratio of a to c + b.
 _LEAST = 1e-3
-# Filters that follow a drifting speed: the weight of the newest residual in the level, and in
-# the level's slope. The first filter assumes a constant speed.
+# Filters that follow a drifting speed. Each is a pair: the weight of the newest residual in the
+# filter's level, and its weight in the level's slope. The first filter assumes a constant speed.
 _GAINS = np.array(
     [
         *((0.0, 0.0), (0.05, 0.0), (0.1, 0.0), (0.2, 0.0), (0.4, 0.0), (0.7, 0.0)),
         *((0.2, 0.015), (0.3, 0.05)),
     ]
 )
-# The prior odds of a constant speed against each of the other filters.
+# Prior odds of the filter for a constant speed against each of the other filters.
 _STAYS = 20.0
 # The factor by which the weight of a filter's errors decreases at each step.
 _FORGETS = 0.97
-# Prior standard deviation of the best filter's noise, and the prior's weight, as a number of rows.
+# Prior standard deviation of the best filter's errors, and the weight of this prior: it counts as
+# much as this number of rows.
 _LITTLE, _NOISE_ROWS = 0.01, 2.0
-# The −log-likelihood of a change of speed, and of an outlier.
+# Prior −log-likelihood of a change of speed, and also of an outlier.
 _RARE = 8.0
 # A difference of two terms that is below this fraction of the terms counts as a rounding error.
 _ROUND = 1e-10
@@ -53,7 +55,7 @@ EXACT = 0.003
 # Number of a rank's first rows whose residuals are ignored when costs are compared.
 _BLIND = 8
 
-# Positions in a fit's array: see `_fit_rows`.
+# Indices into the array of a fit, which `_fit_rows` describes.
 _ROWS, _BETA, _USUAL = 9, 10, 13
 
 
@@ -68,10 +70,12 @@ def fit_ranks(
     fits: Floats,
     losses: Floats,
 ) -> None:
-    """Fit each rank's rows, from [S, W] arrays, and write the results into `fits` and `losses`.
+    """Fit each rank's newest `window` rows; write the results into `fits` and `losses`.
 
-    The columns of these two arrays, [W, 3], are described at `linear._fit`. `share` is one of
-    `SHARES`. `noise` is a lower bound of each rank's standard deviation, [W].
+    `load`, `samples` and `compute_s` are the effective load, the number of samples and the time of
+    each rank in each step, [S, W]. `linear._fit` describes the columns of `fits` and `losses`, [W,
+    3] each. `share` is one of `SHARES`. `noise` is a lower bound of the standard deviation of each
+    rank's noise, [W].
     """
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
@@ -102,14 +106,17 @@ def fit_ranks(
 def _fit_rows(
     rows: Floats, share: float, noise: float, now: Floats, before: Floats, trial: Floats
 ) -> tuple[float, int, float]:
-    """Fit one rank's rows (u, v, time_s), [F, 3]; return the score of the forecasts of the rows.
+    """Fit the F rows of one rank, [F, 3]; return the score of the forecasts of the rows.
 
-    The score is the loss, the number of scored rows, and Σ ½ log(1 + `_unsure`) over these rows.
+    A row is (u, v, time_s): u is the step's effective load ÷ the rank's mean load, and v its number
+    of samples ÷ the mean number. The score is the loss (a sum of squared residuals), the number of
+    scored rows, and Σ ½ log(1 + `_unsure`) over these rows.
 
-    u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
-    before the last change of speed, and `trial` is a buffer for `_reshaped`. A fit is an array of
-    16 numbers: 9 of the normal equations, the rows' Σ (time / about_s)² at `_ROWS`, (a, c, b) at
-    `_BETA`, and the prior's (a, c, b) at `_USUAL`.
+    The fit is written to `now`. `before` holds the fit before the last change of speed, and `trial`
+    is a buffer for `_reshaped`. A fit is an array of 16 numbers: 9 of the normal equations, the
+    rows' Σ (time / about_s)² at `_ROWS` (see `_learn`), the coefficients (a, c, b) of u, v and 1 at
+    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `share` is one of `SHARES`, and `noise` a lower
+    bound of the noise's standard deviation.
 
     Several filters of the residuals (`_GAINS`) follow a drifting speed. The mean of their forecasts
     is weighted by the likelihood of their errors so far. Each row is added to the fit as if it had
@@ -169,9 +176,10 @@ def _fit_rows(
 def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
     """Update the filters with a residual; return their forecast of the next residual.
 
-    `filters` holds level, slope and sum of squared errors of each filter, and is changed in place.
-    `off` is the residual, from which no drift has been subtracted. Large errors are clipped by the
-    noise's `variance`. `seen` is the number of earlier residuals.
+    `filters` holds level, slope and sum of squared errors of each filter, [filters, 3], and is
+    changed in place. `off` is the residual, from which no drift has been subtracted. An error is
+    clipped to `_WILD` times the noise's standard deviation, √`variance`. `seen` is the number of
+    earlier residuals.
     """
     least = math.inf
     for k in range(len(filters)):
@@ -207,13 +215,18 @@ def _reshaped(
     before: Floats,
     trial: Floats,
 ) -> bool:
-    """Return True if other costs explain a surprising row better than a new speed does.
+    """Return True if other coefficients explain a surprising row better than a new speed does.
 
-    If the result is True, the better fit is in `trial`. Rows with a new load show how large b is,
-    and their residuals can be as large as those of rows at a new speed. Therefore the function
-    compares the likelihoods of all rows under two hypotheses. First: the rows before and after the
-    last change of speed had one speed after all. Second: the rows since that change and the two
-    surprising rows have one speed; the alternative is a change of speed or two outliers.
+    If the result is True, the fit with other coefficients is in `trial`. Rows with a new load show
+    how large b is, and their residuals can be as large as those of rows at a new speed. Therefore
+    the function compares the likelihoods of all rows under two hypotheses. First: the rows before
+    and after the last change of speed had one speed after all. Second: the rows since that change
+    and the two surprising rows have one speed; the alternative is a change of speed or two
+    outliers.
+
+    `at` is the index of the surprising row in `rows`, and `held` that of an earlier surprising row,
+    -1 if there is none. `changed` is true if the two rows look like a change of speed. `variance`
+    is that of the noise; for the other arguments see `_fit_rows`.
     """
     likely = _unlikely(now, variance, share)
     if before[_ROWS] > 0:
@@ -242,7 +255,10 @@ def _reshaped(
 
 @compiled
 def _unlikely(fit: Floats, variance: float, share: float) -> float:
-    """Return the sum of two −log-likelihoods: of a fit's rows, and of c and b under the prior."""
+    """Return the −log-likelihood of the rows of a fit, plus that of its c and b under the prior.
+
+    `variance` is that of the noise, and `share` the prior's relative standard deviation.
+    """
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
     rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
@@ -258,13 +274,15 @@ def _off(fit: Floats, row: Floats) -> float:
 
 @compiled
 def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
-    """Return a forecast's variance that is due to uncertain a, c and b, ÷ the noise's `variance`.
+    """Return how uncertain the forecast of a row is because a, c and b are uncertain.
 
+    The result is the variance of the forecast that is due to a, c and b, ÷ the noise's `variance`.
     An epoch's last step may have a thirtieth of the other steps' load. Its time is mostly c and b,
     which steps of equal load do not determine. So its time shows little about the cost of a batch.
 
-    For x, the row ÷ its forecast, the result is x'(A + ridge)⁻¹x. As in `_solve`, a is eliminated
-    first.
+    Let x be (u, v, 1) of the row ÷ its forecast time, and A the matrix of the normal equations.
+    The result is x'(A + ridge)⁻¹x, where `_ridge` returns the ridge. As in `_solve`, a is
+    eliminated first.
     """
     forecast = _forecast(fit, row)
     x, y, z = row[0] / forecast, row[1] / forecast, 1 / forecast
@@ -281,7 +299,11 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
 
 @compiled
 def _ridge(fit: Floats, variance: float, share: float) -> float:
-    """Return the term that the prior of c and b adds to the normal equations' diagonal."""
+    """Return the ridge: the term that the prior adds to the normal equations' diagonal.
+
+    It is added for c and b. `variance` is that of the noise, and `share` the prior's relative
+    standard deviation.
+    """
     ridge: float = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
     return ridge
 
@@ -294,11 +316,12 @@ def _forecast(fit: Floats, row: Floats) -> float:
 
 @compiled
 def _learn(fit: Floats, row: Floats, about_s: float) -> None:
-    """Add a row to the normal equations of Σ ((forecast − time) / about_s)².
+    """Add a row to the normal equations of a fit, which minimises Σ ((forecast − time) / about_s)².
 
-    The array holds aa, ac, ab, cc, cb, bb, then a, c, b of the right side, and Σ (time / about_s)².
-    `about_s` is the expected time, to which noise is proportional. If errors were divided by the
-    measured time instead, rows that were fast by chance would have the largest weight.
+    The first numbers of the array `fit` are the elements aa, ac, ab, cc, cb and bb of the symmetric
+    matrix, then a, c and b of the right side, and Σ (time / about_s)². `about_s` is the expected
+    time of the row, to which noise is proportional. If errors were divided by the measured time
+    instead, rows that were fast by chance would have the largest weight.
     """
     x, y, z, time = row[0] / about_s, row[1] / about_s, 1 / about_s, row[2] / about_s
     fit[0] += x * x
@@ -327,9 +350,10 @@ def _copy(source: Floats, target: Floats) -> None:
 
 @compiled
 def _solve(fit: Floats, variance: float, share: float) -> None:
-    """Solve the normal equations for a, c ≥ 0 and b ≥ 0.
+    """Solve the normal equations of a fit for a > 0, c ≥ 0 and b ≥ 0, and store the solution in it.
 
-    A ridge pulls c and b towards the prior's values at `_USUAL`.
+    A ridge penalty keeps c and b near the prior's values, which `fit` holds at `_USUAL`. `variance`
+    is that of the noise, and `share` the prior's relative standard deviation.
     """
     aa, ac, ab = fit[0], fit[1], fit[2]
     # The sums are too small for a float, so keep the previous fit.
@@ -360,9 +384,10 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
 def _edged(
     cc: float, cb: float, bb: float, less_c: float, less_b: float, hc: float, hb: float
 ) -> tuple[float, float]:
-    """Solve two normal equations, diagonal cc − `less_c` and bb − `less_b`, for (c, b) ≥ 0.
+    """Solve two normal equations for c ≥ 0 and b ≥ 0; return c and b.
 
-    The result is (0, 0) if the equations do not determine c and b.
+    The matrix has cc − `less_c` and bb − `less_b` on its diagonal, and cb beside it; the right side
+    is `hc` and `hb`. The result is (0, 0) if the equations do not determine c and b.
     """
     left_c, left_b = cc - less_c, bb - less_b
     det = left_c * left_b - cb * cb

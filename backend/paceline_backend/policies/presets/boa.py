@@ -27,23 +27,25 @@ from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-# Prior of the fraction of a step's time that does not depend on the batch.
+# Standard deviation, in the prior, of the fraction of a step's time that does not depend on the
+# number of samples.
 _USUAL = 0.3
-# With at most this many rows, the residuals of a fitted line do not show the noise.
+# With at most this many rows, the noise is not estimated from the residuals of the fitted line.
 _FEW = 3
 # Lower bound of the relative noise of a step's time.
 _NOISE = 0.01
-# Fraction of a step's time per size unit. It is not 0, because `Models.a` must be above 0.
+# Value of `Models.a` ÷ (c + b). Sizes are not used, but `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
 
 @dataclass(frozen=True)
 class BatchSizePredictor:
-    """BOA's performance model: T = c·n + b for n samples of any size, from the last `window` steps.
+    """BOA's performance model of a worker, fitted to its last `window` steps.
 
-    The fit is a least squares with c, b ≥ 0. If batch sizes hardly vary, c and b cannot be
-    separated. A prior then keeps b near 0, with which the forecast is sensible for any n. The
-    noisier the times, the larger the weight of the prior.
+    The time of n samples of any size is T = c·n + b seconds. The fit is a least squares with c, b ≥
+    0. If batch sizes hardly vary, c and b cannot be separated. A prior then keeps b near 0, with
+    which the forecast is sensible for any n. The noisier the times, the larger the weight of the
+    prior.
     """
 
     window: int = 64
@@ -64,7 +66,10 @@ class BatchSizePredictor:
 
 
 def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
-    """Fit T = c·n + b to F ≥ 1 rows; return (c, b), both ≥ 0 and one of them above 0."""
+    """Fit T = c·n + b to the numbers of samples n and the times T of F ≥ 1 steps, [F] each.
+
+    Return c and b; both are at least 0, and one of them is above 0.
+    """
     n, t = samples / samples.mean(), compute_s / compute_s.mean()
     rows = np.stack([n, np.ones_like(n)], axis=1)
     noise = non_negative(rows, t)[1] / (len(t) - 2) ** 0.5 if len(t) > _FEW else np.std(t - n)
@@ -75,10 +80,12 @@ def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class MinMaxAllocator:
-    """BOA's program: minimise max_j (c_j·n_j + b_j), Σ n_j = global batch, 1 ≤ n_j ≤ limit_j.
+    """BOA's integer program, which chooses each worker's number of samples n_j.
 
-    Until the feedback gives models, the models of the profiling phase are used. Without a profiling
-    phase, counts are equal.
+    It minimises the slowest worker's time max_j (c_j·n_j + b_j), subject to Σ n_j = global batch
+    and 1 ≤ n_j ≤ limit_j. c_j and b_j are the model of worker j (`BatchSizePredictor`), and limit_j
+    its memory limit. Until the feedback gives models, the models of the profiling phase are used.
+    Without a profiling phase, counts are equal.
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
@@ -98,7 +105,10 @@ def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
 
 
 def solve(models: Models, problem: Problem) -> Ints:
-    """Solve the program, [W]. Each worker gets one sample or more, so that its time stays known."""
+    """Solve BOA's program; return each worker's number of samples, [W].
+
+    Each worker gets one sample or more, so that its time stays known.
+    """
     low, high = counts.bounds(problem, least=1)
 
     def times(samples: Ints) -> Floats:

@@ -21,10 +21,11 @@ from paceline_backend.policies.solve.order import remaining_in_order
 
 
 class EqualCounts:
-    """Global batches in ``DistributedSampler``'s order; rank r gets samples r, r + W, … of each.
+    """A scheduler of equal counts, with global batches in ``DistributedSampler``'s order.
 
-    A rank at its memory limit gets no more samples, and the other ranks continue in turn. After a
-    switch within an epoch, the remaining samples keep the epoch's order. Models are not used.
+    Of each global batch, rank r of W ranks gets samples r, r + W, r + 2W, …. A rank at its memory
+    limit gets no more samples, and the other ranks continue in turn. After a switch within an
+    epoch, the remaining samples keep the epoch's order. Models are not used.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:

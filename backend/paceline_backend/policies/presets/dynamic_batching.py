@@ -41,11 +41,13 @@ class _BoundMemory(counts.Counted):
     next: int
     # Number of steps whose times are in `mean_s`; all of them are later than the last change.
     steps: int
-    # μ: moving average of the time for `counts` samples, in seconds; 0: unknown.
+    # μ: moving average of the time in seconds that each worker takes for its `counts` samples; 0:
+    # unknown.
     mean_s: list[float]  # [W]
-    # Counts before the last change; empty: the change has already been checked for upper bounds.
+    # Counts before the last change. Empty if there was no change, or if its effect has already been
+    # used to learn upper bounds.
     before: list[int]  # [W]
-    # Samples per second before the last change; 0: unknown.
+    # Each worker's samples per second before the last change of counts; 0: unknown.
     rate: list[float]  # [W]
     # Learned upper bounds of the counts.
     most: list[int]  # [W]
@@ -57,13 +59,14 @@ class _BoundMemory(counts.Counted):
 
 @dataclass(frozen=True)
 class DynamicAllocator:
-    """Counts b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5), rescaled to the global batch, then rounded.
+    """An allocator that sets the count of worker k to b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5).
 
-    μ_k is the moving average of worker k's iteration times since the counts last changed, in which
-    the newest time has the weight `smoothing`. Times of steps with other counts (an epoch's last
-    step, steps planned by the leader) are scaled in proportion. If worker k gets more samples and
-    then takes longer per sample, by more than `dead_band`, its former count becomes its upper bound
-    for `forget_steps` steps; 0: forever.
+    The counts are then rescaled to the global batch and rounded. μ_k is the moving average of
+    worker k's iteration times since the counts last changed, in which the newest time has the
+    weight `smoothing`. Times of steps with other counts (an epoch's last step, steps planned by the
+    leader) are scaled in proportion. If worker k gets more samples and then takes longer per
+    sample, by more than the fraction `dead_band`, its former count becomes its upper bound for
+    `forget_steps` steps; 0: forever.
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
     a moving average of few steps mostly shows which samples a rank got. By default, μ_k is
@@ -127,9 +130,9 @@ class DynamicAllocator:
         return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
 
     def _judge(self, memory: _BoundMemory, problem: Problem, slowed: Floats) -> _BoundMemory:
-        """Return the state with the upper bounds that the effect of the last change shows.
+        """Return the state with new upper bounds for workers that the last change made slower.
 
-        `slowed` is the time of a sample after the change ÷ before it, [W]; NaN: unknown.
+        `slowed` is each worker's time per sample after the change ÷ before it, [W]; NaN: unknown.
         """
         most, learned = np.array(memory.most), np.array(memory.learned)
         if self.forget_steps:
@@ -178,10 +181,12 @@ class DynamicAllocator:
 
 
 def proportional(current: Ints, mean_s: Floats) -> Floats:
-    """Return b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
+    """Return the count that the paper's controller wants for each worker k, [W].
 
-    These are Eqs. 4–5, with `current` as b and `mean_s` as μ, [W]. Where μ is 0, it is unknown and
-    b does not change. The sum of the counts changes: (1, 1) with times (1, 3) becomes (2, ⅔).
+    This is b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k (Eqs. 4–5), which equals b_k · mean(μ) /
+    μ_k. b is the present counts, `current`, and μ the workers' times, `mean_s`, [W] each. A μ_k of
+    0 is unknown, and b_k then does not change. The sum of the counts changes: (1, 1) with times (1,
+    3) becomes (2, ⅔).
     """
     wanted, known = current.astype(np.float64), mean_s > 0
     if known.any():
@@ -194,17 +199,21 @@ def _shortens(expected: Expected, current: Ints, chosen: Ints) -> bool:
 
 
 def _slowed(memory: _BoundMemory) -> Floats:
-    """Return the time per sample since the last change of counts ÷ before it, [W]; NaN: unknown."""
+    """Return each worker's time per sample since the last change of counts ÷ before it, [W].
+
+    The ratio is NaN where it is unknown.
+    """
     rate, before = _rate(memory), np.array(memory.rate or [0.0] * len(memory.counts))
     known = (rate > 0) & (before > 0)
     return np.where(known, before / np.where(known, rate, 1.0), np.nan)
 
 
 def _slower_than_expected(memory: _BoundMemory, models: Models, feedback: Feedback) -> Floats:
-    """Return (measured ÷ expected time) since the last change ÷ the same before it, [W].
+    """Return by which factor each worker became slower than expected at the last change, [W].
 
-    The expected time already includes the effect of other samples and of more padding, so only an
-    unexpected slowdown changes the ratio.
+    The factor is the median of measured ÷ expected times since the change, ÷ the same median before
+    it; NaN: unknown. The expected time already includes the effect of other samples and of more
+    padding, so only an unexpected slowdown gives a factor above 1.
     """
     rows = feedback.by_step(models.world)
     expected_s = models.ett(rows.features)

@@ -31,24 +31,30 @@ from paceline_backend.policies.predict.gru import PAST, GruPredictor
 from paceline_backend.policies.presets.bsp import EqualCounts
 from paceline_backend.policies.solve import counts
 
-# Maximum number of search nodes of branch and bound, which take about 30 ms.
+# Maximum number of search nodes that branch and bound visits; this takes about 30 ms.
 _NODES = 20_000
-# Maximum number of workers for branch and bound; with more, `_NODES` nodes would not help.
+# Branch and bound is used for at most this many workers; for more, `_NODES` nodes are too few.
 _WORKERS = 64
-# Approximate maximum number of common times that `try_levels` tries to give all workers.
+# `try_levels` tries about this many levels at most: times that all workers should take.
 _LEVELS = 256
-# Minimum fall of the times' standard deviation for a change, as a fraction of the mean time.
+# Threads change only if the standard deviation of the workers' times falls by more than this
+# fraction of their mean.
 _WORTH = 0.05
 
 
 def shortened(threads: Ints, serial: float) -> Floats:
-    """Return the time of a step with k threads ÷ with one (Amdahl): serial + (1 - serial)/k."""
+    """Return the time of a step with k threads ÷ its time with one thread, for each k in `threads`.
+
+    By Amdahl's law, the ratio is serial + (1 - serial) / k; `serial` is the fraction of the time
+    that threads do not shorten.
+    """
     return np.asarray(serial + (1 - serial) / threads)
 
 
 def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
-    """Return threads 1 … `most` of each worker that minimise the variance of their times, [W].
+    """Return each worker's number of threads such that the variance of their times is least, [W].
 
+    A worker has 1 to `most` threads.
     The search is branch and bound, depth first. Its bound is the sum of squared deviations of the
     decided workers from their mean, which can only grow with more workers. The search begins with
     the best choice in which each worker's time is nearest to a common level. With more than 64
@@ -138,9 +144,10 @@ class _Ep4ddlMemory(counts.Counted):
     threads: list[int]  # [W]
     # First step with these threads.
     since: int
-    # Fraction of the time that more threads do not shorten.
+    # Fraction of a step's time that more threads do not shorten.
     serial: float
-    # Times with one thread when `threads` were chosen, [W] s; empty: unknown.
+    # Time in seconds that each worker would have taken with one thread when `threads` were chosen,
+    # [W]; empty: unknown.
     single_s: list[float] = msgspec.field(name="one")
 
 
@@ -212,9 +219,10 @@ class ThreadAllocator:
 
 
 def serial_share(ratio: Floats, threads: Ints) -> float:
-    """Return the fraction of the time that threads do not shorten.
+    """Return the fraction of a step's time that more threads do not shorten.
 
-    `ratio` is each worker's measured time with its threads ÷ its time with one thread, [W].
+    `ratio` is each worker's measured time with its `threads` ÷ its time with one thread, [W]. Some
+    worker must have several threads.
     """
     many = threads > 1
     share = (ratio[many] - 1 / threads[many]) / (1 - 1 / threads[many])

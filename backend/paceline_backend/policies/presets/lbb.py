@@ -28,7 +28,7 @@ from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 from paceline_backend.policies.values import StepTable
 
-# Usual number of steps between two decisions on the counts.
+# Usual number of steps from whose times the allocator decides whether to change the counts.
 _SEEN = 2
 # Number of steps of the previous policy from which the first counts are computed.
 _BEGIN = 8
@@ -37,17 +37,20 @@ _BEGIN = 8
 class _LbbMemory(counts.Counted):
     # First step whose feedback is not used yet.
     next: int
-    # The slope of the last rough model in s per sample; 0: unknown.
+    # Slope of each worker's last rough model (`Line`), in seconds per sample; 0: unknown.
     slope: list[float]  # [W]
-    # Step since which each worker has had no samples; without meaning if it has samples.
+    # Step since which each worker has had no samples; ignored for workers that have samples.
     idle: list[int]  # [W]
-    # The first step in which rapid tuning is allowed again.
+    # The first step in which rapid tuning, which recomputes all counts, is allowed again.
     calm_until: int
 
 
 @dataclass(frozen=True)
 class Line:
-    """Rough models of the workers, T(b) = slope · b + fixed (Eq. 1); arrays are [W]."""
+    """Rough models of the workers (Eq. 1): the time of b samples is T(b) = slope · b + fixed.
+
+    Arrays are [W].
+    """
 
     slope: Floats  # s per sample
     # a0 of the paper.
@@ -60,7 +63,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Cubic:
-    """Models of the workers, fitted in the profiling phase (Eq. 1): a0 … a3 ≥ 0."""
+    """Models of the workers from the profiling phase (Eq. 1): T(b) = a0 + a1·b + a2·b² + a3·b³.
+
+    T(b) is the time of b samples in seconds. `terms` has a0 … a3 of each worker, all ≥ 0.
+    """
 
     terms: Floats  # [W, 4]
 
@@ -71,16 +77,17 @@ class Cubic:
 
 
 def powers(samples: Any) -> Floats:
-    """Return 1, b, b², b³ of each count, [..., 4]."""
+    """Return 1, b, b² and b³ of each number of samples b, [..., 4]."""
     return np.asarray(samples, np.float64)[..., None] ** np.arange(4)
 
 
 def fit_profile(points: list[tuple[int, float]]) -> Floats:
-    """Fit a0 … a3 ≥ 0 to a worker's profile (Alg. 1) by least squares of relative errors, [4].
+    """Fit the coefficients a0 … a3 of `Cubic`, [4], to a worker's profile (Alg. 1).
 
-    The profile has at least one point (samples, s). With coefficients ≥ 0 the time never falls as
-    the batch grows. Without this condition, the cubic may decrease beyond the profiled sizes, so
-    that a larger batch would be expected to take less time.
+    The fit minimises the squares of relative errors. The profile, `points`, has at least one pair
+    (samples, seconds). With coefficients ≥ 0 the time never falls as the batch grows. Without this
+    condition, the cubic may decrease beyond the profiled sizes, so that a larger batch would be
+    expected to take less time.
     """
     # Imported here: the import takes long, and few runs need it.
     from sklearn.linear_model import LinearRegression
@@ -189,7 +196,11 @@ class LbbAllocator:
 
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _LbbMemory:
-    """Return the first state, with counts in the proportions of the previous policy, if any."""
+    """Return the allocator's first state.
+
+    Its counts have the proportions of the newest steps, which the previous policy planned. Without
+    such steps, they solve Eq. 3 for the profiles `cubic`, or are equal if there are no profiles.
+    """
     low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0
@@ -220,10 +231,11 @@ def _changed(memory: _LbbMemory, problem: Problem, chosen: Ints) -> _LbbMemory:
 
 
 def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
-    """Return T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i (Alg. 2, line 3).
+    """Return rough models T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i of the workers (Alg. 2, line 3).
 
-    CB and CT are each worker's mean number of samples and mean time in `rows`. `fixed` is a0 of the
-    profiling phase or of the predictor, s, [W]; an a0 above CT counts as 0. Workers without samples
+    T_i(b) is the time of worker i for b samples. CB_i and CT_i are its mean number of samples and
+    its mean time in `rows`. `fixed` is a0, the time in seconds that does not depend on b, from the
+    profiling phase or the predictor, [W]; an a0_i above CT_i counts as 0. Workers without samples
     have the slope `before` of an earlier model, [W], or the mean slope if `before` is 0.
     """
     samples, compute_s, steps = rows.sums()
@@ -236,10 +248,11 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
 
 
 def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) -> Line:
-    """Return models as `rough_models` does, but CT_i is the expected time of CB_i typical samples.
+    """Return rough models as `rough_models` does, but from expected times of typical samples.
 
-    CB are the counts in force, `current`, [W]; a worker without samples counts with an equal share.
-    `sizes` are the λ of the data set, [N]. `fixed` is as for `rough_models`.
+    CB_i is the present count of worker i, `current`, [W], or an equal share if it has no samples.
+    CT_i is the time that `models` forecast for CB_i typical samples. `sizes` has the size λ of each
+    sample of the data set, [N]. `fixed` is as for `rough_models`.
     """
     samples = np.where(current > 0, current, max(1, int(current.sum()) // len(current)))
     time_s = counts.typical_s(models, samples, sizes)

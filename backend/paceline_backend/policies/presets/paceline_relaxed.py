@@ -29,9 +29,9 @@ from paceline_backend.policies.registry import make as policy_of
 _BLOCKS = 8
 # The 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom.
 _T = 2.365
-# Minimum number of steps for a choice.
+# Minimum number of measured steps from which the chooser compares the two synchronisers.
 _FEWEST = 2 * _BLOCKS
-# Number of consecutive choices against the relaxed synchroniser after which the all-reduce is used.
+# The all-reduce is used again after this many consecutive choices against the relaxed synchroniser.
 _AGREE = 2
 # If too few steps of a try of the relaxed synchroniser are usable, the try ends after this many
 # segments, and counts as this long, in seconds.
@@ -69,7 +69,7 @@ class _ChoiceSteps(NamedTuple):
         return float(rows.max(axis=1).mean())
 
     def computing_s(self, *, shared: bool) -> float:
-        """Return the ranks' compute time for the work of a step, without waiting.
+        """Return the time in which the ranks compute the work of one step if no rank waits.
 
         If ranks share the work, their rates add up. Otherwise the result is the time of the slowest
         rank.
@@ -85,17 +85,18 @@ class _ChoiceSteps(NamedTuple):
 class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     # True while the relaxed synchroniser is in force.
     relaxed: bool = False
-    # Segments since the last change.
+    # Number of segments since the last change of the synchroniser.
     segments: int = 0
     # First step whose times are measured under the synchroniser in force.
     since: int = 0
-    # Consecutive choices against the synchroniser in force.
+    # Number of consecutive choices against the synchroniser in force.
     against: int = 0
-    # Exchange time of a step under the all-reduce.
+    # Time in seconds of a step's exchange of gradients, last measured under the all-reduce.
     exchange_s: float = 0.0
-    # Other time of a step under the all-reduce: data loading, and the script itself.
+    # Time in seconds of a step that is neither computing nor exchange, last measured under the
+    # all-reduce: data loading, and the script itself.
     rest_s: float = 0.0
-    # Steps before this one are counted in `tried_s` and `wait_s`.
+    # The times of the steps before this one are already included in `tried_s` and `wait_s`.
     seen: int = 0
     # Time in seconds for which the relaxed synchroniser has been in force.
     tried_s: float = 0.0
@@ -222,7 +223,7 @@ class Measured:
         now.against, now.tried_s = 0, 0.0
 
     def _gain(self, steps: _ChoiceSteps, now: _ChoiceMemory) -> float:
-        """Return the ratio of work per second, relaxed synchroniser ÷ all-reduce."""
+        """Return the work per second under the relaxed synchroniser ÷ under the all-reduce."""
         computing_s = steps.computing_s(shared=self.uneven)
         if not now.relaxed:
             return steps.taken_s / (computing_s + now.rest_s)

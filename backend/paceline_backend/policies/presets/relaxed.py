@@ -272,7 +272,7 @@ n_soft = _preset(
     NSoftParameters,
 )
 
-# One-shot averaging.
+# The name is short for "one-shot averaging".
 osa = _preset(
     "osa",
     "Ranks train independently; replicas are averaged at the end of each epoch.",
@@ -297,9 +297,9 @@ class RnaParameters(RelaxedParameters, frozen=True):
     staleness: Staleness = 4
 
 
-# Randomised probing (Sec. 3.2), weighted accumulation of late gradients (Sec. 3.3) and bounded
-# staleness. Learning rates are scaled linearly by the share of the work that the contributing ranks
-# did.
+# The paper's parts are randomised probing (Sec. 3.2), weighted accumulation of late gradients (Sec.
+# 3.3) and bounded staleness. In each round, learning rates are multiplied by the share of the work
+# that the contributing ranks did.
 rna = _preset(
     "rna",
     "Partial all-reduce, started by the first ready rank of a few probed ones; no rank waits for "

@@ -127,8 +127,9 @@ def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
     above the mean become one group, and the other ranks become another group. Both groups are
     divided in the same way.
 
-    `times` are the mean times of each rank's step, s, [W], > 0. `spread` is the maximum difference
-    of times within a group, relative to the mean; in RNA, it is 1.
+    `times` has the mean time of each rank's step in seconds, [W]; all are above 0. `spread` is the
+    maximum difference of times within a group, as a multiple of the group's mean time; in RNA, it
+    is 1.
     """
     return sorted(sorted(ranks.tolist()) for ranks in _split(times, np.arange(len(times)), spread))
 
@@ -151,10 +152,11 @@ def _split(times: Floats, ranks: Ints, spread: float) -> list[Ints]:
 
 
 def step_times(compute_s: Floats, samples: Ints) -> Floats:
-    """Return the mean time of each rank's step, s, [W], from arrays [S, W].
+    """Return the mean time of each rank's step in seconds, [W].
 
-    Steps without samples, or without a time, do not count. A rank that has only such steps gets the
-    overall mean.
+    `compute_s` and `samples` are the time and the number of samples of each rank in each step, [S,
+    W]. Steps without samples, or without a time, do not count. A rank that has only such steps gets
+    the mean over all ranks.
     """
     worked = (samples > 0) & (compute_s > LEAST)
     total = np.where(worked, compute_s, 0.0).sum(axis=0)

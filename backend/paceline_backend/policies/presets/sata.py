@@ -23,7 +23,8 @@ from paceline_backend.policies.base import (
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.values import StepTable
 
-# Usual number of steps in an epoch. Shares are computed from the times of one epoch.
+# Number of steps that an epoch is assumed to have, because shares are computed from the times of
+# one epoch.
 _EPOCH = 64
 
 
@@ -42,16 +43,16 @@ class _Memory(counts.Counted):
 
 @dataclass(frozen=True)
 class SataAllocator:
-    """Shares w_i ← (w_i / t_i) / Σ_k (w_k / t_k) at each epoch's start (Eq. 8).
+    """An allocator that sets worker i's share to w_i ← (w_i / t_i) / Σ_k (w_k / t_k) (Eq. 8).
 
-    w_i is worker i's share, and t_i its time in the last epoch. In place of w_i, the allocator uses
-    the number of samples that the worker trained in t_i. The results are equal up to rounding. The
-    numbers of samples are also right if the leader or another policy planned the steps. A worker
-    without feedback keeps its share. Each worker gets at least one sample, so that its time stays
-    known.
+    It does so at each epoch's start; t_i is worker i's time in the last epoch. On the right side,
+    the allocator uses the number of samples that the worker trained in t_i in place of w_i. The
+    results are equal up to rounding. The numbers of samples are also right if the leader or another
+    policy planned the steps. A worker without feedback keeps its share. Each worker gets at least
+    one sample, so that its time stays known.
 
-    If the relative changes of all w are below `tolerance`, they are not made. Shares are computed
-    every `every_steps` steps; 0: once per epoch, as in the paper.
+    If no share would change by more than the fraction `tolerance`, all shares stay as they are.
+    Shares are computed every `every_steps` steps; 0: once per epoch, as in the paper.
     """
 
     tolerance: float = 0.01
@@ -98,11 +99,12 @@ class SataAllocator:
 
 
 def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
-    """Return shares in proportion to samples trained per second (Eq. 8), [W].
+    """Return each worker's share in proportion to the samples it trained per second (Eq. 8), [W].
 
-    Worked example: w = (½, ½), t = (2, 6) → (¾, ¼). `samples` are proportional to w if all steps
-    followed the plan. `compute_s` is t, the seconds in which the samples' gradients were computed.
-    Workers without a time keep their weight.
+    `weights` are the present shares w. `compute_s` is t, the seconds in which the workers computed
+    the gradients of their `samples`, [W] each. For example, w = (½, ½) and t = (2, 6) give (¾, ¼).
+    If all steps followed the plan, `samples` is proportional to w. Workers without a time keep
+    their share.
     """
     known = (samples > 0) & (compute_s > 0)
     if not known.any():

@@ -31,7 +31,7 @@ CAPACITY = (
 
 
 def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
-    """Return the count of each worker k, b_k = B · X_k / ΣX, within the limits, [W].
+    """Return the number of samples b_k = B · X_k / ΣX of each worker k, within its limits, [W].
 
     B is the global batch. `capacity` is X, in any unit, [W]. If it is empty, or the run was
     restarted with another number of ranks, X are the nominal speeds of the ranks' devices; if these

@@ -10,7 +10,7 @@
     order        `epoch_order`: the order that PyTorch's DistributedSampler draws
     filling      a global batch that is filled from the samples that workers hold (CHRONICA)
     nodes        samples that stay on nodes, and the nodes' storage
-    workers      `Workers`: models as compiled code takes them, and bounds
+    workers      `Workers`: models in the form that compiled code needs; bounds of a step's time
 
 Schedulers and allocators of the presets call these functions:
 

@@ -1,10 +1,12 @@
 """Division of one global batch among the workers so that its slowest worker ends early.
 
-The time of worker j with n samples of sizes λ is T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 without
-samples. (Padded batches are in `padded`.) First each sample goes to the worker with the largest
-gap. Then the slowest worker exchanges samples with the other workers until no exchange helps:
-`pairs` for many ranks, then `descend`. For few samples, branch and bound (`_search`) continues.
-`constraints` calls `pairs` and `descend` for batches whose counts are fixed.
+The time of worker j with n samples of sizes λ is T_j = a_j·Σf(λ) + c_j·n + b_j seconds, and 0
+without samples; f(λ) is the cost of a sample, and a, c and b are the worker's model (`Models`).
+Module `padded` divides padded batches. First each sample goes to the worker with the largest gap
+between its time so far and the time that all workers would need at best. Then the slowest worker
+exchanges samples with the other workers until no exchange helps: `pairs` for many ranks, then
+`descend`. For few samples, branch and bound (`_search`) continues. `constraints` calls `pairs` and
+`descend` for batches whose counts are fixed.
 """
 
 from __future__ import annotations
@@ -18,20 +20,22 @@ from paceline_backend.policies.solve.padded import partition_padded
 from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
 from paceline_backend.policies.values import Floats, Ints, Models
 
-# Relative distances to the lower bound at which the search ends, with more than `FEW_RANKS` ranks
-# and with at most `FEW_RANKS` ranks.
+# The search ends when the slowest rank's time exceeds its lower bound by less than this fraction:
+# `_CLOSE` with more than `FEW_RANKS` ranks, otherwise `_CLOSER`.
 _CLOSE = 1e-3
 _CLOSER = 1e-5
-# Number of bisections in the search for the best cut of the samples into slices.
+# `_cut` divides the samples, in their given sequence, into one slice per rank. This is the number
+# of bisections of the slices' maximum time.
 _HALVINGS = 6
-# Maximum number of ranks with which every exchange with the slowest rank is tried.
+# With at most this many ranks, every exchange with the slowest rank is tried.
 FEW_RANKS = 64
 # Maximum number of samples for branch and bound.
 _FEW_SAMPLES = 20
-# Number of exchanges that are tried for one batch (2 ms); with many ranks, it is smaller.
+# Number of exchanges that are tried for one batch, which takes 2 ms. It is divided by
+# 1 + ranks // `FEW_RANKS`.
 _EFFORT = 1_000_000
 
-# Maximum number of search nodes of branch and bound (2 ms).
+# Maximum number of search nodes of branch and bound, which take 2 ms.
 _NODES = 30_000
 
 
@@ -48,11 +52,12 @@ def partition(
     To level loads in proportion to `counts`, pass models with ``a = 1 / counts``.
 
     Args:
-        sizes: λ of the samples, [n].
-        models: models of the workers; `models.cost` defines the cost of a batch from its sizes.
-        counts: the number of samples of each worker, [W]; their sum is n. None: any numbers.
+        sizes: size λ of each of the n samples of the batch, [n].
+        models: models of the W workers; `models.cost` defines the cost of a batch from its sizes.
+        counts: the number of samples that each worker must get, [W]; their sum is n. None: the
+            function chooses the numbers.
         limits: maximum number of samples that fit into each worker's memory, [W]; ignored if the
-            batch does not fit.
+            workers together have no room for the batch.
         laid_out: true if the samples are already arranged for ranks 0, 1, …; the search then begins
             with the best cut of this sequence.
 
@@ -81,9 +86,12 @@ def partition(
 
 
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
-    """Return the ranks after exchanges that improve `start`, [n]; None: start by largest gap.
+    """Improve an assignment of samples to ranks by exchanges; return each sample's rank, [n].
 
-    If `start` is None, or there are few samples, `sizes` must be descending.
+    `sizes` has the cost f(λ) of each sample, [n]. `goal` is the time at which all ranks would end
+    if samples were divisible: see `level`. `start` is the assignment at the start, [n]; None: the
+    one that `_largest_gap` makes. If `start` is None, or there are at most `_FEW_SAMPLES` samples,
+    `sizes` must be descending.
     """
     world = len(workers.a)
     few = world <= FEW_RANKS
@@ -104,10 +112,11 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
 
 @compiled
 def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
-    """Return the best cut of the samples into a slice for each rank; False if no cut fits.
+    """Cut the sequence of samples into one slice per rank, so that the slowest rank ends early.
 
-    The time of every cut is at least `low`. Samples arranged by `compose` have cuts near `low`, so
-    the search begins there.
+    Return each sample's rank, [n], and True; or False if no cut keeps the ranks' limits. `sizes`
+    has the cost f(λ) of each sample, [n]. No cut takes less time than `low`. Samples arranged by
+    `compose` have cuts whose time is near `low`, so the search begins there.
     """
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
@@ -137,7 +146,10 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
 
 @compiled
 def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
-    """Return positions sorted by rank, ascending within a rank, [n], and each rank's count, [W]."""
+    """Return the samples' positions sorted by rank, [n], and each rank's number of samples, [W].
+
+    `ranks` is the rank of each of the n samples. A rank's positions are in ascending order.
+    """
     counts = np.zeros(world, np.int64)
     for i in range(len(ranks)):
         counts[ranks[i]] += 1
@@ -154,9 +166,11 @@ def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 
 def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
-    """Give each sample, largest first, to the rank with the most room below `goal`.
+    """Give each sample, largest first, to the rank whose load can still grow most.
 
-    If each rank's count is given, a rank keeps room for average samples in its other places.
+    A rank's load can grow until the rank takes the time `goal`. Return each sample's rank, [n].
+    `sizes` has the cost f(λ) of each sample, descending, [n]. If `workers.most` fixes each rank's
+    number of samples, a rank keeps room for samples of mean size in its other places.
     """
     a, c, b, most = workers
     mean = float(sizes.mean())
@@ -200,11 +214,12 @@ def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: I
 
 
 class DescentState(NamedTuple):
-    """A partition that is being improved; each rank's samples are a linked list that ends with -1.
+    """An assignment of n samples to W ranks that is being improved.
 
-    `sizes` are f(λ) of the samples and `w` the models, which do not change. `first` is the first
-    sample of each rank, `following` the next sample of the same rank, and `number` the number of
-    samples of each rank.
+    `sizes` has the cost f(λ) of each sample, and `w` the ranks' models; both stay constant. `ranks`
+    has the rank of each sample. The samples of a rank are a linked list: `first` has the first
+    sample of each rank, and `following` the next sample of the same rank after each sample; -1 ends
+    the list. `time_s` is each rank's time, and `number` its number of samples.
     """
 
     sizes: Floats  # [n]
@@ -217,7 +232,7 @@ class DescentState(NamedTuple):
 
     @staticmethod
     def of(sizes: Floats, ranks: Ints, workers: Workers) -> DescentState:
-        """Make the state of a partition. Later changes of the state also change `ranks`."""
+        """Make the state from the rank of each sample, [n]. Exchanges will change `ranks`, too."""
         world = len(workers.a)
         count = np.bincount(ranks, minlength=world)
         load = np.bincount(ranks, sizes, minlength=world)
@@ -229,7 +244,11 @@ class DescentState(NamedTuple):
 
 @compiled
 def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
-    """Return each rank's samples as a linked list: first samples, and next ones; -1 at the end."""
+    """Return each rank's samples as a linked list, from the rank of each sample, [n].
+
+    The first result has the first sample of each rank, [W]; the second has the next sample of the
+    same rank after each sample, [n]. -1 ends a list.
+    """
     first = np.full(world, -1)
     following = np.full(len(ranks), -1)
     for i in range(len(ranks) - 1, -1, -1):
@@ -240,7 +259,10 @@ def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 @compiled
 def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
-    """Move a sample from one rank's linked list to another rank's list; see `linked`."""
+    """Move a sample from the list of rank `giver` to the list of rank `taker`.
+
+    `first` and `following` are the lists that `linked` returns; they are changed in place.
+    """
     if first[giver] == sample:
         first[giver] = following[sample]
     else:
@@ -254,10 +276,10 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 
 @compiled
 def _exchange(p: int, q: int, state: DescentState, best: float) -> tuple[float, int, int]:
-    """Find the best exchange between ranks p and q after which both take less than `best`.
+    """Find the best exchange between ranks p and q after which both take less than `best` seconds.
 
-    Return the time of the slower rank, the sample of p (-1: no exchange helps), and the sample of q
-    (-1: q gives no sample).
+    Return the time of the slower of the two ranks after the exchange, the sample that p gives (-1:
+    no exchange helps), and the sample that q gives in return (-1: none).
     """
     sizes, w = state.sizes, state.w
     give, get = -1, -1
@@ -305,9 +327,10 @@ def _apply(p: int, q: int, give: int, get: int, state: DescentState) -> None:
 
 
 def pairs(state: DescentState, enough: float) -> None:
-    """Exchange samples of the slowest and the fastest rank, the next slowest and next fastest, ….
+    """Pair the slowest rank with the fastest, the next slowest with the next fastest, and so on.
 
-    Repeat this as long as the slowest rank clearly gains.
+    The ranks of each pair exchange samples. This is repeated until the slowest rank takes at most
+    `enough` seconds, or its distance from `enough` shrinks by less than 10 %.
     """
     slowest = np.inf
     while True:
@@ -332,9 +355,11 @@ def _paired(order: Ints, state: DescentState, enough: float) -> None:
 
 @compiled
 def descend(state: DescentState, enough: float, effort: int) -> None:
-    """Repeat the slowest rank's best exchange, or the first that suffices, as long as it helps.
+    """Repeatedly make the best exchange of the slowest rank with another rank.
 
-    About `effort` exchanges are tried.
+    The function ends when the slowest rank takes at most `enough` seconds, when no exchange helps,
+    or after about `effort` exchanges were tried. An exchange after which both ranks take at most
+    `enough` is made at once, without a search for a better one.
     """
     sizes, w = state.sizes, state.w
     world = len(w.a)
@@ -362,10 +387,12 @@ def descend(state: DescentState, enough: float, effort: int) -> None:
 
 @compiled
 def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
-    """Search depth first, largest sample first, at most `_NODES` nodes; improve `ranks` in place.
+    """Improve `ranks`, the rank of each sample, [n], by a depth-first branch and bound, in place.
 
-    `sizes` are descending, [n]; `rest` is the load of each sample and all after it, [n + 1]. `best`
-    is the time of `ranks`, and the search ends at the lower bound `goal`.
+    The search assigns the largest sample first, and visits at most `_NODES` nodes. `sizes` has the
+    cost f(λ) of each sample, descending, [n]. `rest` has the sum of `sizes` from each sample to the
+    last one, [n + 1]. `best` is the slowest rank's time under `ranks`. The search ends when this
+    time reaches its lower bound `goal`.
     """
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)

@@ -29,35 +29,40 @@ from paceline_backend.policies.values import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 
-# Ordinary samples are sorted by the logarithm of their size plus uniform noise of at most this.
+# Before ordinary samples are sorted by size, uniform noise between - `_JITTER` and `_JITTER` is
+# added to the logarithm of their size, so that epochs differ.
 _JITTER = 0.3
-# The bins of the largest samples are filled up with this fraction of the samples, the smallest.
+# Bins with a very large sample are expected to be filled up with the smallest samples: this
+# fraction of all samples.
 _FILLERS = 0.2
-# A step with a large sample is long enough for all workers whose time with the sample is at most
-# this multiple of the fastest worker's time.
+# A step with a very large sample takes as long as the slowest of the workers that are alike: those
+# whose time with the sample is at most this multiple of the fastest worker's time.
 _ALIKE = 1.02
 
-# Bins closer to their target than this fraction of a step's time are not changed.
+# `close` leaves a bin unchanged if its time differs from its target by at most this fraction of a
+# step's time.
 _CLOSE = 2e-4
 # Maximum number of passes over the bins in `close`.
 _ROUNDS = 64
 # Number of consecutive passes without a change after which the exchanges end.
 _IN_VAIN = 4
-# Number of pairs of samples that are tried before the exchanges end (0.1 s).
+# Number of pairs of samples after which `close` ends; trying them takes 0.1 s.
 _LOOKS = 30_000_000
-# With more bins than this, the exchanges end as soon as a pass changes few bins.
+# With more bins than this, `close` ends as soon as a pass exchanges samples of few bins.
 _FEW_BINS = 4096
-# Number of passes of `evened`; with more than `_FEW_BINS` bins, there is one pass.
+# Maximum number of passes of `evened`; with more than `_FEW_BINS` bins, there is one pass.
 _EVENED = 6
 
 
 def compose(
     effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
 ) -> Ints:
-    """Order the samples so that each `global_batch` of them divides well among the workers.
+    """Order an epoch's samples so that each global batch divides well among the workers.
 
-    The order has positions in `effective`, the f(λ) of each sample, [R]. Within a step, samples are
-    sorted by the worker for which they are intended. The samples of a smaller last step come last.
+    `effective` has the cost f(λ) of each of the R samples, [R], where λ is the sample's size. The
+    result has the positions of the samples in `effective`, [R]; each `global_batch` successive
+    samples are one step. Within a step, samples are sorted by the worker for which they are
+    intended. If R is not a multiple of `global_batch`, the last step is smaller.
     """
     steps, rest = divmod(len(effective), global_batch)
     if steps == 0 or global_batch < 2:
@@ -91,21 +96,28 @@ def compose(
 def _descending(
     effective: Floats, step_s: float, workers: Workers, rng: np.random.Generator
 ) -> Ints:
-    """Return the samples' positions, largest first, with noise on ordinary sizes to vary epochs."""
+    """Return the samples' positions, largest first, [R], with noise on all but very large samples.
+
+    The noise makes epochs differ. `effective` has the cost f(λ) of each sample, [R]. A sample is
+    very large if the slowest worker needs at least half of a step's time, `step_s`, for it.
+    """
     ordinary = effective < 0.5 * step_s / workers.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
     return descending(np.where(ordinary, effective * noise, effective))
 
 
 def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
-    """Return the number of a step's samples that each worker gets, the same in all steps, [W].
+    """Choose the number of samples that each worker gets in a step of `samples` samples, [W].
 
-    The counts give a lower bound of the step's time: any group of workers gets at least the load of
-    the smallest samples, and the worst group gives the bound. Beginning with counts in proportion
-    to speed, one sample at a time is moved to another worker as long as this lowers the bound.
+    The numbers are the same in all steps. They give a lower bound of a step's time: a group of
+    workers that gets m samples has at least the load of the m smallest samples, and the group that
+    needs the longest time for this load gives the bound. The search begins with counts in
+    proportion to the workers' speeds. It moves one sample at a time to another worker as long as
+    this lowers the bound.
 
-    `smallest[k]` is Σ f(λ) of the k smallest of all samples, [R + 1]. The second result is a mask
-    of the workers in the worst group, [W]; it is empty if all workers are in that group.
+    `smallest[k]` is the sum of the costs f(λ) of the k smallest of the epoch's R samples, [R + 1].
+    The second result is a mask of the workers in the group that gives the bound, [W]; all values
+    are False if all workers with samples are in that group.
     """
     part = samples / (len(smallest) - 1)
     marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
@@ -122,10 +134,12 @@ def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints,
 
 @compiled
 def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[float, int]:
-    """Return a lower bound of a step's time, and k: the first k workers in `order` give the bound.
+    """Return a lower bound of a step's time, and k, the size of the group that gives the bound.
 
-    The function first sorts `order` in place by descending a·count, so that the workers that have
-    time only for small samples come first.
+    The group is the first k workers in `order`. `smallest[m]` is the sum of the costs f(λ) of a
+    step's m smallest samples. `counts` is each worker's number of samples, [W]. The function first
+    sorts `order`, the workers, [W], in place by descending a·count, where a is the worker's time
+    per unit of cost. So the workers that have time only for small samples come first.
     """
     # The order is usually sorted except for two workers.
     for k in range(1, len(order)):
@@ -180,12 +194,12 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 
 
 class _Bins(NamedTuple):
-    """The bins while they are filled. Bin step · W + worker is a worker's local batch in one step.
+    """The bins while they are filled. Bin number step · W + worker is a local batch.
 
-    `counts` and `last` are the numbers of places in each worker's bin, in a usual step and in the
-    smaller last step, whose bins come last. `of` is the bin of each sample, and `gap` the load that
-    each bin lacks. ``heaps[k]`` holds the bins with k free places, the largest gap first; `ends`
-    has the number of bins in each heap.
+    `counts` is each worker's number of samples in a usual step, and `last` in the smaller last
+    step, whose bins have the highest numbers. `of` is the bin of each sample. `gap` is the load
+    that each bin still lacks to reach its target. ``heaps[k]`` is a heap of the bins that lack k
+    samples, with the largest gap first. `ends` is the number of bins in each heap.
     """
 
     counts: Ints  # [W]
@@ -247,10 +261,11 @@ def _pop(places: int, bins: _Bins) -> int:
 
 @compiled
 def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
-    """Find the bin with the most room for its next sample; return its free places and its room.
+    """Find the bin with the most room for its next sample.
 
-    A bin keeps room of size `each` for each of its other free places. Bins with equally many free
-    places are in one heap, so only the first bin of each heap is compared.
+    Return the number of samples that this bin lacks, and its room. A bin's room is its gap, minus
+    a load of `each` for every further sample that it lacks. Bins that lack equally many samples are
+    in one heap, so only the first bin of each heap is compared.
     """
     places, room = 0, -np.inf
     for free in range(1, len(bins.ends)):
@@ -272,7 +287,12 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 
 @compiled
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
-    """Return Σ 1/a of workers with samples, and the load they could do in the time of b and c·n."""
+    """Return the summed speed of the workers with samples, and the load that fixed costs displace.
+
+    A worker takes a seconds per unit of cost, c seconds per sample and b seconds per step. The
+    speed is Σ 1/a. The displaced load is what the workers could do in the time of b and c·n, where
+    n is the worker's number of samples in `counts`, [W].
+    """
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
         if counts[j]:
@@ -283,9 +303,10 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 
 @compiled
 def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) -> None:
-    """Give each sample, largest first, to the bin with the most room for it: see `_fullest`.
+    """Give each sample, largest first, to the bin with the most room, as `_fullest` defines it.
 
-    `sizes` are nearly descending; `total` is their sum, and `small` the mean of the smallest sizes.
+    `sizes` has the cost f(λ) of each sample, nearly descending, [R]. `total` is the sum of `sizes`,
+    and `small` the mean of the smallest values: see `_FILLERS`.
     """
     counts, last = bins.counts, bins.last
     world, samples = len(counts), len(sizes)
@@ -348,10 +369,16 @@ def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
 
 
 def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> None:
-    """Exchange samples between bins with too much load and bins with too little, worst first.
+    """Exchange samples between bins with too much load and bins with too little load.
 
-    `bins`, the bin step · W + worker of each sample, and `gap`, the load that each bin lacks, are
-    changed in place. `a` is s per size unit, [W], and `step_s` the mean time of a step.
+    The bins that are furthest from their target come first. `bins` and `gap` are changed in place.
+
+    Args:
+        sizes: cost f(λ) of each sample, [R].
+        bins: number of each sample's bin, step · W + worker, [R].
+        gap: load that each bin lacks to reach its target; negative if the bin has too much, [bins].
+        a: each worker's time in seconds per unit of cost, [W].
+        step_s: mean time of a step.
     """
     held, number = grouped(bins, len(gap))
     ends = np.cumsum(number)
@@ -374,9 +401,11 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
 
 
 class _Binned(NamedTuple):
-    """Samples sorted by bin, with their sizes. `ends` is the end of each bin.
+    """Samples sorted by bin.
 
-    A bin's samples are adjacent in memory: for a million samples, reading memory takes longest.
+    `sizes` has the cost f(λ) of each sample, and `held` its position in the caller's arrays.
+    ``ends[k]`` is the index in both at which bin k ends. A bin's samples are adjacent in memory,
+    because with a million samples, most of the time is spent on reading memory.
     """
 
     sizes: Floats  # [R]
@@ -386,9 +415,11 @@ class _Binned(NamedTuple):
 
 @compiled
 def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) -> int:
-    """Pair the bins, differently in each `turn`, and exchange samples of pairs; return a count.
+    """Pair the bins in `off`, and let the bins of each pair exchange one sample if this helps.
 
-    The count is the number of exchanges.
+    Return the number of exchanges. `off` has the bins in ascending sequence of their gaps. Each
+    `turn` pairs them differently. `binned` and `gap`, the load that each bin lacks, [bins], are
+    changed in place. `a` is the time in seconds per unit of cost of each bin's worker, [bins].
     """
     sizes, held, ends = binned.sizes, binned.held, binned.ends
     changed, pairs = 0, len(off) // 2
@@ -414,10 +445,12 @@ def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) ->
 
 
 def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
-    """Regroup bins into steps: one step has each worker's fullest bin, the next the second, ….
+    """Regroup bins into steps: one step gets each worker's fullest bin, the next the second, ….
 
-    A worker's bins hold equally many samples, so any of them may share a step. This grouping
-    minimises the total time of all steps.
+    Return each sample's new bin, [R]. A worker's bins hold equally many samples, except in the last
+    step, which does not change. So any bins of different workers can form a step, and this grouping
+    minimises the total time of all steps. `bins` is the bin of each sample, [R], `sizes` its cost
+    f(λ), [R], and `steps` the number of steps without the last one.
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
     # The smaller last step stays last.
@@ -427,12 +460,13 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
 
 
 def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
-    """Match the bins, then repeatedly exchange samples between bins and match the bins again.
+    """Call `matched`, then repeatedly exchange samples between bins and call `matched` again.
 
-    This is repeated while the total time of the steps falls. If bins have few samples and sizes are
-    whole numbers, no bin can have the mean time, but the bins of one step can still have equal
-    times. `counts` are the samples of each bin, [steps + 1, W]; `step_s` is the mean time of a
-    step.
+    This is repeated while the total time of the steps falls. Return each sample's bin, [R]. If bins
+    have few samples and sizes are whole numbers, no bin can have the mean time, but the bins of one
+    step can still have equal times. `bins` is the bin of each sample, [R], and `sizes` its cost
+    f(λ), [R]. `counts` is the number of samples of each bin, [steps + 1, W]. `step_s` is the mean
+    time of a step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 
@@ -459,11 +493,13 @@ def _total(time_s: Floats) -> float:
 
 
 def _targets(time_s: Floats, a: Floats) -> Floats:
-    """Return the load that each bin lacks to take the median time of its step's bins, [bins].
+    """Return the load that each bin lacks to reach its target time, [bins].
 
-    The loads to add and to remove differ. The difference goes into few steps: if load is left over,
-    the bins of some steps get the time of their step's slowest bin; if load is missing, they get
-    the time of the fastest bin.
+    The target is the median time of the bins of the same step. With these targets, the loads to add
+    do not sum to the loads to remove. So a few steps get another target: if load is left over, the
+    time of the step's slowest bin; if load is missing, the time of its fastest bin. `time_s` is the
+    time of each bin, [steps + 1, W], NaN for bins without samples. `a` is each worker's time in
+    seconds per unit of cost, [W].
     """
     # `np.sort` puts NaN last.
     there = np.sort(time_s, axis=1)

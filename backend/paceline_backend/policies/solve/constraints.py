@@ -1,4 +1,4 @@
-"""Adaptation of a plan's batches to a run's constraints: counts on a grid, local batch limits.
+"""Adaptation of a plan's batches to a run's constraints: a grid for counts, and batch limits.
 
 `planner.plan` calls `gridded`, then `within_limits`, with the scheduler's batches, so both apply to
 every policy. The samples of each global batch stay as planned; a few of them change their rank.
@@ -25,22 +25,21 @@ from paceline_backend.policies.solve.nodes import homes_of
 from paceline_backend.policies.solve.workers import Workers, level, most_of
 from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
 
-# Approximate maximum number of exchanges that are tried for one division.
+# Approximate maximum number of exchanges that are tried for one division of a global batch.
 _EFFORT = 500_000
-# Maximum number of times that the slowest rank of a global batch gives away one grid step of
-# samples.
+# Maximum number of moves for one global batch; a move takes `grid` samples from the slowest rank.
 _MOVES = 8
 
 
 def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
-    """Return the scheduler's batches with counts that are multiples of ``problem.grid``.
+    """Change the scheduler's batches so that each rank's count is a multiple of ``problem.grid``.
 
     If a step's samples are not a multiple of the grid, one rank gets the remainder: see
-    `shapes.on_grid`. If the policy divides a batch by models, the function tries several counts,
-    and returns those with which the slowest rank ends first. For other policies, it returns the
-    counts nearest to the scheduler's. If data lives on nodes, every policy gets the nearest counts,
-    with the sums of the nodes rounded first, and no more samples change node than these counts
-    need.
+    `shapes.on_grid`. If the policy divides a batch by models, the function tries several sets of
+    counts and uses the set with which the slowest rank ends first. For other policies, it uses the
+    counts nearest to the scheduler's. If data lives on nodes, it uses the nearest counts for every
+    policy; it rounds the nodes' sums first, and moves no more samples between nodes than these
+    counts need.
     """
     if problem.grid == 1:
         return batches
@@ -81,7 +80,11 @@ def _at_home(problem: Problem, batch: Ints, nodes: Ints, ranks: Ints) -> npt.NDA
 
 
 class _Division:
-    """The division of one global batch with sizes λ, [n], into counts on the grid."""
+    """The division of one global batch among the ranks, with counts that are multiples of `grid`.
+
+    `sizes` has the size λ of each sample, [n]; `limits` the maximum number of samples of each rank,
+    [W].
+    """
 
     def __init__(self, sizes: Floats, models: Models, grid: int, limits: Ints) -> None:
         self._sizes, self._models, self._grid, self._limits = sizes, models, grid, limits
@@ -90,8 +93,8 @@ class _Division:
     def best(self, planned: Ints, nearest: Ints) -> Ints:
         """Assign each sample to a rank, [n], so that the slowest rank is expected to end early.
 
-        `planned` are the ranks without the grid, [n], and `nearest` the nearest counts on the grid,
-        [W].
+        `planned` is the rank that the scheduler chose for each sample, regardless of the grid, [n].
+        `nearest` are the multiples of the grid that are nearest to the scheduler's counts, [W].
         """
         start = self._exchanged(moved(planned, nearest))
         best = min([start, *self._divided(nearest)], key=self._end_s)
@@ -113,9 +116,10 @@ class _Division:
         return [*made, *(self._exchanged(ranks) for ranks in made)]
 
     def _exchanged(self, ranks: Ints) -> Ints:
-        """Exchange samples between many pairs of ranks without changing counts; return the ranks.
+        """Exchange samples between many pairs of ranks; no rank's number of samples changes.
 
-        `partition` improves only the slowest rank, but unsuitable counts leave many ranks uneven.
+        Return the rank of each sample, [n]; `ranks` has the ranks before. This is necessary because
+        `partition` improves only the slowest rank, but with unsuitable counts many ranks are slow.
         """
         if self._models.cost.padded:
             return ranks
@@ -138,7 +142,10 @@ class _Division:
         return np.asarray(models.a * effective + models.c)
 
     def _solved(self, nearest: Ints) -> Ints:
-        """Return the best counts for samples of equal size; the remainder stays on its rank."""
+        """Return the counts that would be best if all samples had the same size, [W].
+
+        `nearest` are counts on the grid, [W]; a remainder stays on the rank that has it there.
+        """
         grid, rest, each_s = self._grid, nearest % self._grid, self._each_s()
 
         def times(blocks: Ints) -> Floats:
@@ -149,9 +156,10 @@ class _Division:
         return np.asarray(grid * blocks + rest)
 
     def _shifted(self, ranks: Ints) -> Ints | None:
-        """Return the counts after moving one grid step of samples away from the slowest rank.
+        """Return the counts after moving `grid` samples away from the slowest rank, [W].
 
-        The samples go to the rank that then ends first. None if no rank can take them.
+        The samples go to the rank that ends first with them. Return None if no rank can take them.
+        `ranks` has the rank of each sample before the move, [n].
         """
         order, counts = grouped(ranks, self._models.world)
         end_s = self._models.ett(features(self._sizes[order], counts))
@@ -167,11 +175,11 @@ class _Division:
 
 
 def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
-    """Return the scheduler's batches with samples moved until local batches keep their limits.
+    """Move samples between ranks until each local batch keeps its limit; return the batches.
 
-    If the policy divides a batch by models, the samples that do not fit on a worker are also
-    divided among the other workers by models. Otherwise these samples go to the workers with the
-    most room.
+    The limits are ``problem.token_limits``. If the policy divides a batch by models, the samples
+    that do not fit on a worker are also divided among the other workers by models. Otherwise these
+    samples go to the workers with the most room.
     """
     limits = problem.token_limits
     if limits is None:
@@ -192,9 +200,11 @@ def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Mo
 
 
 def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Ints:
-    """Fill workers to their limits and divide the rest again; return each sample's rank, [n].
+    """Fill each worker that is over its limit up to the limit, and divide the other samples again.
 
-    A worker may still hold more than its limit if no other worker can take the samples.
+    This is repeated until no worker is over its limit, or no other worker can take the samples.
+    Return the rank of each sample, [n]; `ranks` has the ranks before. `sizes` has the size λ of
+    each sample, [n]; `limits` the maximum sum of the sizes on each worker, [W].
     """
     ranks = ranks.copy()
     open_, rest = np.ones(len(limits), bool), np.ones(len(sizes), bool)

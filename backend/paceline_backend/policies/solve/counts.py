@@ -24,7 +24,10 @@ from paceline_backend.policies.values import Batches, Floats, Ints, Models, Prob
 
 
 class CountsParameters(Parameters, frozen=True, kw_only=True):
-    """Parameters of every preset of counts; ``kw_only`` puts them after a preset's own ones."""
+    """Parameters that every preset with an allocator of counts has.
+
+    ``kw_only`` puts them after the parameters of the preset itself.
+    """
 
     which: Annotated[
         Literal["order", "levelled"],
@@ -36,10 +39,10 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
     window: WindowSteps = 64
 
 
-# The variants of every preset of counts.
+# `Preset.variants` of every preset whose allocator chooses counts.
 LEVELLED = ({"which": "levelled"},)
 
-# Type of a parameter: the times from which counts are computed, for presets that use ranks' times.
+# Type of the parameter `times`, for presets that compute counts from the ranks' times.
 Times = Annotated[
     Literal["typical", "measured"],
     Meta(
@@ -49,15 +52,16 @@ Times = Annotated[
     ),
 ]
 
-# Number of sizes that represent the data set in estimates for padded batches.
+# For padded batches, `typical_s` represents the data set by at most this many of its sizes.
 _DRAWN = 4096
 
 
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
-    """Divide a total in proportion to shares, within bounds, [W].
+    """Divide `total` among the workers in proportion to `shares`, within bounds, [W].
 
-    A worker that would get too much or too little gets its bound, and the other workers share the
-    rest. If all shares are zero, they count as equal. The total must be between Σ low and Σ high.
+    Each worker gets at least `low` and at most `high`, [W]; `total` must be between the sums of
+    these bounds. A worker that would get too much or too little gets its bound, and the other
+    workers share the rest. If all shares are zero, they count as equal.
     """
     target = np.zeros(len(shares))
     free = np.ones(len(shares), bool)
@@ -78,9 +82,10 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
 
 
 def rounded(target: Floats) -> Ints:
-    """Round to whole numbers with the same sum, by largest remainder; ties go to the lowest ranks.
+    """Round the workers' numbers of samples to whole numbers with the same sum, [W].
 
-    The sum of `target`, ≥ 0, [W], is a whole number, up to rounding errors.
+    The numbers with the largest remainders are rounded up; of equal remainders, those of the lowest
+    ranks. `target` are the numbers, ≥ 0, [W]; their sum is whole, up to floating-point errors.
     """
     down = np.floor(target + 1e-9).astype(np.int64)
     rest = round(float(target.sum())) - int(down.sum())
@@ -90,22 +95,26 @@ def rounded(target: Floats) -> Ints:
 
 
 def scaled(counts: Ints, size: int) -> Ints:
-    """Scale counts of a whole global batch down to `size` samples, [W]. No count grows."""
+    """Scale each worker's count of a whole global batch down to a step of `size` samples, [W].
+
+    No count grows.
+    """
     return rounded(counts * (size / counts.sum()))
 
 
 def equal(problem: Problem) -> Ints:
-    """Return equal counts, within the workers' limits, [W]."""
+    """Return each worker's number of samples: equal numbers, as far as memory limits allow, [W]."""
     low, high = bounds(problem)
     return rounded(spread(np.ones(problem.world), problem.global_batch, low, high))
 
 
 def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[Ints, Ints]:
-    """Return each worker's minimum and maximum count, [W]; a global batch fits between them.
+    """Return each worker's minimum and maximum number of samples in a global batch, [W] each.
 
-    If the bounds allow no global batch, `most`, [W], is ignored first, then `least`. If the memory
-    of all workers together does not hold a global batch, workers share it in proportion to their
-    memory.
+    `least` is the wanted minimum of every worker, and `most` the wanted maximum of each worker,
+    [W]; None: no maximum except for the memory limits. If a global batch is not possible within
+    these bounds, `most` is ignored, and if this is not enough, `least`. If the memory of all
+    workers together does not hold a global batch, workers share it in proportion to their memory.
     """
     batch, world = problem.global_batch, problem.world
     high = np.full(world, batch) if problem.limits is None else np.minimum(problem.limits, batch)
@@ -119,11 +128,11 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
 
 
 def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
-    """Return each worker's expected time for `counts` samples drawn at random, [W] s.
+    """Return the time that each worker is expected to take for samples drawn at random, [W] s.
 
-    The time of a worker without samples is 0. Unlike measured times, the expected times do not
-    depend on the samples that a worker happened to get. `sizes` are the λ of the data set, [N]; the
-    models must be known.
+    `counts` is the number of samples of each worker, [W]; without samples, the time is 0. Unlike
+    measured times, the expected times do not depend on the samples that a worker happened to get.
+    `sizes` has the size λ of each sample of the data set, [N]. The models must be known.
     """
     effective = np.asarray(models.cost.sizes(sizes), np.float64)
     load = counts * float(effective.mean())
@@ -131,15 +140,15 @@ def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
         drawn = np.sort(effective[:: -(-len(effective) // _DRAWN)])
         below = np.arange(len(drawn) + 1) / len(drawn)
         different, place = np.unique(counts, return_inverse=True)
-        # The probability that the longest of n samples is the k-th of N is (k / N)^n − ((k − 1) /
-        # N)^n.
+        # Let n samples be drawn from N sizes in ascending order. The longest sample has the k-th
+        # size with probability (k / N)^n − ((k − 1) / N)^n.
         longest = np.array([np.diff(below ** float(n)) @ drawn for n in different])
         load = counts * longest[place]
     return np.where(counts > 0, models.a * load + models.c * counts + models.b, 0.0)
 
 
 class Counted(msgspec.Struct):
-    """An allocator's state: the counts that it chose. Allocators add fields."""
+    """Base class of allocators' states: the counts that the allocator chose."""
 
     counts: list[int]  # [W]
 
@@ -148,7 +157,11 @@ M = TypeVar("M", bound=Counted)
 
 
 def recall(problem: Problem, kind: type[M]) -> M | None:
-    """Return the state of the last segment; None if there is none, or the ranks have changed."""
+    """Return the allocator's state after the last segment, as an instance of `kind`.
+
+    Return None if there is no such state, or if the number of ranks or the global batch has
+    changed.
+    """
     try:
         memory = msgspec.convert(problem.memory, kind)
     except msgspec.ValidationError:
@@ -158,7 +171,7 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 
 
 def allocation(memory: Counted) -> Allocation:
-    """Return the allocation of a state: its counts, and the state itself as memory."""
+    """Make an allocation from an allocator's state: the counts, and the state as memory."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
 
 
@@ -166,8 +179,9 @@ def allocation(memory: Counted) -> Allocation:
 class CountedScheduler:
     """A scheduler that divides global batches in DistributedSampler's order by counts.
 
-    With `levelled`, samples are chosen so that loads are in proportion to counts. Otherwise samples
-    are dealt to ranks in turn until each rank has its count, as under `bsp`.
+    With `levelled`, each rank gets samples of its global batch such that the ranks' loads are in
+    proportion to their counts. Otherwise samples are given to the ranks in turn until each rank has
+    its count, as under `bsp`.
     """
 
     levelled: bool = False
@@ -203,9 +217,10 @@ class CountedScheduler:
 
 
 def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
-    """Divide a batch by counts; return the positions of its samples, sorted by rank, [n].
+    """Divide a batch so that the ranks' loads are as nearly as possible proportional to `counts`.
 
-    The ranks' loads are as nearly as possible in proportion to the counts.
+    Return the positions of the batch's samples, sorted by rank, [n]. `sizes` has the size λ of each
+    sample, [n]; `counts` is the number of samples that each rank gets, [W].
     """
     nothing = np.zeros(len(counts))
     owner = partition(sizes, Models(1 / np.maximum(counts, 1), nothing, nothing, cost=cost), counts)
@@ -213,14 +228,17 @@ def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
 
 
 def scheduler(parameters: CountsParameters) -> CountedScheduler:
-    """Return the scheduler with these parameters."""
+    """Make the scheduler that a preset's parameters select."""
     return CountedScheduler(levelled=parameters.which == "levelled")
 
 
 def accounts(
     parameters: CountsParameters, steps: int = 0, capacity: tuple[float, ...] | None = None
 ) -> Accounts:
-    """Return the facts that a preset of counts takes into account; see `policy`."""
+    """Return what a preset with an allocator of counts takes into account.
+
+    For the arguments see `policy`.
+    """
     return Accounts(
         cost="fitted" if parameters.which == "levelled" else None,
         speeds=capacity is None,
@@ -239,11 +257,12 @@ def policy(
     steps: int = 0,
     capacity: tuple[float, ...] | None = None,
 ) -> Policy:
-    """Make the policy of an allocator, with these parameters; for `steps` see `Accounts`.
+    """Make the policy of a preset whose allocator chooses each worker's number of samples.
 
-    The policy's predictor is for the displayed ETT, for levelling, and for allocators that need
-    models. With an empty `capacity` the counts follow the nominal speeds of the ranks' devices;
-    with None, measured speeds.
+    The policy's predictor is for the displayed expected times (ETT), for levelling, and for
+    allocators that need models. `steps` is as in `Accounts`. `capacity` are the ranks' speeds that
+    an operator gave, [W]; empty: counts follow the nominal speeds of the ranks' devices; None:
+    counts follow measured speeds.
     """
     return Policy(
         name=name,

@@ -18,9 +18,10 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 
 class Holdings:
-    """Samples sorted by ascending size, then by index; a pick is a binary search.
+    """The samples that a worker holds, sorted by ascending size, then by index.
 
-    `samples` are ascending indices, [K], and `sizes` the sizes of all samples of the data set, [N].
+    The order allows a binary search for a size. `samples` are the ascending indices of the K held
+    samples, [K], and `sizes` the sizes of all samples of the data set, [N].
     """
 
     def __init__(self, samples: Ints, sizes: Floats) -> None:
@@ -34,13 +35,13 @@ class Holdings:
         return len(self.samples)
 
     def take(self, at: int) -> tuple[int, float]:
-        """Remove the sample at a position; return its index and size."""
+        """Remove the sample at position `at`; return its index and its size."""
         size = self.sizes.pop(at)
         self.load -= size
         return self.samples.pop(at), size
 
     def put(self, sample: int, size: float) -> None:
-        """Add a sample."""
+        """Add a sample, given by its index, and its size."""
         at = bisect_right(self.sizes, size)
         while at and self.sizes[at - 1] == size and self.samples[at - 1] > sample:
             at -= 1
@@ -49,11 +50,17 @@ class Holdings:
         self.load += size
 
     def fitting(self, size: float) -> int:
-        """Return the position of the largest sample up to this size, else of the smallest one."""
+        """Return the position of the largest sample that is not larger than `size`.
+
+        If all samples are larger, return the position of the smallest one.
+        """
         return max(bisect_right(self.sizes, size) - 1, 0)
 
     def nearest(self, size: float) -> int:
-        """Return the position of the sample nearest in size; of two, the smaller one's."""
+        """Return the position of the sample whose size is nearest to `size`.
+
+        If a smaller and a larger sample are equally near, return the position of the smaller one.
+        """
         at = bisect_left(self.sizes, size)
         if at == len(self.sizes):
             return at - 1
@@ -63,7 +70,11 @@ class Holdings:
 
 
 def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[Holdings]:
-    """Return the holdings of each worker."""
+    """Return the holdings of each worker, [W].
+
+    `remaining` are the remaining samples, [R]. `placement` has the worker that holds each sample,
+    and `sizes` the samples' sizes, [N] each.
+    """
     holder = placement[remaining]
     # Use one pass for any number of workers.
     held = remaining[np.argsort(holder, kind="stable")]
@@ -72,7 +83,11 @@ def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[H
 
 
 class Filling:
-    """One global batch while it is filled, in lists, because NumPy scalars make picks slow."""
+    """One global batch while it is filled with samples that the workers hold.
+
+    `most` is the maximum number of samples of each worker, [W]. The data is in lists, because
+    access to single NumPy values is slow.
+    """
 
     def __init__(
         self,
@@ -81,7 +96,7 @@ class Filling:
         holdings: list[Holdings],
         nodes: list[int] | None = None,
     ) -> None:
-        # The node of each rank, if samples stay on their nodes.
+        # Index of each rank's node, [W]; None: samples may move between nodes.
         self.nodes = nodes
         self.most: list[int] = most.tolist()
         self.a: list[float] = models.a.tolist()
@@ -90,11 +105,12 @@ class Filling:
         # Pairs of sample and size, by rank.
         self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]
         self.holdings = holdings
-        # Time of the samples that each worker still holds, [W]; None: not computed yet.
+        # Time that each worker would take for all samples that it still holds, [W]; None: not
+        # computed yet.
         self._left: Floats | None = None
 
     def source(self, rank: int) -> int | None:
-        """Return the worker that holds the next sample of `rank`; None: there is none.
+        """Return the worker from whose holdings `rank` gets its next sample; None: no worker.
 
         The result is the rank itself if it holds samples, otherwise the worker with most work left.
         Where samples stay on their nodes, it is a worker of the same node. The paper does not
@@ -111,7 +127,7 @@ class Filling:
         return int(on_node.argmax()) if on_node.max() > -inf else None
 
     def open(self) -> list[tuple[float, int]]:
-        """Return the workers that are not full, with their ETT, as a heap."""
+        """Return a heap of pairs (expected time, worker) of all workers that are not full."""
         least = [(ett, rank) for rank, ett in enumerate(self.ett) if not self.full(rank)]
         heapq.heapify(least)
         return least
@@ -127,7 +143,7 @@ class Filling:
         return self.a[rank] * held.load + self.c[rank] * len(held) if held else -inf
 
     def add(self, rank: int, sample: int, size: float) -> None:
-        """Add a sample that no worker holds any more to the batch of `rank`."""
+        """Add a sample, which was removed from the holdings, to the batch of `rank`."""
         self.batches[rank].append((sample, size))
         self.ett[rank] += self.a[rank] * size + self.c[rank]
 
@@ -136,14 +152,15 @@ class Filling:
         return len(self.batches[rank]) >= self.most[rank]
 
     def assignments(self) -> list[Ints]:
-        """Return the samples of each rank."""
+        """Return the samples in each rank's batch, [W]."""
         return [np.array([sample for sample, _ in batch], np.int64) for batch in self.batches]
 
 
 def fill(step: Filling, draws: list[float]) -> None:
-    """Give a sample for each draw, always to the worker that would finish first.
+    """Give one sample per element of `draws` to the worker that would then finish first.
 
-    A draw is the relative position of a sample among the worker's held samples, 0 … 1.
+    An element is a random number from 0 to 1: the relative position of the sample among the samples
+    that the worker holds.
     """
 
     def done(rank: int) -> float:
@@ -176,7 +193,11 @@ def fill(step: Filling, draws: list[float]) -> None:
 
 
 def level_out(step: Filling) -> None:
-    """Bring each worker nearer to the common time by exchanging one pick for a sample it holds."""
+    """Let each worker exchange one sample of its batch for another sample that it holds.
+
+    The exchange is the one that brings the worker's time nearest to a common time. The common time
+    is the one at which all workers would end if the batch's load could be divided exactly.
+    """
     active = [rank for rank, batch in enumerate(step.batches) if batch]
     speed = [1.0 / step.a[rank] for rank in active]
     ett = [step.ett[rank] for rank in active]

@@ -21,16 +21,18 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 Bools = npt.NDArray[np.bool_]
 
-# Number of bisections in the search for the best cut.
+# Number of bisections in `_cut` of the largest ratio of a cost's time to the best time under it.
 _HALVINGS = 10
 
 
 def partition_hedged(
     sizes: Floats, models: Models, limits: Ints | None = None, *, laid_out: bool = False
 ) -> Ints:
-    """Return the rank of each sample of a global batch, [n]; `models` may have rivals.
+    """Assign each sample of a global batch to a rank, [n], also while several costs are plausible.
 
-    `sizes` are λ, [n]; `limits` and `laid_out` are as for `balance.partition`.
+    `sizes` has the size λ of each of the n samples, [n]. `models.rivals` are the models under other
+    plausible costs; without them, the result is that of `balance.partition`. `limits` and
+    `laid_out` are as for `balance.partition`.
     """
     if not models.rivals or not len(sizes):
         return partition(sizes, models, None, limits, laid_out=laid_out)
@@ -73,11 +75,18 @@ def _slowest(sizes: Floats, models: Models, ranks: Ints) -> float:
 
 @compiled
 def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) -> Ints:
-    """Return the number of samples of each rank in `turn`; the sum is below n if no cut is found.
+    """Cut the sorted batch into one slice per rank, so that no cost's time is far above its best.
 
-    `sizes` are f(λ) under each cost, descending, [costs, n]. `rates` are (a, c, b) of each rank
-    under each cost, ÷ the best time under that cost, [costs, 3, W]. `padded` is a mask of the costs
-    that are padded.
+    Return the number of samples of each rank, in the sequence of `turn`, [W]. The sum of these
+    numbers is below n if no cut is found.
+
+    Args:
+        sizes: cost f(λ) of each of the n samples under each plausible cost, descending, [costs, n].
+        rates: a, c and b of each rank's model under each cost, ÷ the best time under that cost,
+            [costs, 3, W].
+        padded: mask of the costs that are padded, [costs].
+        most: maximum number of samples of each rank, [W].
+        turn: the ranks in the sequence in which they get their slices, [W].
     """
     low, high = 1.0, 2.0
     best = np.zeros(len(turn), np.int64)
@@ -100,9 +109,11 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
 def _filled(
     sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints, until: float
 ) -> Ints:
-    """Return the number of samples that each rank in `turn` finishes by `until`.
+    """Fill each rank's slice, in the sequence of `turn`, up to the time `until`.
 
-    A rank must finish them in time under every cost.
+    Return the number of samples in each slice, [W]. Under every cost, the rank must finish its
+    slice by `until`, which is relative to the best time under that cost. For the other arguments
+    see `_cut`.
     """
     counts = np.zeros(len(turn), np.int64)
     load = np.zeros(len(sizes))

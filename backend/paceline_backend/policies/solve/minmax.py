@@ -17,14 +17,15 @@ _HALVINGS = 60
 
 
 def minmax(times: Times, total: int, limits: Ints) -> Ints:
-    """Return counts n that minimise max_j times_j(n_j), [W].
+    """Return each worker's number of samples such that the slowest worker ends first, [W].
 
-    n_j is the count of worker j. The constraints are Σ n = total and 0 ≤ n_j ≤ limits_j. The result
-    is exact: for times that do not decrease, giving each sample to the worker that then ends first
-    is optimal. Bisection on the makespan gives all samples but a few at once, so that about W ·
-    log²(total) steps suffice. Of equally good choices, the result is the choice in which the worker
-    that ends first ends as late as possible; if there are still several, the lowest ranks get the
-    samples. `times` must not decrease with the counts.
+    The result n minimises the makespan max_j times_j(n_j), subject to Σ n_j = `total` and 0 ≤ n_j ≤
+    limits_j for each worker j. `times` returns the workers' times for their numbers of samples; it
+    must not decrease with these numbers. The result is exact, because then it is optimal to give
+    each sample to the worker that ends first with it. Bisection on the makespan gives all samples
+    but a few at once, so that about W · log²(total) steps suffice. Of equally good choices, the
+    result is the choice in which the worker that ends first ends as late as possible; if there are
+    still several, the lowest ranks get the samples.
 
     Raises:
         ValueError: the sum of the limits is below the total.
@@ -58,7 +59,11 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
-    """Make the worker that ends first end as late as possible, without a longer makespan."""
+    """Move samples to the worker that ends first, as long as the makespan does not grow.
+
+    Return each worker's number of samples, [W]. For the arguments see `minmax`; `counts` is each
+    worker's number of samples before, [W].
+    """
     if not len(counts):
         return counts
     makespan = float(times(counts).max())
@@ -79,9 +84,10 @@ def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
 
 
 def _fill(times: Times, total: int, limits: Ints) -> Ints:
-    """Return what workers finish within the longest makespan tried that is not too long, [W].
+    """Find a makespan in which the workers finish nearly, but not more than, `total` samples.
 
-    A makespan is too long if workers finish more than `total` samples.
+    Return the number of samples that each worker finishes within it, [W]. The bisection ends when
+    at most one sample per worker is missing.
     """
     low, high = np.zeros_like(limits), limits.copy()
     short, enough = 0.0, float(times(high).max(initial=0.0))
@@ -98,7 +104,10 @@ def _fill(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _within(times: Times, makespan: float, low: Ints, high: Ints) -> Ints:
-    """Return the maximum count, from low to high, that each worker finishes in time, [W]."""
+    """Return the maximum number of samples that each worker finishes within `makespan`, [W].
+
+    Numbers between `low` and `high`, [W], are tried; each worker finishes `low` samples in time.
+    """
     while (open_ := low < high).any():
         middle = (low + high + 1) // 2
         fits = times(middle) <= makespan

@@ -15,19 +15,20 @@ from paceline_backend.policies.values import Floats, Ints, Models, Problem, Stor
 
 
 def homes_of(problem: Problem) -> list[int] | None:
-    """Return each rank's node if samples must stay on their nodes; None: they may move."""
+    """Return the index of each rank's node, [W], or None if samples may move between nodes."""
     if problem.storage is None or problem.nodes is None:
         return None
     return problem.nodes.tolist() if problem.storage.keeps(problem.remaining) else None
 
 
 def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
-    """Return a placement in which fewer samples change their node, at no cost to the workers.
+    """Return a placement, [N], in which fewer samples change their node than in `placement`, [N].
 
-    A sample that goes from node A to node B is exchanged for a sample of similar size that goes
-    from B to A. The exchange is not made if the larger of the two workers' work would grow, or if a
-    node has no room for it (`Problem.storage`). `problem` is the problem that the shuffler gets;
-    its `nodes` must be known.
+    A placement has the rank that holds each sample. A sample that goes from node A to node B is
+    exchanged for a sample of similar size that goes from B to A. The exchange is not made if it
+    would increase the larger of the two workers' total times, or if a node has no room for its new
+    sample (`Problem.storage`). `problem` is the problem that the shuffler gets; its `nodes` must be
+    known.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()
@@ -75,26 +76,32 @@ def _exchange(
 
 
 class Room:
-    """Free bytes of each node, and bytes that each node gives up, from a problem's placement on."""
+    """Free storage of each node in bytes, while samples get other holders one after the other.
+
+    At first, samples are where the problem's placement says.
+    """
 
     def __init__(self, problem: Problem) -> None:
         assert problem.nodes is not None and problem.storage is not None
         self._nodes, self._storage = problem.nodes, problem.storage
         self._left = problem.storage.room - held(problem.placement, problem.nodes, problem.storage)
-        # Number of bytes that each node gives up.
+        # Number of bytes of the samples that each node has given up so far.
         self._given = np.zeros_like(self._left)
 
     def over(self, rank: int) -> bool:
-        """Return True if the rank's node is over its storage and must give up more samples."""
+        """Return True if the rank's node has too little storage and must give up more samples."""
         node = self._nodes[rank]
         return bool(self._left[node] + self._given[node] < 0)
 
     def give_up(self, sample: int, rank: int) -> None:
-        """Give up a rank's sample. It occupies its node until `take` gives it to another node."""
+        """Record that a rank gives up a sample, which occupies its node until `take` moves it."""
         self._given[self._nodes[rank]] += self._storage.lengths[sample]
 
     def admitted(self, sample: int, giver: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of ranks that may get a sample that was given up, [W]; never all False."""
+        """Return a mask of the ranks that may get a sample that rank `giver` gave up, [W].
+
+        At least one value is True.
+        """
         at_home: npt.NDArray[np.bool_] = self._nodes == self._nodes[giver]
         if not (self._storage.ahead or self._storage.loose[sample]):
             return at_home
@@ -107,23 +114,27 @@ class Room:
         return either
 
     def take(self, sample: int, giver: int, rank: int) -> None:
-        """Give a rank a sample that another rank, or the rank itself, gave up."""
+        """Record that `rank` gets a sample that `giver`, possibly the same rank, gave up."""
         length = self._storage.lengths[sample]
         self._left[self._nodes[giver]] += length
         self._left[self._nodes[rank]] -= length
 
 
 def held(placement: Ints, nodes: Ints, storage: Storage) -> Ints:
-    """Return the number of bytes on each node, [nodes]; `nodes` has the ranks' nodes, [W]."""
+    """Return the number of bytes of samples on each node, [nodes], under a placement.
+
+    `placement` has the rank that holds each sample, [N]; `nodes` the node of each rank, [W].
+    """
     bytes_ = np.bincount(nodes[placement], storage.lengths, len(storage.room))
     return bytes_.astype(np.int64)
 
 
 def dealt(holders: Ints, nodes: Ints, storage: Storage) -> Ints:
-    """Return a rank for each sample of a data set, [N], on the node that has the sample.
+    """Assign each sample of a data set to a rank on the node that has the sample, [N].
 
-    `holders` are the nodes that have each sample, or -1, [N]. Samples that no node has go to ranks
-    by their index, but not to nodes without room while other nodes have room.
+    `holders` has the node that has each sample, or -1 if no node has it, [N]; `nodes` has the node
+    of each rank, [W]. A sample i that no node has goes to rank i mod W. If that rank's node would
+    then hold too many bytes, the sample goes to the node with the most room, if it fits there.
     """
     world, samples = len(nodes), len(holders)
     placement = np.arange(samples, dtype=np.int64) % world

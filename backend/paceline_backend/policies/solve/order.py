@@ -9,7 +9,7 @@ import numpy as np
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import Ints
 
-# Number of samples from which on torch.randperm draws 64 bits for each swap.
+# torch.randperm draws 32 bits for each swap if a permutation is shorter than this, else 64 bits.
 _LONGEST = (2**32 - 1) // 20
 
 

@@ -1,9 +1,11 @@
 """Division of padded batches, in which each sample takes as long as the batch's longest sample.
 
-The time of worker j with n_j samples is T_j = a_j·n_j·f(longest_j) + c_j·n_j + b_j. Some best
-partition gives each worker a contiguous slice of the batch sorted by length, because exchanges that
-lead to slices make no worker's longest sample longer. The batch is therefore sorted and cut. The
-solver only chooses the order of the workers and the places to cut.
+The time of worker j with n_j samples is T_j = a_j·n_j·f(λ_j) + c_j·n_j + b_j seconds, where λ_j is
+the size of its longest sample, f the cost of a sample, and a, c and b the worker's model. Among the
+best partitions is one that gives each worker a contiguous slice of the batch sorted by length:
+samples can be exchanged until all workers have slices, and these exchanges make no worker's longest
+sample longer. The batch is therefore sorted and cut. The solver only chooses the order of the
+workers and the places to cut.
 """
 
 from __future__ import annotations
@@ -14,24 +16,27 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.policies.values import Floats, Ints
 
-# Maximum number of states of the table in `_reached`; enough for all orders of 10 workers.
+# Maximum number of states of the dynamic program in `_reached`. With 10 workers, 1024 states cover
+# every order of the workers.
 _STATES = 1024
 # Relative precision with which the time of a step is minimised.
 _CLOSE = 1e-4
-# Number of times that `_runs` sorts an epoch's bins.
+# Number of iterations of `_runs`, each of which sorts an epoch's bins.
 _ROUNDS = 6
-# Candidates for the counts are tried on a part of the epoch with about this many bins.
+# `_best_counts` tries its candidates on a part of the epoch with about this many bins.
 _BINS = 16_384
-# Candidates for the number of extra samples of the fastest worker.
+# `_best_counts` moves samples from slow to fast workers. These are the candidates for the number of
+# samples that the fastest worker gets in addition.
 _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = False) -> Ints:
-    """Return the rank of each sample, [n > 0], from their f(λ).
+    """Assign each sample of a padded batch to a rank, [n], so that the slowest rank ends early.
 
-    The partition is optimal for up to 10 workers, and for equal workers. With more workers, the
-    order among workers of similar speed is fixed: by speed. With `laid_out`, the cut of the samples
-    in the given order is tried, too.
+    `effective` has the cost f(λ) of each sample, [n]; there is at least one. The partition is
+    optimal for up to 10 workers, and for equal workers. With more workers, those of similar speed
+    always get their slices in the sequence of their speeds. With `laid_out`, the solver also tries
+    to cut the samples in their given sequence.
     """
     order = np.argsort(-effective, kind="stable")
     descending = effective[order]
@@ -56,7 +61,11 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
 
 
 def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
-    """Return the best counts for ranks in `turn`; their sum is below n if no cut is found."""
+    """Cut the samples into one slice per rank, in the sequence of `turn`, [W].
+
+    Return the number of samples in each slice, [W]. The sum is below n if no cut takes less than
+    `below_s` seconds. `sizes` has the cost f(λ) of each sample, [n].
+    """
     low, high = 0.0, below_s
     if high == np.inf:
         each = workers.a * sizes.max() + workers.c
@@ -87,7 +96,11 @@ def _slowest(sizes: Floats, turn: Ints, counts: Ints, w: Workers) -> float:
 
 @compiled
 def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
-    """Return the number of successive samples that each rank in `turn` finishes within a time."""
+    """Fill the ranks' slices one after the other, in the sequence of `turn`, [W].
+
+    Return the number of samples in each slice, [W]. Each rank gets as many successive samples as it
+    finishes within `time_s`. `sizes` has the cost f(λ) of each sample, [n].
+    """
     counts = np.zeros(len(turn), np.int64)
     at = 0
     for k in range(len(turn)):
@@ -118,7 +131,12 @@ def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
 def _merged(
     sizes: Floats, groups: list[Ints], workers: Workers, below_s: float
 ) -> tuple[Ints, Ints]:
-    """Return the best order of ranks and their counts; empty if none is faster than `below_s`."""
+    """Search for the order in which the ranks should get their slices of the sorted batch.
+
+    Return the ranks in this order, and each rank's number of samples, [W] each; both are empty if
+    no order takes less than `below_s` seconds. `groups` are ranks of similar speed; within a group,
+    the order is fixed. `sizes` has the cost f(λ) of each sample, descending, [n].
+    """
     turn, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     if len(groups) < 2:
         return turn, counts
@@ -142,11 +160,14 @@ def _merged(
 def _reached(
     sizes: Floats, members: Ints, starts: Ints, w: Workers, time_s: float
 ) -> tuple[Ints, Ints]:
-    """Return the order of ranks, with counts, that uses the most sorted samples within a time.
+    """Find the order of the ranks in which they finish the most sorted samples within `time_s`.
 
-    The method is dynamic programming. A state is the number of ranks of each group that have got
-    their slice. The value of a state is the largest number of used samples. A larger number is
-    better, because the remaining samples are shorter.
+    Return the ranks in this order, and each rank's number of samples, [W] each. The method is
+    dynamic programming. A state is the number of ranks of each group that have got their slice. The
+    value of a state is the largest number of samples that these slices can contain. A larger number
+    is better, because the remaining samples are shorter. `sizes` has the cost f(λ) of each sample,
+    descending, [n]. `members` has the ranks sorted by group, [W], and `starts` the index in
+    `members` at which each group starts, with W at the end.
     """
     groups = len(starts) - 1
     strides = np.ones(groups + 1, np.int64)
@@ -180,7 +201,10 @@ def _reached(
 def compose_padded(
     effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
 ) -> Ints:
-    """Order the samples so that each `global_batch` of them can be cut well, [R].
+    """Order an epoch's samples so that each global batch can be cut well into local batches, [R].
+
+    `effective` has the cost f(λ) of each of the R samples, [R]. The result has the samples'
+    positions in `effective`; each `global_batch` successive samples are one step.
 
     An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
     Each bin is a contiguous slice of the epoch's samples sorted by length. The lengths of a step's
@@ -228,7 +252,10 @@ def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int)
 
 
 def proportional(mean: float, workers: Workers, samples: int) -> Ints:
-    """Return counts, [W]: one by one, samples of mean size go to the worker that ends first."""
+    """Return each worker's number of samples in proportion to its speed, [W].
+
+    One by one, samples of cost `mean` are given to the worker that would then end first.
+    """
     return _proportional(workers.a * mean + workers.c, workers.b, workers.most, samples)
 
 
@@ -246,10 +273,15 @@ def _proportional(each: Floats, b: Floats, most: Ints, samples: int) -> Ints:
 
 
 def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[Ints, float]:
-    """Return each bin's start in descending sizes, [steps, W], and the steps' total time.
+    """Cut an epoch's samples, sorted by descending length, into bins of similar lengths.
 
-    Bins are filled in the order of the longest sample that their step's time allows. The resulting
-    times of the steps then give a new order; this is repeated `_ROUNDS` times.
+    Return the position at which each bin starts, [steps, W], and the sum of the steps' times.
+    `sizes` has the cost f(λ) of each sample, descending, [steps · counts.sum()]. `counts` is each
+    worker's number of samples in a step, [W].
+
+    For each bin, the time of its step allows samples up to some length. The bins are filled in
+    descending sequence of this length. The resulting times of the steps then give new lengths; this
+    is repeated `_ROUNDS` times.
     """
     used = counts > 0
     n, a = np.maximum(counts, 1), workers.a

@@ -11,10 +11,10 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 
 class Workers(NamedTuple):
-    """Models of the time of worker j, T_j = a_j·Λ' + c_j·n + b_j, and 0 without samples.
+    """Models of the workers' times, in arrays: worker j takes T_j = a_j·Λ' + c_j·n + b_j seconds.
 
-    Λ' is the effective load of the worker's n samples. `most` is the maximum number of samples of
-    each worker in a step.
+    Λ' is the effective load of the worker's n samples; without samples, the time is 0. `most` is
+    the maximum number of samples of each worker in a step.
     """
 
     a: Floats  # [W] s per size unit
@@ -34,17 +34,21 @@ class Workers(NamedTuple):
 
 
 def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
-    """Return each worker's maximum count, [W]; limits that allow too few samples are ignored."""
+    """Return each worker's maximum number of samples in a step of `samples` samples, [W].
+
+    `limits` are the workers' memory limits, [W]. If they allow fewer than `samples` samples in
+    total, they are ignored.
+    """
     if limits is None or int(np.sum(limits)) < samples:
         return np.full(world, samples, np.int64)
     return np.asarray(limits, np.int64)
 
 
 def descending(values: Floats) -> Ints:
-    """Return positions in descending order of values, which must be finite and ≥ 0, [n].
+    """Return the positions of values in descending order, [n]; values must be finite and ≥ 0.
 
-    Values with equal first 24 bits keep their order. This is a radix sort, several times as fast as
-    a stable sort of doubles.
+    Values that are equal after rounding to float32 keep their order. This is a radix sort, which is
+    several times as fast as a stable sort of doubles.
     """
     largest = float(values.max(initial=0.0)) or 1.0
     bits = ~(values / largest + 0.0).astype(np.float32).view(np.uint32)
@@ -53,10 +57,10 @@ def descending(values: Floats) -> Ints:
 
 
 def level(sizes: Floats, workers: Workers) -> float:
-    """Return the time at which all workers would end if average samples were perfectly divisible.
+    """Return the time at which all workers would end if samples were perfectly divisible.
 
-    `sizes` are f(λ), [n]. Workers whose b alone takes longer get nothing. Memory limits are
-    ignored.
+    `sizes` has the cost f(λ) of each sample, [n]; all samples count as average. A worker whose
+    fixed time b is longer than the result gets no samples. Memory limits are ignored.
     """
     if not len(sizes):
         return 0.0
@@ -66,8 +70,9 @@ def level(sizes: Floats, workers: Workers) -> float:
 def least(sizes: Floats, workers: Workers) -> float:
     """Return a proven lower bound of the time of any partition of these samples.
 
-    Without costs per sample, the bound is `level`. Otherwise the relative cost of a sample depends
-    on the worker (c/a), and each sample counts with its smallest cost over the workers.
+    `sizes` has the cost f(λ) of each sample, [n]. If no worker has a cost per sample, c, the bound
+    is `level`. Otherwise the time of a sample relative to an average sample differs between the
+    workers, and each sample counts with its smallest relative time.
     """
     if not len(sizes) or not workers.c.any():
         return level(sizes, workers)

@@ -46,7 +46,7 @@ __all__ = [
 
 
 def make(what: synchronisation.Synchronisation, world: int, seed: int) -> SimulatedSync:
-    """Make the model of a plan's synchroniser for `world` ranks.
+    """Make the model of a segment's synchroniser for `world` ranks.
 
     `seed` is for random draws; real ranks use the run's seed plus the segment's number.
     """
@@ -69,7 +69,7 @@ def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Simula
 
 
 def goes_on(what: synchronisation.Synchronisation) -> bool:
-    """Return True if ranks synchronise at an epoch's end only, not at a segment's end."""
+    """Return True if ranks synchronise only at an epoch's end, and not at each segment's end."""
     return make(what, 1, 0).goes_on
 
 
@@ -81,15 +81,15 @@ def step_time_s(
     *,
     samples: Ints | None = None,
 ) -> float:
-    """Return the mean time of a step, to compare with the time that real ranks took.
+    """Return the mean time of a step under a synchroniser, computed from measured work.
 
-    Where ranks take over batches of each other, the duration of a step is the time that all ranks
-    together need for the batches of one step. The time of a rank's step is then spread evenly over
-    its samples.
+    The caller compares the result with the time that real ranks took. Where ranks take over batches
+    of each other, the duration of a step is the time that all ranks together need for the batches
+    of one step. The time of a rank's step is then spread evenly over its samples.
 
     Args:
         what: the synchroniser.
-        work_s: each rank's time for each step without exchanges, [S, W].
+        work_s: each rank's time for loading and computing each step, without exchanges, [S, W].
         costs: measured costs of exchanges.
         segment_steps: number of steps of a segment. All ranks synchronise at its end unless
             `goes_on` is true for the synchroniser.

@@ -26,7 +26,8 @@ class Costs:
     call_s: float = 0.0
     # Number of bytes that a rank sends in an exchange.
     bytes: int = 0
-    # Each rank's time in each step in addition to loading and computing, a number or [W].
+    # Time in seconds that each rank takes in each step in addition to loading and computing; a
+    # number for all ranks, or [W].
     own_s: Floats | float = 0.0
     # Time to send a vector to another rank and get one back; None: `round_s`.
     pair_s: float | None = None
@@ -43,9 +44,11 @@ class Costs:
 
 
 class Prices(NamedTuple):
-    """Times of planned batches on other ranks: ``load_s · load + sample_s · n + batch_s`` seconds.
+    """Times that the planned batches of one step would take on other ranks.
 
-    `load` is the effective load of each rank's planned batch; `batch_s` includes loading.
+    A batch with effective load Λ' and n samples takes rank j ``load_s[j] · Λ' + sample_s[j] · n +
+    batch_s[j]`` seconds; `batch_s` includes loading the data. `load` has the Λ' of the batch that
+    was planned for each rank.
     """
 
     load: Floats  # [W]
@@ -87,7 +90,10 @@ class Bodies:
         return np.asarray(self.made & (self.batch % world != np.arange(world)), bool)
 
     def reported(self, values: npt.NDArray[Any], most: bool = False) -> npt.NDArray[Any]:
-        """Sum the values of batches, [N, W], by record, [R, W]; with `most`, take the maxima."""
+        """Sum the values of the trained batches, [N, W], by the record that includes them, [R, W].
+
+        With `most`, return the largest value of each record instead of the sum.
+        """
         world = self.batch.shape[1]
         table = np.zeros((self.span, world), values.dtype)
         at = (self.step - self.first, np.broadcast_to(np.arange(world), self.step.shape))
@@ -95,7 +101,7 @@ class Bodies:
         return table
 
     def of_planned(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Rearrange a table of planned batches, [S, W], into one of trained batches, [N, W].
+        """Return the value of each trained batch, [N, W], from values of planned batches, [S, W].
 
         The value is 0 where a rank has no batch.
         """
@@ -114,13 +120,16 @@ class Dealing(Protocol):
         ...
 
     def pool(self, bodies: Bodies) -> None:
-        """Record each rank's batches in a span. Called once, if batches differ from the plan."""
+        """Record the batches that each rank trains in a span of steps.
+
+        The pool calls this once for each span in which batches differ from the plan.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of ranks in a segment of S steps. S may be 0.
+    """The work of W ranks in a segment of S steps, where S may be 0.
 
     Where ranks run different numbers of steps, S is the largest number, and values beyond a rank's
     own number are ignored. Such work covers a span of the plan that ends with the same step on all
@@ -129,10 +138,10 @@ class Work:
 
     # Number of the first step, counted over the run.
     first_step: int
-    # Time of loading and computing, which a rank does without other ranks.
+    # Time in seconds that each rank takes to load and compute each step, without other ranks.
     work_s: Floats  # [S, W]
     samples: Ints  # [S, W]
-    # Time of each step's all-reduce.
+    # Time in seconds of each step's all-reduce on each rank.
     all_reduce_s: Floats  # [S, W]
     costs: Costs
     # True if the epoch ends with the last step.
@@ -141,7 +150,7 @@ class Work:
     dealing: Dealing | None = None
     # Each rank's number of steps; None: S.
     steps: Ints | None = None  # [W]
-    # Number of steps of the plan in this work; None: S.
+    # Number of planned steps to which this work belongs; None: S.
     planned: int | None = None
 
     @property
@@ -173,7 +182,7 @@ class SimulatedRound:
 
     # Number of the exchange in its segment.
     number: int
-    # Step of the segment in which the reporting rank was.
+    # Step of the segment in which the reporting rank was during the exchange.
     step: int
     contributors: int
     # Number of contributed gradients by age in rounds; the last value counts that age and higher
@@ -181,7 +190,7 @@ class SimulatedRound:
     staleness: list[int]
     # Number of samples whose gradients were dropped as too old.
     dropped: int
-    # Response time; see the glossary.
+    # Response time in seconds; docs/glossary.md defines it.
     waited_s: float
     reduced_s: float
     # Number of bytes that a rank sent.
@@ -222,7 +231,10 @@ class SimulatedSync(Protocol):
     goes_on: bool
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
-        """Return the next segment's timeline; `starts`, [W], are equal unless `goes_on`."""
+        """Simulate the next segment and return its timeline.
+
+        `starts` has the time at which each rank begins, [W]; all are equal unless `goes_on`.
+        """
         ...
 
     def meet(self, starts: Floats, costs: Costs) -> float:

@@ -11,7 +11,7 @@ from paceline.core import replicas
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
-# Number of means at an epoch's end: a mean of replicas, and a mean of optimiser states.
+# At an epoch's end, ranks compute this many means: of replicas, and of optimiser states.
 _MEANS = 2
 
 
@@ -133,7 +133,10 @@ class _Answering:
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """Return the time at which the answer to a request at `at` begins; reserve `takes_s`."""
+        """Reserve `takes_s` seconds for the answer to a request that arrives at time `at`.
+
+        Return the time at which the answer begins, which is as early as other answers allow.
+        """
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:
             if begun >= at + takes_s:
@@ -143,7 +146,7 @@ class _Answering:
         return at
 
     def clock(self, at: float) -> int:
-        """Return the number of steps that the rank has finished at a time."""
+        """Return the number of steps that the rank has finished by time `at`."""
         return self._before + bisect_right(self._ended_at, at)
 
     def forget(self, before: float) -> None:

@@ -41,7 +41,7 @@ class SimulatedPool:
 
     def __init__(self, world: int) -> None:
         self._world = world
-        # Recent time of each rank's batches; 0: unknown.
+        # Moving average of the time in seconds of each rank's batches, [W]; 0: unknown.
         self._pace_s = np.zeros(world)
 
     def run(
@@ -73,7 +73,12 @@ class SimulatedPool:
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _share_out(self, starts: Floats, span: Work, first: int, dealing: Dealing) -> Bodies | None:
-        """Return each rank's batches in a span; None if all keep their own, non-empty batches."""
+        """Assign a span's batches to ranks.
+
+        Return None if each rank trains its own batches, and none of them is empty. `starts` has the
+        time at which each rank begins the span, [W], and `first` is the span's first step of the
+        segment.
+        """
         queues = Queues.of(span.work_s, span.samples)
         ends_at = starts + np.vstack([np.zeros(self._world), np.cumsum(queues.work_s, axis=0)])
         pace_s = paces(self._pace_s, queues.work_s)
@@ -103,7 +108,11 @@ def without_empty(work: Work) -> Work:
 
 
 def _bodies(span: Work, first: int, queues: Queues, own: Ints, takes: Takes) -> Bodies:
-    """Return each rank's batches: the first `own`, [W], of its queue, then batches it took over."""
+    """Make the list of the batches that each rank trains in a span.
+
+    Rank j trains the first ``own[j]`` batches of its queue, and then the batches that it took over.
+    `first` is the span's first step of the segment.
+    """
     steps, world = span.work_s.shape
     taker = np.array(takes.rank, np.int64)
     count = own + np.bincount(taker, minlength=world)
@@ -191,13 +200,13 @@ def _joined(parts: list[SimulatedTimeline]) -> SimulatedTimeline:
 
 @dataclass
 class Takes:
-    """Batches that ranks took over, in the sequence of the events."""
+    """Batches that ranks took over from other ranks, as columns, in the sequence of the events."""
 
     # The rank that took the batch.
     rank: list[int] = field(default_factory=list)
     # Index of the batch among those that the same rank took over.
     number: list[int] = field(default_factory=list)
-    # Step of the span, and rank for which the batch was planned.
+    # The batch, as a pair: its step of the span, and the rank for which it was planned.
     batch: list[tuple[int, int]] = field(default_factory=list)
     work_s: list[float] = field(default_factory=list)
 
@@ -236,7 +245,10 @@ class Queues:
 
 
 def paces(before_s: Floats, work_s: Floats) -> Floats:
-    """Return `core.pool.Pace` of all ranks before and after each of their batches, [S + 1, W]."""
+    """Return each rank's pace (`core.pool.Pace`) before and after each batch, [S + 1, W], s.
+
+    `before_s` is the pace before the first batch, [W], and `work_s` the time of each batch, [S, W].
+    """
     pace_s = np.empty((len(work_s) + 1, len(before_s)))
     pace_s[0] = before_s
     for k, seconds in enumerate(work_s):
@@ -318,11 +330,11 @@ class Board:
                 self._unknown += times
 
     def has_working_peer(self, rank: int) -> bool:
-        """Return the result of `core.pool.has_working_peer`."""
+        """Return the same as `core.pool.has_working_peer` for the ranks' shares."""
         return self._working > (self.shares[rank].stance is Stance.WORKS)
 
     def is_worth_it(self, rank: int, batch_s: float) -> bool:
-        """Return the result of `core.pool.is_worth_it`."""
+        """Return the same as `core.pool.is_worth_it` for a rank whose batches take `batch_s`."""
         mine = self.shares[rank]
         working, unknown, per_s = self._working, self._unknown, self._per_s
         if mine.stance is Stance.WORKS:
@@ -348,7 +360,7 @@ class Board:
         )
 
     def slowest(self, rank: int, room: float, of_last: Any) -> int | None:
-        """Return the result of `core.pool.slowest` for a rank with room for `room` samples.
+        """Return the same as `core.pool.slowest` for a rank with room for `room` samples.
 
         `of_last` returns the samples of the last batch of a rank's queue.
         """
@@ -368,7 +380,7 @@ class Board:
 
 
 class Events:
-    """Simulation of a span by events; an event is a rank that has no batch at the moment."""
+    """Event simulation of a span. An event is a time at which a rank needs its next batch."""
 
     def __init__(self, queues: Queues, samples: Ints, first: int, dealing: Dealing) -> None:
         self.takes = Takes()
@@ -385,10 +397,11 @@ class Events:
         self._may_leave = min(self._room) >= int(samples.max())
 
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:
-        """Simulate to the span's end; return each rank's begun own batches and pace, [W].
+        """Simulate to the span's end.
 
-        For the arguments see `settled`; `begun` is the number of batches that each rank has already
-        begun, [W].
+        Return the number of its own batches that each rank has begun, and each rank's pace in
+        seconds, [W] each. `ends_at` and `pace_s` are as for `settled`. `begun` is the number of its
+        own batches that each rank has begun before the simulation, [W].
         """
         ranks = np.arange(self._world)
         told_s = np.where(begun > 0, pace_s[np.maximum(begun - 1, 0), ranks], 0.0)

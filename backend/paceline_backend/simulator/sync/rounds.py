@@ -20,7 +20,8 @@ from paceline.core.rounds import Call, Drift, RoundProgress
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, SimulatedRound, SimulatedTimeline, Work
 
-# Number of reductions at a segment's end: of the server's parameters, and of optimisers' states.
+# At a segment's end, all ranks make this many reductions: of the server's parameters, and of the
+# optimisers' states.
 _REDUCTIONS = 2
 
 
@@ -99,7 +100,7 @@ class SegmentRounds:
         self._through = set[int]()
         # Members that offered a gradient or finished their steps while a round was being reduced.
         self._late: list[Member[int]] = []
-        # Number of ranks that are ready for the next round.
+        # Number of ranks that have announced that they are ready for the next round.
         self._ready = 0
         # Tally of the current round, and the state that the round reports; see `Progress.end`.
         self._tally = RoundCounts(drift)

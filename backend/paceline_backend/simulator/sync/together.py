@@ -44,9 +44,10 @@ class SimulatedAveraging:
         self, every: int | None, parts: int = 1, overlap: int = 0, keep: float = 0
     ) -> None:
         self._every, self._parts, self._overlap, self._keep = every, parts, overlap, keep
-        # The mean that is being exchanged.
+        # The mean that is being exchanged while ranks run further steps; None: there is none.
         self._flight: _SimulatedMean | None = None
-        # Number of samples since each part's previous mean, [P, W].
+        # Number of samples that each rank has trained since the previous mean of each part of the
+        # parameters, [parts, W].
         self._worked: Floats | None = None
         self._means = 0
 
@@ -101,7 +102,7 @@ class SimulatedAveraging:
         return timeline
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """Return the end of two averages, of replicas and optimisers' states; see the protocol."""
+        """See `SimulatedSync.meet`. The ranks average their replicas and optimisers' states."""
         begins_at, flight, self._flight = float(starts.max()), self._flight, None
         if flight is not None:
             begins_at = max(begins_at, flight.ends_at)
@@ -115,8 +116,9 @@ class SimulatedAveraging:
         worked: Floats,
         timeline: SimulatedTimeline,
     ) -> Floats:
-        """Wait after step `k` for the rest of the current exchange; return each rank's time, [W].
+        """Let all ranks wait after step `k` for the end of the exchange that is in progress.
 
+        Return the time at which each rank continues, [W]; `now` is the time before the wait, [W].
         The wait, the time of the exchange and its round are added to `timeline`.
         """
         flight, self._flight = self._flight, None
@@ -144,14 +146,16 @@ class _SimulatedMean:
     # Time at which all ranks know that the last rank has contributed.
     begins_at: float
     ends_at: float
-    # Number of samples since the part's previous mean.
+    # Number of samples that each rank had trained since the part's previous mean.
     gave: Floats  # [W]
 
 
 def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
-    """Return the ranks' seconds and samples, [W], of each step after which a mean may be taken.
+    """Return the ranks' work between two moments at which replicas may be averaged.
 
-    Where ranks run different numbers of steps, a single entry has the sums of all their work.
+    Each entry is a pair of arrays, [W]: the seconds and the number of samples of each rank. There
+    is an entry for each step; where ranks run different numbers of steps, a single entry has the
+    sums of all their work.
     """
     if work.planned is None:
         return list(zip(work.work_s, work.samples, strict=True))
