@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED
+from paceline.wire.states import ACTIVE
 from paceline_backend.store.database import Store, StoreError, insert, now
 from paceline_backend.store.schema import leases, runs
 
@@ -96,7 +96,7 @@ def give_back(store: Store, owner: str, purpose: Purpose) -> None:
 def reap(store: Store) -> int:
     """Delete expired leases on runs that have ended or were deleted; return their number."""
     c = leases.c
-    active = sa.select(runs.c.key).where(runs.c.state.not_in(ENDED))
+    active = sa.select(runs.c.key).where(runs.c.state.in_(ACTIVE))
     with store.write() as connection:
         over = (c.expires_at <= now(connection), c.run != ALL_RUNS, c.run.not_in(active))
         return connection.execute(sa.delete(leases).where(*over)).rowcount
