@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ settings.register_profile("paceline", deadline=None, max_examples=30)
 settings.register_profile("fast", deadline=None, max_examples=10)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("paceline")
+
+# torch looks up the name of each store's address, `::ffff:127.0.0.1`, which /etc/hosts hardly ever
+# has. Where the name server loses a question, the resolver repeats it after five seconds otherwise.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
 
 # Jobs in the background of a shell ignore interrupts, and so would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
