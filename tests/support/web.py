@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -81,6 +82,7 @@ def serving(
     )
     app = create_app(store, settings)
     _share_routes(app)
+    _share_document(app, path_prefix)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, proxy_headers=False)
     )
@@ -117,6 +119,21 @@ def _share_routes(app: FastAPI) -> None:
         if isinstance(route, _IncludedRouter):
             key = id(route.original_router), route.include_context.prefix
             app.router.routes[at] = _routes.setdefault(key, route)
+
+
+_documents: dict[str, dict[str, Any]] = {}  # OpenAPI, by prefix
+
+
+def _share_document(app: FastAPI, path_prefix: str) -> None:
+    """Give an application the OpenAPI document of the first one with its prefix: it takes 1 s."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if path_prefix not in _documents:
+            _documents[path_prefix] = make()
+        return _documents[path_prefix]
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _stop(server: uvicorn.Server, thread: threading.Thread) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,16 @@ def of(training: Training) -> Forecast:
     return of_state("run", training.state(), PRESETS, effort=Effort(replicates=3, budget_s=1e9))
 
 
-@pytest.fixture(scope="module")
-def then() -> dict[str, float]:
-    """What each preset takes in the long run."""
-    times = {}
-    for name in PRESETS:
-        training = Training(SIZES, SLOW, policy=name)
-        training.train(600)
-        times[name] = training.time(40, training.step)
-    return times
+@cache
+def then(policy: str) -> float:
+    """What steps under a preset take in the long run."""
+    training = Training(SIZES, SLOW, policy=policy)
+    training.train(600)
+    return training.time(40, training.step)
 
 
 @pytest.mark.parametrize("policy", ["bsp", *RELAXED])
-def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> None:
+def test_it_is_what_each_preset_takes(policy: str) -> None:
     """From whichever synchroniser the measured steps had."""
     before = Training(SIZES, SLOW, policy=policy)
     before.train(150)
@@ -73,14 +71,14 @@ def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> No
     assert answer.fit_error < (0.05 if policy == "backup-workers" else 0.03)
     for preset in answer.forecasts:
         off = 0.06 if policy == "backup-workers" else 0.05
-        assert preset.step_time_s == pytest.approx(then[preset.policy], rel=off), preset.policy
+        assert preset.step_time_s == pytest.approx(then(preset.policy), rel=off), preset.policy
         assert preset.low_s < preset.step_time_s < preset.high_s
         assert preset.relaxed == policies.make(preset.policy).relaxed
         assert preset.alone == ALONE.get(preset.policy, 0)
         assert preset.stale == (preset.policy in STALE)
         if preset.policy != policy:
             assert ("but change the training" in preset.words) == preset.relaxed
-    assert answer.current.measured_s == pytest.approx(then[policy], rel=0.05)
+    assert answer.current.measured_s == pytest.approx(then(policy), rel=0.05)
 
 
 @pytest.mark.parametrize("devices", [SLOW, EQUAL], ids=["one slow", "equal"])
@@ -210,9 +208,7 @@ def test_auto_chooses_them_only_where_it_may() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rna", "flexrr"])
-def test_segments_that_fell_back_count_as_all_reduced(
-    database_url: str, then: dict[str, float], policy: str
-) -> None:
+def test_segments_that_fell_back_count_as_all_reduced(database_url: str, policy: str) -> None:
     """Whatever the policy in force plans, its steps and its forecast are of an all-reduce."""
     training = Training(SIZES, SLOW)
     training.train(150)
@@ -246,7 +242,7 @@ def test_segments_that_fell_back_count_as_all_reduced(
     for name in ("bsp", "paceline"):
         preset = answer.of(name)
         assert preset is not None
-        assert preset.step_time_s == pytest.approx(then[name], rel=0.05)
+        assert preset.step_time_s == pytest.approx(then(name), rel=0.05)
 
 
 def test_what_is_read_ahead_says_nothing_of_a_fallback(tmp_path: Path) -> None:

@@ -75,15 +75,28 @@ def output(supervisor: Supervisor, rank: int, stream: str = "stdout", attempt: i
     return rundir.rank_log(supervisor.directory, attempt, rank, stream).read_text()
 
 
-def test_scripts_get_no_secrets(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.ranks
+def test_scripts_get_no_secrets_and_an_attempt_is_told_that_was_over_before_anybody_looked(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent with much to do looks seldom."""
     for name in ("TOKEN", "AGENT_TOKEN", "VIEWER_TOKEN", "DATABASE", "CONFIG"):
         monkeypatch.setenv(f"PACELINE_{name}", "a-secret")
     monkeypatch.setenv("PACELINE_SPOOL_BYTES", "12345678")
-    supervisor = train("import os; print(sorted(os.environ.items()))", 1)
+    text = """
+        import os
+        print(sorted(os.environ.items()))
+        assert os.environ["PACELINE_ATTEMPT"] == "1"
+    """
+    supervisor = train(text, 1, max_restarts=1)
+    wait_gone(processes(supervisor), 60)
     finish(supervisor)
-    seen = output(supervisor, 0)
-    assert "a-secret" not in seen
-    assert "12345678" in seen
+    assert supervisor.last is not None
+    assert (supervisor.last.state, supervisor.last.attempt) == ("finished", 1)
+    for attempt in (0, 1):
+        seen = output(supervisor, 0, attempt=attempt)
+        assert "a-secret" not in seen
+        assert "12345678" in seen
 
 
 def failure(supervisor: Supervisor) -> str:
@@ -170,16 +183,6 @@ def test_rank_that_raises_is_named_and_ends_the_others(train: Train, tmp_path: P
 
 
 @pytest.mark.ranks
-def test_rank_that_aborts_after_it_raised_is_told_by_what_it_raised(train: Train) -> None:
-    supervisor = train('import atexit, os; atexit.register(os.abort); raise KeyError("a")', 1)
-    finish(supervisor)
-    expected = "rank 0 was killed by SIGABRT after KeyError: 'a'; log: "
-    assert failure(supervisor).startswith(expected)
-    assert supervisor.last is not None
-    assert supervisor.last.exit_code == 128 + signal.SIGABRT
-
-
-@pytest.mark.ranks
 def test_first_to_raise_is_to_blame_even_if_last_to_exit(train: Train) -> None:
     text = """
         import atexit, os, time
@@ -201,11 +204,14 @@ def test_first_to_raise_is_to_blame_even_if_last_to_exit(train: Train) -> None:
 
 
 @pytest.mark.ranks
-def test_a_failure_shows_the_end_of_the_ranks_log(train: Train, bus_url: str) -> None:
+def test_a_rank_that_aborts_after_it_raised_is_told_by_what_it_raised_and_the_end_of_its_log(
+    train: Train, bus_url: str
+) -> None:
     text = """
-        import os, sys, time
+        import atexit, os, sys, time
         if os.environ["RANK"] == "0":
             time.sleep(60)
+        atexit.register(os.abort)
         for number in range(1000):
             print("line", number, "of a long log", file=sys.stderr)
         sys.stderr.buffer.write(b"not UTF-8: \\xff, NUL: \\0\\n")
@@ -217,8 +223,10 @@ def test_a_failure_shows_the_end_of_the_ranks_log(train: Train, bus_url: str) ->
     assert reports == failure(supervisor)
     head, *tail = reports.splitlines()
     log = rundir.rank_log(supervisor.directory, 0, 1, "stderr")
-    assert head == f"rank 1 failed: ValueError: no such label (exit code 1); log: {log}"
-    assert tail[-1] == "ValueError: no such label"
+    assert head == f"rank 1 was killed by SIGABRT after ValueError: no such label; log: {log}"
+    assert supervisor.last is not None
+    assert supervisor.last.exit_code == 128 + signal.SIGABRT
+    assert "ValueError: no such label" in tail
     assert "line 999 of a long log" in tail
     assert "line 0 of a long log" not in tail
     assert "\0" not in reports
@@ -271,16 +279,6 @@ def test_restart_after_a_failure(train: Train, bus_url: str) -> None:
 
 
 @pytest.mark.ranks
-def test_an_attempt_is_told_that_was_over_before_anybody_looked(train: Train) -> None:
-    """An agent with much to do looks seldom."""
-    supervisor = train('import os; assert os.environ["PACELINE_ATTEMPT"] == "1"', 1, max_restarts=1)
-    wait_gone(processes(supervisor), 60)
-    finish(supervisor)
-    assert supervisor.last is not None
-    assert (supervisor.last.state, supervisor.last.attempt) == ("finished", 1)
-
-
-@pytest.mark.ranks
 def test_nothing_outlives_the_launcher(train: Train) -> None:
     supervisor = train(SLEEP, 2)
     running(supervisor, 2)
@@ -294,32 +292,17 @@ def test_nothing_outlives_the_launcher(train: Train) -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_that_are_stopped_have_time_to_save(train: Train) -> None:
-    text = """
-        import signal, sys, time
-        def save(*_):
-            time.sleep(6)
-            print("saved", flush=True)
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, save)
-        print("up", flush=True)
-        time.sleep(600)
-    """
-    supervisor = train(text, 1)
-    running(supervisor, 1)
-    supervisor.stop("enough")
-    finish(supervisor)
-    assert output(supervisor, 0) == "up\nsaved\n"
-
-
-@pytest.mark.ranks
-def test_stop_asks_then_kills(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervising, "_KILL_AFTER_S", 2.0)
+def test_stop_asks_gives_time_to_save_and_then_kills(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "_KILL_AFTER_S", 8.0)
     text = """
         import os, signal, sys, time
         def bye(*_):
             print("bye", flush=True)
             if os.environ["RANK"] == "0":
+                time.sleep(6)  # ranks of a failed attempt have 5 s
+                print("saved", flush=True)
                 sys.exit(0)
         signal.signal(signal.SIGTERM, bye)
         print("up", flush=True)
@@ -332,8 +315,8 @@ def test_stop_asks_then_kills(train: Train, monkeypatch: pytest.MonkeyPatch) -> 
     supervisor.stop("a second time changes nothing")
     finish(supervisor)
     wait_gone(by_rank.values())
-    for rank in (0, 1):
-        assert output(supervisor, rank) == "up\nbye\n", "each was asked first"
+    assert output(supervisor, 0) == "up\nbye\nsaved\n"
+    assert output(supervisor, 1) == "up\nbye\n", "it was asked first"
     assert supervisor.last is not None
     assert (supervisor.last.state, supervisor.last.message) == ("stopped", "enough")
 
