@@ -18,14 +18,8 @@ from paceline.node.processes import number_of, reserved_port
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 from paceline_backend.store.schema import audit
-from support.node import paceline
+from support.command_line import Main
 from support.waiting import DEADLINE_S, until
-
-
-def ran(*arguments: str) -> tuple[int, str, str]:
-    process = paceline(*arguments)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
 
 
 @contextmanager
@@ -55,24 +49,22 @@ def healthy(port: int) -> bool:
         return False
 
 
-def test_a_web_process_alone(database_url: str, bus_url: str, tmp_path: Path) -> None:
+def test_a_web_process_alone(main: Main, database_url: str, bus_url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with web(database_url, bus_url, "0.0.0.0", log) as port:
         server = f"http://127.0.0.1:{port}"
         assert "token create NAME --scope admin --database URL" in log.read_text()
-        code, _, err = ran("runs", "--server", server)
+        code, _, err = main("runs", "--server", server)
         assert (code, "requires a token" in err) == (3, True)
 
         at = ("--scope", "admin", "--database", database_url)
-        code, out, err = ran("token", "create", "first", *at, "--expires", "1h", "--json")
+        code, out, err = main("token", "create", "first", *at, "--expires", "1h", "--json")
         assert code == 0, err
         made = json.loads(out)
         assert (made["name"], made["scope"]) == ("first", "admin")
         assert made["created_by"].startswith("database, by ")
-        environment = {"PACELINE_TOKEN": made["token"]}
-        process = paceline("token", "list", "--server", server, env=environment)
-        out, err = process.communicate(timeout=120)
-        assert (process.returncode, "first" in out) == (0, True), err
+        code, out, err = main("token", "list", "--server", server, "--token", made["token"])
+        assert (code, "first" in out) == (0, True), err
 
     with Store.open(database_url) as store, store.read() as connection:
         c = audit.c
@@ -80,13 +72,13 @@ def test_a_web_process_alone(database_url: str, bus_url: str, tmp_path: Path) ->
         assert rows == [("token.create", "first", "paceline token")]
 
 
-def test_mistakes_make_no_token(tmp_path: Path) -> None:
+def test_mistakes_make_no_token(main: Main, tmp_path: Path) -> None:
     at = ("--database", f"sqlite:///{tmp_path}/paceline.db", "--scope", "admin")
-    code, _, err = ran("token", "create", "auto", *at)
+    code, _, err = main("token", "create", "auto", *at)
     assert (code, "name: " in err) == (2, True), err
-    code, _, err = ran("token", "create", "n", *at, "--node", "n1")
+    code, _, err = main("token", "create", "n", *at, "--node", "n1")
     assert (code, "node: give a valid node name" in err) == (2, True), err
-    code, _, err = ran("token", "create", "n", "--database", "nonsense", "--scope", "admin")
+    code, _, err = main("token", "create", "n", "--database", "nonsense", "--scope", "admin")
     assert code in (2, 3), err
     assert "Traceback" not in err
 

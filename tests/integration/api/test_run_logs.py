@@ -23,6 +23,7 @@ from paceline.wire import Answer, Ask, State
 from paceline.wire.asking import LogPart
 from paceline.wire.codec import signed
 from paceline.wire.sealing import seal_answer
+from paceline_backend.api import logs
 from paceline_backend.requests import asking, sessions
 from paceline_backend.store import Store, nodes, schema, telemetry
 from paceline_backend.store.nodes import run_nodes
@@ -502,6 +503,7 @@ def test_a_node_that_goes_away_is_told_once(
         assert next(events)["text"] == "one\n"
         with monkeypatch.context() as hurry:
             hurry.setattr(asking, "ANSWER_S", 0.3)
+            hurry.setattr(logs, "_LATER_S", 0.1)
             here.deaf = True
             assert next(events)["type"] == "problem"
             before = len(here.asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -26,6 +25,7 @@ from paceline.wire.bus import publish
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.settings import Settings
 from paceline_backend.server.supervisor import DataDirectory, listen
+from support.command_line import Main
 from support.records import hello, record
 from support.waiting import DEADLINE_S, until
 
@@ -101,11 +101,13 @@ def gone(processes: dict[str, psutil.Process]) -> bool:
     )
 
 
-def test_from_bus_to_rest_and_a_clean_end(start: Callable[..., Server]) -> None:
+def test_from_bus_to_rest_and_a_clean_end(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start()
     assert server.ready()
     children = server.children()
     assert set(children) == {"web", "worker", "bus"}
+    server_url = str(server.client.base_url)
+    only_who_has_the_token_gets_in(server_url, tmp_path / "data" / "token", children)
     body = {"script": "train.py", "nproc": 2, "launch": False}
     run = server.client.post(f"{V1}/runs", json=body).json()["id"]
     with redis.Redis.from_url(server.bus_url) as bus:
@@ -138,14 +140,15 @@ def test_from_bus_to_rest_and_a_clean_end(start: Callable[..., Server]) -> None:
     reader.join(timeout=DEADLINE_S)
     assert not reader.is_alive()
     assert gone(children)
+    assert kept(server_url) is None
 
 
-def test_only_who_has_the_token_gets_in(start: Callable[..., Server], tmp_path: Path) -> None:
+def only_who_has_the_token_gets_in(
+    url: str, path: Path, children: dict[str, psutil.Process]
+) -> None:
     """Not this machine's other users either: the file is its owner's."""
-    server = start()
-    path = tmp_path / "data" / "token"
     assert path.stat().st_mode & 0o777 == 0o600
-    token, url = path.read_text().strip(), str(server.client.base_url)
+    token = path.read_text().strip()
     assert kept(url) == token, "the command line finds it by the address"
     with httpx.Client(base_url=url, timeout=DEADLINE_S, trust_env=False) as stranger:
         for asked in (f"{V1}/version", f"{V1}/runs", "/", "/metrics", "/docs"):
@@ -153,31 +156,28 @@ def test_only_who_has_the_token_gets_in(start: Callable[..., Server], tmp_path: 
         body = {"script": "train.py", "nproc": 1, "launch": True}
         assert stranger.post(f"{V1}/runs", json=body).status_code == 401
         assert stranger.get("/readyz").is_success
-    shown = [" ".join(child.cmdline()) for child in server.children().values()]
-    assert not any(token in words for words in shown)
-    assert server.end() == 0
-    assert kept(url) is None
-    assert start().headers == server.headers, "agents go on with it after a restart"
+    assert not any(token in " ".join(child.cmdline()) for child in children.values())
 
 
 def test_parts_that_die_are_started_again(start: Callable[..., Server]) -> None:
     server = start()
     body = {"script": "train.py", "nproc": 2, "launch": False}
     run = server.client.post(f"{V1}/runs", json=body).json()["id"]
-    for name in ("web", "worker", "bus"):
-        old = server.children()[name]
-        with redis.Redis.from_url(server.bus_url) as bus:
-            bus.set("mark", name)
-        old.kill()
+    with redis.Redis.from_url(server.bus_url) as bus:
+        bus.set("mark", "before")
+    before = server.children()
+    assert set(before) == {"web", "worker", "bus"}
+    for process in before.values():
+        process.kill()
 
-        def is_back(part: str = name, before: int = old.pid) -> bool:
-            now = server.children().get(part)
-            return now is not None and now.pid != before
+    def are_back() -> bool:
+        now = server.children()
+        return set(now) == set(before) and all(now[n].pid != before[n].pid for n in now)
 
-        until(is_back, f"{name} was not started again")
-        until(server.ready, f"not ready after {name} died")
-        with redis.Redis.from_url(server.bus_url) as bus:
-            assert bus.get("mark") == name.encode(), "on its port, with its data"
+    until(are_back, "they were not started again")
+    until(server.ready, "not ready after they died")
+    with redis.Redis.from_url(server.bus_url) as bus:
+        assert bus.get("mark") == b"before", "on its port, with its data"
     with redis.Redis.from_url(server.bus_url) as bus:
         publish(bus, TELEMETRY, hello(world=1), run)
         publish(bus, TELEMETRY, StepBatch([record(0, 0)]), run)
@@ -198,6 +198,7 @@ def test_killed_and_started_again(start: Callable[..., Server]) -> None:
     until(lambda: gone(children), "children outlived the server")
     second = start()
     assert second.bus_url == first.bus_url
+    assert second.headers == first.headers, "agents go on with the token"
     assert second.client.get(f"{V1}/runs/{run}").status_code == 200
     with redis.Redis.from_url(second.bus_url) as bus:
         assert bus.get("kept") == b"yes"
@@ -237,55 +238,43 @@ def test_only_who_may_read_its_password_reaches_the_bus(tmp_path: Path) -> None:
     assert EmbeddedBus(directory, bus.port).url == url, "agents and ranks come back to it"
 
 
-def failing(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
-    ended = subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env={**os.environ, "COLUMNS": "200", **(env or {})},
-        check=False,
-    )
-    return ended.returncode, ended.stderr
-
-
-def test_port_in_use(tmp_path: Path) -> None:
+def test_port_in_use(main: Main, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        code, said = failing("--port", port, "--data", tmp_path / "d")
+        code, _, said = main("server", "--port", str(port), "--data", str(tmp_path / "d"))
     assert code == 3
     assert f"port {port}" in said
     assert "--port" in said
     assert said.count("\n") == 1
 
 
-def test_bus_port_taken_by_another_program(tmp_path: Path) -> None:
+def test_bus_port_taken_by_another_program(main: Main, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         (tmp_path / "bus").mkdir()
         (tmp_path / "bus" / "port").write_text(str(port))
-        code, said = failing("--port", 0, "--data", tmp_path)
+        code, _, said = main("server", "--port", "0", "--data", str(tmp_path))
     assert code == 3
     assert f"port {port}" in said
 
 
-def test_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_data_directory_that_cannot_be_written(main: Main, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    code, said = failing("--port", 0, "--data", tmp_path / "file" / "data")
+    code, _, said = main("server", "--port", "0", "--data", str(tmp_path / "file" / "data"))
     assert code == 3
     assert "cannot be written" in said
     assert "--data" in said
 
 
-def test_one_server_per_data_directory(tmp_path: Path) -> None:
+def test_one_server_per_data_directory(main: Main, tmp_path: Path) -> None:
     with DataDirectory(tmp_path):
-        code, said = failing("--port", 0, "--data", tmp_path)
+        code, _, said = main("server", "--port", "0", "--data", str(tmp_path))
     assert code == 3
     assert "another paceline server" in said
 
 
-def test_a_part_alone_needs_to_be_told_where(tmp_path: Path) -> None:
-    code, said = failing("--only", "web", env={"PACELINE_BUS": "redis://localhost:1"})
+def test_a_part_alone_needs_to_be_told_where(main: Main) -> None:
+    code, _, said = main("server", "--only", "web", "--bus", "redis://localhost:1")
     assert code == 2
     assert "--database" in said
 
