@@ -202,8 +202,6 @@ LONG = (
     "integration/test_vision_example.py",
     "integration/test_wheel.py",
     "integration/train/test_ddp.py::test_a_compiled_wrapped_model_has_the_gradient",
-    "integration/train/test_ddp.py::test_accumulated_gradient_is_that_of_one_process[3]",
-    "integration/train/test_ddp.py::test_weighted_gradient_is_that_of_one_process[3]",
     "integration/train/test_fsdp.py::test_accumulated_gradient_is_that_of_one_process",
     "integration/train/test_gpu.py::test_on_the_cpu",
     "integration/train/test_meeting.py::test_nodes_with_the_same_host_name_meet",
@@ -246,23 +244,12 @@ LONG = (
 # Tests with many cases, and how many of them `make test` runs, at equal distances from the first
 # one: the others take long and differ in one value.
 SAMPLED = {
-    "integration/frameworks/test_accelerate.py": {
-        "test_training_is_accelerates_own": 2,
-    },
-    "integration/frameworks/test_lightning.py": {
-        "test_training_is_lightnings_own": 2,
-    },
-    "integration/frameworks/test_torchtitan.py": {
-        "test_training_is_that_of_the_plain_loop": 1,
-    },
-    "integration/frameworks/test_transformers.py": {
-        "test_training_is_trainers_own": 2,
-    },
     "integration/strangers/test_odd_scripts.py": {
         "test_gradients_are_those_of_one_process": 24,
     },
     "integration/train/test_fsdp.py": {
         "test_checkpoints_hold_a_sharded_model_and_its_optimiser": 1,
+        "test_in_half_precision_the_gradient_is_that_of_one_process_but_for_rounding": 2,
         "test_under_a_relaxed_policy_gradients_stay_reduced": 1,
     },
     "integration/train/test_lost_ranks.py": {

@@ -1,4 +1,4 @@
-"""Runs a framework's script on two ranks: under torchrun, or as a run that a controller plans."""
+"""Runs a framework's script on two ranks: alone, or as a run that a controller plans."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def environment() -> dict[str, str]:
 
 
 def results(script: Path | str, directory: Path, *cases: Any) -> Results:
-    """What cases of a script give, on each rank, under torchrun: without a control plane."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
+    """What cases of a script give, on each rank: without a control plane."""
+    forked = ROOT / "tests" / "support" / "forked_script.py"
     ended = subprocess.run(
-        [sys.executable, *launch, str(script), str(directory), *map(_as_argument, cases)],
+        [sys.executable, str(forked), str(script), str(directory), *map(_as_argument, cases)],
         env={**os.environ, **environment()},
         capture_output=True,
         text=True,

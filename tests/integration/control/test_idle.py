@@ -38,6 +38,7 @@ def test_a_change_ends_the_pauses_of_a_quiet_worker(
     monkeypatch: pytest.MonkeyPatch, store: Store, bus_url: str, bus: redis.Redis
 ) -> None:
     monkeypatch.setattr(periodic, "QUIET_AFTER_S", 0.0)
+    monkeypatch.setattr(periodic, "_BLOCK_S", 0.1)
     with following(store, bus_url) as followed:
         until(lambda: followed.quiet, "the quiet")
         woken, stop = threading.Event(), threading.Event()
@@ -62,6 +63,7 @@ def test_it_is_not_quiet_while_a_run_is_active(
             return super().is_any_active()
 
     monkeypatch.setattr(periodic, "QUIET_AFTER_S", 0.0)
+    monkeypatch.setattr(periodic, "_BLOCK_S", 0.1)
     monkeypatch.setitem(globals(), "IdleMonitor", Checked)
     add_run(store, "r", state="running")
     with following(store, bus_url) as followed:

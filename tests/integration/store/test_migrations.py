@@ -109,7 +109,7 @@ def test_processes_that_open_at_once_wait_for_each_other(database_url: str) -> N
             stderr=subprocess.PIPE,
             text=True,
         )
-        for _ in range(3)
+        for _ in range(2)
     ]
     for opener in openers:
         assert opener.stdout is not None
@@ -120,7 +120,7 @@ def test_processes_that_open_at_once_wait_for_each_other(database_url: str) -> N
         opener.stdin.flush()
     assert [
         (opener.communicate(timeout=DEADLINE_S)[1], opener.returncode) for opener in openers
-    ] == [("", 0)] * 3
+    ] == [("", 0)] * 2
     with Store.open(database_url) as store:
         assert _differences(store) == []
 

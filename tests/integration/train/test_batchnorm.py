@@ -18,7 +18,7 @@ BOUND = 1e-5  # docs/invariants.md, invariant 2
 AUTOCAST = 0.1  # bfloat16 has 8 bits; batches are of a few samples
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[3, pytest.param(2, marks=pytest.mark.long)])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     pool = Ranks(request.param)
     yield pool

@@ -17,7 +17,9 @@ BOUND = 1e-5  # docs/invariants.md, invariant 2
 KINDS = sorted(gradients.MODELS)
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(
+    scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))]
+)
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     pool = Ranks(request.param)
     yield pool

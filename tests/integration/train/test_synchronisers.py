@@ -108,7 +108,7 @@ def test_a_closed_session_leaves_no_threads(ranks: Ranks) -> None:
 
 def test_a_slow_rank_is_not_waited_for(ranks: Ranks) -> None:
     given = {"slow": {2: 0.02}, "segment": STEPS}
-    for kind in ("rna", "majority", "n-soft", "ssp", "backup"):
+    for kind in ("rna", "n-soft", "ssp"):
         answers = ranks.run(relaxing.train, [KINDS[kind]], given)
         assert min(answers[0]["contributors"]) < WORLD, kind
     answers = ranks.run(relaxing.train, [ALL], given)
