@@ -60,7 +60,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Answers.known[f"POST {JOB.rpartition('/')[0]}"] = (201, job)
     Answers.known[f"GET {JOB}"] = (200, job)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as made:
-        thread = threading.Thread(target=made.serve_forever)
+        thread = threading.Thread(target=made.serve_forever, args=(0.02,))
         thread.start()
         configure(tmp_path, f"http://127.0.0.1:{made.server_port}", {"token": "t"})
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
