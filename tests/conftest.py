@@ -109,7 +109,6 @@ LONG = (
     "integration/api/test_compare.py::test_what_sides_cost",
     "integration/api/test_fuzz.py",
     "integration/api/test_history.py::test_an_export_never_holds_more_than_some_parts",
-    "integration/api/test_integers.py::test_no_integer_of_a_body_is_a_fault_of_the_server",
     "integration/api/test_limits.py::test_a_body_with_many_mistakes_gets_a_short_answer",
     "integration/api/test_limits.py::test_a_lone_surrogate_is_refused",
     "integration/api/test_matrix.py",

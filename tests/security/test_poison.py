@@ -13,7 +13,7 @@ import redis
 
 from paceline import wire
 from support.marks import some_long
-from support.poison import NESTED, TELEMETRY, Raw, changed, fields, in_round, in_segment
+from support.poison import NESTED, Raw, changed, fields, in_round, in_segment
 from support.records import a_round, adopted, hello, record
 from support.strangers import Field
 from support.waiting import DEADLINE_S, until
@@ -217,21 +217,6 @@ def test_odd_telemetry(field: Field, client: httpx.Client, routes: list[str], na
     report(url, run, [fields(data, run.encode()) for data in ODD[name]])
     check(field, client, routes, run)
     assert field.run(field.theirs)["state"] == "running"
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["before Hello", "after Hello"])
-def test_all_that_is_known_to_be_bad(
-    field: Field, client: httpx.Client, routes: list[str], first: bool
-) -> None:
-    """Every message of `support.poison` at once."""
-    run, url = a_run(field)
-    bad = [
-        {**entry, b"run": run.encode()} if entry.get(b"run") == b"r" else entry
-        for entry in TELEMETRY.values()
-    ]
-    report(url, run, bad + good(run) if first else good(run) + bad)
-    check(field, client, routes, run)
-    assert client.get(f"/api/v1/runs/{run}").json()["step"] == 5
 
 
 def test_numbers_of_entries(field: Field, client: httpx.Client, routes: list[str]) -> None:

@@ -19,7 +19,8 @@ from paceline.node.processes import number_of, reserved_port
 if TYPE_CHECKING:
     import socket
 
-_PRELOADED = ["torch", "torch._dynamo.trace_rules"]
+# What almost every case imports: each rank is a fork of a process that has it.
+_PRELOADED = ["torch", "torch._dynamo.trace_rules", "paceline.train.session", "pytest"]
 
 _PATIENCE_S = 8.0
 
