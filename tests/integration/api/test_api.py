@@ -142,30 +142,30 @@ def test_launch_goes_to_the_least_busy_live_node(
     assert "busy, idle" in refused.json()["detail"]
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"nproc": 0}, "nproc"),
-        ({"nproc": "many"}, "nproc"),
-        ({"script": ""}, "script"),
-        ({"nprocs": 4}, "nprocs"),
-        ({"env": {"A": 1}}, "env.A"),
-        ({"env": {"A=B": "x"}}, "env.A=B"),
-        ({"env": {"A": "\0"}}, "env.A"),
-        ({"args": ["fine", "a\0b"]}, "args.1"),
-        ({"cwd": "\0"}, "cwd"),
-        ({"name": "\0"}, "name"),
-        ({"env": {"\ud800": "x"}}, "env.\ufffd\ufffd\ufffd"),
-        ({"parameters": {"windw": 3}}, "parameters"),
-    ],
-)
-def test_bad_input_names_the_field(client: httpx.Client, body: dict[str, Any], field: str) -> None:
-    refused = create(client, launch=False, **body)
-    assert refused.status_code == 422
-    assert refused.headers["content-type"] == "application/problem+json"
-    problem = refused.json()
-    assert [error["field"] for error in problem["errors"]] == [field]
-    assert problem["detail"]
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"nproc": 0}, "nproc"),
+    ({"nproc": "many"}, "nproc"),
+    ({"script": ""}, "script"),
+    ({"nprocs": 4}, "nprocs"),
+    ({"env": {"A": 1}}, "env.A"),
+    ({"env": {"A=B": "x"}}, "env.A=B"),
+    ({"env": {"A": "\0"}}, "env.A"),
+    ({"args": ["fine", "a\0b"]}, "args.1"),
+    ({"cwd": "\0"}, "cwd"),
+    ({"name": "\0"}, "name"),
+    ({"env": {"\ud800": "x"}}, "env.\ufffd\ufffd\ufffd"),
+    ({"parameters": {"windw": 3}}, "parameters"),
+]
+
+
+def test_bad_input_names_the_field(client: httpx.Client) -> None:
+    for body, field in BAD:
+        refused = create(client, launch=False, **body)
+        assert refused.status_code == 422, body
+        assert refused.headers["content-type"] == "application/problem+json"
+        problem = refused.json()
+        assert [error["field"] for error in problem["errors"]] == [field]
+        assert problem["detail"]
     assert client.get(f"{V1}/runs").json()["items"] == []
 
 
@@ -187,21 +187,18 @@ def test_a_parameter_of_ranks_has_a_value_for_each(client: httpx.Client) -> None
     assert client.post(f"{V1}/runs/{run}/policy", json=right, headers=ANY).status_code == 202
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
+def test_what_is_not_there_is_a_problem(client: httpx.Client) -> None:
+    for method, path in (
         ("GET", "/api/v1/nothing"),
         ("GET", "/api"),
         ("POST", "/api/v2/runs"),
         ("GET", "/api/v1/runs/none/events"),
-    ],
-)
-def test_what_is_not_there_is_a_problem(client: httpx.Client, method: str, path: str) -> None:
-    refused = client.request(method, path, headers=ANY)
-    assert refused.status_code == 404
-    assert refused.headers["content-type"] == "application/problem+json"
-    problem = refused.json()
-    assert (problem["status"], problem["title"]) == (404, "Not Found")
+    ):
+        refused = client.request(method, path, headers=ANY)
+        assert refused.status_code == 404, path
+        assert refused.headers["content-type"] == "application/problem+json"
+        problem = refused.json()
+        assert (problem["status"], problem["title"]) == (404, "Not Found")
 
 
 def test_switch(client: httpx.Client, store: Store, bus_url: str) -> None:

@@ -335,19 +335,3 @@ def test_another_workers_runs_are_left_alone(store: Store) -> None:
         connection.execute(sa.insert(leases).values(row))
     look(store)
     assert rows(store) == []
-
-
-def test_an_untrue_effect_that_was_kept_is_not_shown(store: Store) -> None:
-    """Of a switch to the same policy, which earlier revisions scored."""
-    key = trained(store, noisy((60, 0.4), (220, 0.3)))
-    switch(store, key, 1, 60, "paceline")
-    begin(store, key, state="finished", ended_at=time.time() - 2 * SETTLE_S)
-    look(store)
-    assert rows(store)[0]["complete"]
-    with store.write() as connection:
-        c = switches.c
-        same = sa.update(switches).where(c.run == key, c.version == 0)
-        connection.execute(same.values(policy="paceline"))
-    with store.read() as connection:
-        [effect] = effects.effects_of(connection, key)
-    assert (effect.unchanged, effect.saving) == (True, None)
