@@ -203,6 +203,7 @@ LONG = (
     "integration/train/test_ddp.py::test_a_compiled_wrapped_model_has_the_gradient",
     "integration/train/test_fsdp.py::test_accumulated_gradient_is_that_of_one_process",
     "integration/train/test_gpu.py::test_on_the_cpu",
+    "integration/train/test_gpu.py::test_without_a_gpu_the_program_says_so",
     "integration/train/test_meeting.py::test_nodes_with_the_same_host_name_meet",
     "integration/train/test_meeting.py::test_ranks_of_one_network_namespace_are_at_the_same_place",
     "integration/train/test_memory.py",

@@ -66,8 +66,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
             ("iterable", "refused", "dataset has no len()"),
             ("raises", "script", "On rank 1: faulty_script.py:"),
             ("dies", "script", "rank 1 was killed by SIGKILL"),
-        ],
-        3,
+        ]
     ),
 )
 def test_a_fault_is_found_and_no_other(tmp_path: Path, fault: str, check: str, says: str) -> None:
@@ -134,9 +133,9 @@ def test_random_numbers_of_a_batch(tmp_path: Path) -> None:
 
 
 def test_a_script_that_does_not_come_to_its_steps(tmp_path: Path) -> None:
-    code, document = faulty(tmp_path, "sleeps", options=("--timeout", "5"))
+    code, document = faulty(tmp_path, "sleeps", options=("--timeout", "3"))
     assert code == 1
-    assert "within 5 s" in the(document, "steps", "problem")["says"]
+    assert "within 3 s" in the(document, "steps", "problem")["says"]
     until(lambda: not any(str(tmp_path) in command(p) for p in psutil.process_iter()))
 
 

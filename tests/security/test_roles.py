@@ -221,8 +221,7 @@ def test_cookies_end_with_their_token(site: Site, end: str) -> None:
                 assert each.get("/").status_code in (302, 303, 307, 401)
 
 
-@pytest.mark.parametrize("kind", ["token", "cookie"])
-@pytest.mark.parametrize("end", ["revoked", "expired"])
+@pytest.mark.parametrize(("kind", "end"), [("token", "revoked"), ("cookie", "expired")])
 def test_an_open_stream_ends_with_its_token(site: Site, kind: str, end: str) -> None:
     made = site.token("viewer", expires_s=3600)
     client = (site.bearer if kind == "token" else site.browser)(made["token"])
