@@ -47,27 +47,21 @@ def test_backends_say_why_their_engine_does_not_answer(
     assert "gpus_per_node" in ray["options"]["properties"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        pytest.param({"env": {"A": "b"}}, "env", id="variables"),
-        pytest.param({"node": "n1"}, "node", id="a node"),
-        pytest.param({"script": "train.py"}, "script", id="a relative script"),
-        pytest.param({"backend_options": {"gpu": 1}}, "gpu", id="an unknown option"),
-    ],
-)
-def test_what_an_engine_does_not_take(plane: Plane, fields: dict[str, Any], word: str) -> None:
+NOT_TAKEN: list[tuple[dict[str, Any], str]] = [
+    ({"env": {"A": "b"}}, "env"),
+    ({"node": "n1"}, "node"),
+    ({"script": "train.py"}, "script"),
+    ({"backend_options": {"gpu": 1}}, "gpu"),
+    *(({"backend": name}, "backend") for name in ("adopted", "pbs", "")),
+]
+
+
+def test_what_an_engine_does_not_take_and_what_is_no_backend(plane: Plane) -> None:
     plane.have(n1=None)
-    answer = plane.start(**({"backend": "ray"} | fields))
-    assert answer.status_code == 422, answer.text
-    assert word in answer.json()["detail"]
-
-
-@pytest.mark.parametrize("backend", ["adopted", "pbs", ""])
-def test_no_run_is_asked_for_on_what_is_no_backend(plane: Plane, backend: str) -> None:
-    answer = plane.start(backend=backend)
-    assert answer.status_code == 422, answer.text
-    assert "backend" in answer.json()["detail"]
+    for fields, word in NOT_TAKEN:
+        answer = plane.start(**({"backend": "ray"} | fields))
+        assert answer.status_code == 422, answer.text
+        assert word in answer.json()["detail"]
 
 
 def test_without_an_agent_nothing_is_launched(plane: Plane) -> None:
@@ -90,18 +84,16 @@ def test_a_run_that_does_not_train_yet_is_stopped_at_once(plane: Plane, force: b
     assert again.status_code == 409, "it has ended"
 
 
-@pytest.mark.parametrize(
-    ("state", "status"), [("running", 409), ("finished", 409), ("failed", 202), ("stopped", 202)]
-)
-def test_only_what_failed_or_was_stopped_is_resumed(plane: Plane, state: str, status: int) -> None:
+def test_only_what_failed_or_was_stopped_is_resumed(plane: Plane) -> None:
     plane.have(n1=None)
-    run = plane.start(node="n1").json()["id"]
-    ends(plane, run, State(state))
-    assert plane.get(f"runs/{run}")["state"] == state
-    answer = plane.ask("POST", f"runs/{run}/resume")
-    assert answer.status_code == status, answer.text
-    if status == 202:
-        assert answer.json()["state"] == "pending"
+    for state, status in {"running": 409, "finished": 409, "failed": 202, "stopped": 202}.items():
+        run = plane.start(node="n1").json()["id"]
+        ends(plane, run, State(state))
+        assert plane.get(f"runs/{run}")["state"] == state
+        answer = plane.ask("POST", f"runs/{run}/resume")
+        assert answer.status_code == status, answer.text
+        if status == 202:
+            assert answer.json()["state"] == "pending"
 
 
 def test_a_simulation_is_not_resumed(plane: Plane) -> None:
@@ -157,24 +149,24 @@ def test_nodes_that_adopt_at_once_get_one_run(plane: Plane) -> None:
     assert len(set(runs)) == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({"script": "/shared/other.py"}, "script"),
-        ({"args": ["--lr", "1"]}, "args"),
-        ({"cwd": "/elsewhere"}, "cwd"),
-        ({"nproc": 4}, "nproc"),
-        ({"nodes_max": 2}, "nodes"),
-        ({"nodes_min": 2, "nodes_max": 2}, "nodes"),
-    ],
-)
-def test_a_key_with_another_run_is_refused(plane: Plane, fields: dict[str, Any], word: str) -> None:
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"script": "/shared/other.py"}, "script"),
+    ({"args": ["--lr", "1"]}, "args"),
+    ({"cwd": "/elsewhere"}, "cwd"),
+    ({"nproc": 4}, "nproc"),
+    ({"nodes_max": 2}, "nodes"),
+    ({"nodes_min": 2, "nodes_max": 2}, "nodes"),
+]
+
+
+def test_a_key_with_another_run_is_refused(plane: Plane) -> None:
     run = run_of(adopt(plane))
-    answer = adopt(plane, **fields)
-    assert answer.status_code == 409
-    assert word in answer.json()["detail"], answer.json()["detail"]
-    assert len(plane.get("runs")["items"]) == 1
-    assert run_of(adopt(plane)) == run
+    for fields, word in OTHERS:
+        answer = adopt(plane, **fields)
+        assert answer.status_code == 409
+        assert word in answer.json()["detail"], answer.json()["detail"]
+        assert len(plane.get("runs")["items"]) == 1
+        assert run_of(adopt(plane)) == run
 
 
 def test_a_key_is_its_tokens_own(plane: Plane) -> None:
