@@ -302,10 +302,10 @@ def test_filters_of_runs_hold_in_sums_too(client: httpx.Client, store: Store) ->
         ({"node": "n1"}, 0),
         ({"text": "alo"}, 1),
     ]
-    for query, runs in queries:
+    for query, count in queries:
         rows = get(client, "/history", by=["day", "node"], **query)
-        assert sum(row["steps"] for row in rows) == 300 * runs, query
-        assert len(get(client, "/runs", **query)["items"]) == runs, query
+        assert sum(row["steps"] for row in rows) == 300 * count, query
+        assert len(get(client, "/runs", **query)["items"]) == count, query
 
 
 def switched(store: Store, run: str, policies: dict[int, tuple[str, int | None]]) -> int:
