@@ -184,7 +184,7 @@ def test_run_without_a_server(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_restart_says_why_and_variables_are_given(data: Path, tmp_path: Path) -> None:
+def test_a_restart_says_why_and_variables_are_given(main: Main, data: Path, tmp_path: Path) -> None:
     text = """
         import os, sys
         print(os.environ["GREETING"], flush=True)
@@ -198,7 +198,7 @@ def test_a_restart_says_why_and_variables_are_given(data: Path, tmp_path: Path) 
     assert out.splitlines()[-1] == "hello"
     assert "paceline: rank 1 was killed by SIGKILL; log: " in err
     assert "paceline: restarting all ranks: attempt 1\n" in err
-    code, _, err = call("run", "--data", str(data), "--env", "NO_SUCH_VARIABLE", path)
+    code, _, err = main("run", "--data", str(data), "--env", "NO_SUCH_VARIABLE", path)
     assert code == 2 and "--env NO_SUCH_VARIABLE: give NAME=VALUE" in err
 
 

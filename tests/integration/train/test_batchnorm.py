@@ -44,7 +44,7 @@ SETTINGS = st.builds(
 )
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), setting=SETTINGS, mean=st.sampled_from(["samples", "size"]))
 def test_synchronised_is_one_process(
     ranks: Ranks, data: st.DataObject, setting: norms.Setting, mean: str

@@ -35,7 +35,7 @@ def counts(world: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 5), min_size=world, max_size=world).filter(any)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_weighted_gradient_is_that_of_one_process(ranks: Ranks, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))
@@ -46,7 +46,7 @@ def test_weighted_gradient_is_that_of_one_process(ranks: Ranks, data: st.DataObj
         assert max(errors) <= BOUND
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_accumulated_gradient_is_that_of_one_process(ranks: Ranks, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["mlp", "unused"]))

@@ -31,7 +31,7 @@ SHARDINGS = st.builds(
 )
 
 
-@settings(max_examples=40, suppress_health_check=QUIET)
+@settings(max_examples=20, suppress_health_check=QUIET)
 @given(
     kind=st.sampled_from(sorted(fsdp.KINDS)),
     counts=COUNTS,
