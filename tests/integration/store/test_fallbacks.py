@@ -76,12 +76,12 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("bad", MALFORMED, ids=lambda bad: repr(bad)[:50])
-def test_a_malformed_one_is_refused_and_nothing_written(store: Store, bad: Fallback) -> None:
+def test_a_malformed_one_is_refused_and_nothing_written(store: Store) -> None:
     key = add_run(store, "r")
-    with pytest.raises(StoreRefusedError, match=r"run r: Fallback\.(attempt|segment|why)"):
-        write(store, plan(0), bad)
-    assert shown(store, key) == {}
+    for bad in MALFORMED:
+        with pytest.raises(StoreRefusedError, match=r"run r: Fallback\.(attempt|segment|why)"):
+            write(store, plan(0), bad)
+        assert shown(store, key) == {}
 
 
 def test_a_reason_with_a_nul_is_stored_as_other_texts_are(store: Store) -> None:

@@ -100,22 +100,21 @@ def _entries(bus: redis.Redis, stream: str) -> list[Any]:
     return list(messages)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"waited_s": math.nan},
-        {"ended_at": 1e101},
-        {"attempt": 2**15},
-        {"dropped": 2**31},
-        {"staleness": [1, -1]},
-        {"staleness": [2**31]},
-    ],
-    ids=str,
-)
-def test_an_impossible_round_is_refused_and_nothing_written(store: Store, bad: Any) -> None:
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"waited_s": math.nan},
+    {"ended_at": 1e101},
+    {"attempt": 2**15},
+    {"dropped": 2**31},
+    {"staleness": [1, -1]},
+    {"staleness": [2**31]},
+]
+
+
+def test_an_impossible_round_is_refused_and_nothing_written(store: Store) -> None:
     add_run(store, "r")
-    with pytest.raises(StoreRefusedError, match=next(iter(bad)) + "|time"):
-        write(store, StepBatch([record(0, 0)]), round_batch(a_round(0), a_round(1, **bad)))
+    for bad in IMPOSSIBLE:
+        with pytest.raises(StoreRefusedError, match=next(iter(bad)) + "|time"):
+            write(store, StepBatch([record(0, 0)]), round_batch(a_round(0), a_round(1, **bad)))
     with store.read() as connection:
         for table in (schema.worker_steps, schema.rounds):
             assert connection.execute(sa.select(table)).all() == []
