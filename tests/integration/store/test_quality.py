@@ -252,8 +252,7 @@ def test_evaluations_of_a_run_that_ended_long_ago_are_read_once_for_its_target(
 def test_the_training_loss_decides_where_no_evaluation_has_one(store: Store, samples: int) -> None:
     key = add_run(store, "r")
     write(store, _hello_of(samples, epochs=100), adopted(0, 0, counts=[[1, 1]] * 300))
-    for step in range(300):
-        write(store, steps(step, loss=3.0 - step // 100))
+    write(store, *(steps(step, loss=3.0 - step // 100) for step in range(300)))
     with store.write() as connection:
         target.set_target(connection, key, {"metric": "loss", "value": 2.0, "direction": "<="})
     wanted = runs.get(store, "r")["target"]
