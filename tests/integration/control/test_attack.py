@@ -112,7 +112,7 @@ def test_8_ranks_that_there_are_not_end_no_controller_and_break_no_page(
     assert {segment.source for segment in planned} == {"controller"}
     assert len(reasons(bus)) == 3 * len(ranks)
     with serving(store, bus_url) as client:
-        for page in ("coverage", "report", "whatif", "workers", "attribution", "view"):
+        for page in ("coverage", "report", "workers", "attribution", "view"):
             answer = client.get(f"/api/v1/runs/{run}/{page}")
             assert answer.status_code == 200, (page, answer.text)
         workers = client.get(f"/api/v1/runs/{run}/workers").json()
