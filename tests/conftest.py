@@ -101,7 +101,6 @@ LONG = (
     "e2e/test_relaxed.py",
     "e2e/test_resume.py",
     "e2e/test_shapes.py",
-    "e2e/test_stacks.py",
     "e2e/test_streams.py",
     "e2e/test_tensor_parallel.py",
     "e2e/test_token_budget.py",

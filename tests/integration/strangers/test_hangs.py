@@ -137,6 +137,8 @@ def test_a_rank_in_its_loader_and_a_rank_in_a_lock(runs: Runs) -> None:
         line_of("read_from_a_dead_disk"), runs.stacks("loader and lock", 1)["frame"]
     )
     assert re.fullmatch(line_of("take_the_lock"), runs.stacks("loader and lock", 2)["frame"])
+    # Rank 0 is in C, where the gradients are all-reduced.
+    assert "backward" in runs.stacks("loader and lock", 0)["text"]
 
 
 def test_the_newest_step_is_the_last_one_that_all_ranks_have_told_of(runs: Runs) -> None:
@@ -150,16 +152,11 @@ def test_a_rank_in_a_collective_that_the_other_does_not_enter(runs: Runs) -> Non
     said = runs.hangs("collective", 0)
     assert said["waiting"] == [1]
     assert phases(said) == {0: "compute", 1: "sync"}
-    assert "ank 1 is in the reduction of the gradients" in said["words"]
+    assert "Rank 1 is in the reduction of the gradients. It waits for rank 0" in said["words"]
     assert re.search(r"waits? for rank 0, which is in the loop's body", said["words"])
     stack = runs.stacks("collective", 0)
     assert re.fullmatch(line_of("stand_still"), stack["frame"])
     assert "barrier" in stack["text"]
-
-
-def test_a_single_rank_that_waits_is_it(runs: Runs) -> None:
-    words = runs.hangs("collective", 0)["words"]
-    assert "Rank 1 is in the reduction of the gradients. It waits for rank 0" in words
 
 
 def test_a_rank_that_is_suspended(runs: Runs) -> None:
@@ -191,6 +188,8 @@ def test_a_long_evaluation_of_all_ranks_is_no_hang(runs: Runs, main: Main) -> No
     assert (ended["state"], ended["attempt"]) == ("finished", 0), ended["message"]
     assert not runs.get("all evaluate", "/hang")["hung"]
     assert runs.get("all evaluate", "/coverage")["exact"]
+    code, _, err = main("stacks", "--server", runs.stack.url, runs.id("all evaluate"))
+    assert (code, "has ended" in err) == (2, True)
 
 
 def test_the_command_line_says_where_in_the_code_a_rank_is(runs: Runs, main: Main) -> None:
@@ -200,6 +199,10 @@ def test_the_command_line_says_where_in_the_code_a_rank_is(runs: Runs, main: Mai
     assert "rank 1" in out
     assert re.search(line_of("read_from_a_dead_disk"), out)
     assert re.search(line_of("take_the_lock"), out)
+    of_rank = ["--rank", "1", "--server", runs.stack.url, runs.id("loader and lock")]
+    code, out, err = main("stacks", *of_rank)
+    assert code == 0, err
+    assert re.search(": " + line_of("read_from_a_dead_disk"), out.splitlines()[0])
 
 
 # What takes longer
@@ -296,14 +299,9 @@ def test_a_rank_that_does_not_come_to_wrap_its_model(before_wrapping: Runs) -> N
 
 
 @pytest.mark.long
-def test_a_rank_that_does_not_come_to_its_loop(slow_runs: Runs) -> None:
+def test_a_rank_that_does_not_come_to_its_loop_is_not_cut_off(slow_runs: Runs) -> None:
     said = slow_runs.hangs("before the loop", 1)
     assert (said["waiting"], said["step"]) == ([0], None)
-
-
-@pytest.mark.long
-def test_a_rank_before_its_loop_is_not_cut_off(slow_runs: Runs) -> None:
-    said = slow_runs.hangs("before the loop", 1)
     assert phases(said)[1] == "script"
     assert said["silent"] == []
     assert "disconnected" not in said["words"]
