@@ -126,35 +126,6 @@ def test_what_is_refused_cordons_nobody(plane: Plane) -> None:
     assert actions(plane, run) == before
 
 
-def test_a_node_makes_way_for_the_runs_spare(plane: Plane) -> None:
-    plane.have(n1=None, n2=None, n3=None, n4=None)
-    run = plane.start(nodes_min=2, nodes_max=2, spares=1).json()["id"]
-    spare = next(node["id"] for node in plane.get("nodes") if node["spare_of"] == run)
-    train = sorted(plane.on(run))
-    idle = ({"n1", "n2", "n3", "n4"} - {spare, *train}).pop()
-    for node in train:
-        groups.ready(plane.store, run, node)
-        groups.report(plane.store, run, node, State.RUNNING)
-    leaves = train[1]
-    before = len(actions(plane, run))
-    body = {"cordon": True, "why": WHY}
-    answer = plane.ask("POST", f"runs/{run}/nodes/{leaves}/replace", **body)
-    assert answer.status_code == 202, answer.text
-    row = next(row for row in answer.json() if row["node"] == spare)
-    assert row["replaces"] == leaves
-    assert idle not in {row["node"] for row in answer.json()}
-    assert plane.node(leaves)["cordoned"]["reason"] == WHY
-    assert actions(plane, run)[: -before or None] == ["run.replace"]
-    [shown] = plane.get(f"runs/{run}/replacements")
-    assert (shown["node"], shown["other"], shown["why"]) == (leaves, spare, WHY)
-    assert shown["state"] == "waiting"
-    again = plane.ask("POST", f"runs/{run}/nodes/{leaves}/replace", node=idle)
-    assert again.status_code == 409
-    assert spare in again.json()["detail"]
-    [entry] = plane.get(f"nodes/{spare}/history")["runs"]
-    assert entry["replaces"] == leaves
-
-
 def test_only_what_trains_is_replaced_and_only_engines_take_it_back(plane: Plane) -> None:
     plane.have(n1=None, n2=None, n3=None)
     run = plane.training("n1", "n2", "n3", most=3)
@@ -162,27 +133,6 @@ def test_only_what_trains_is_replaced_and_only_engines_take_it_back(plane: Plane
     assert plane.ask("POST", f"runs/{run}/nodes/n4/replace").status_code == 409
     assert plane.ask("POST", f"runs/{run}/nodes/n2/replace", node="n4").status_code == 202
     assert plane.ask("DELETE", f"runs/{run}/nodes/n2/replace").status_code == 409
-
-
-def test_a_spare_is_held_back(plane: Plane) -> None:
-    plane.have(n1=None, n2=None, n3=None)
-    run = plane.start(nodes_min=2, nodes_max=3, spares=1).json()["id"]
-    [spare] = [node["id"] for node in plane.get("nodes") if node["spare_of"] == run]
-    assert spare not in plane.on(run)
-    assert plane.ask("POST", f"runs/{run}/nodes", nodes=1).status_code == 409
-    other = plane.start(nodes_min=1, nodes_max=3).json()["id"]
-    assert spare not in plane.on(other)
-    assert plane.ask("POST", f"runs/{run}/stop", force=True).status_code == 202
-    for node in plane.on(run):
-        groups.report(plane.store, run, node, State.STOPPED)
-    assert plane.node(spare)["spare_of"] is None
-
-
-def test_only_a_run_with_spares_has_its_slow_nodes_replaced(plane: Plane) -> None:
-    plane.have(n1=None, n2=None)
-    answer = plane.start(nodes_min=1, nodes_max=2, replace_slow_nodes=True)
-    assert answer.status_code == 422
-    assert "spares" in answer.json()["detail"]
 
 
 def test_changes_say_which_revision_they_mean(plane: Plane) -> None:
