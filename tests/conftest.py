@@ -282,20 +282,10 @@ SAMPLED = {
     "security/test_roles.py": {
         "test_a_cookie_cannot_be_made": 2,
     },
-    "unit/insight/test_fitness.py": {
-        "test_no_harm_is_said_of_what_suits": 4,
-    },
     "unit/insight/test_replay.py": {
         "test_replay_makes_each_plan_again": 4,
     },
-    "unit/policies/predict/test_linear.py": {
-        "test_rows_of_another_load_are_not_taken_for_another_speed": 5,
-    },
-    "unit/policies/presets/test_dynamic_batching.py": {
-        "test_converges_within_two_adjustments": 4,
-    },
     "unit/policies/presets/test_harmless.py": {
-        "test_measured_times_follow_the_data": 1,
         "test_no_harm_on_equal_ranks": 2,
         "test_no_harm_whatever_samples_cost": 2,
         "test_uneven_ranks_gain_as_much_as_by_measured_times": 1,

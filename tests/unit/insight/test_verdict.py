@@ -144,12 +144,6 @@ def test_slow_planning_is_no_slow_loader() -> None:
     assert words(verdict).startswith("Ranks wait for the plan in the first step of segments")
 
 
-def test_a_slow_loader_is_input() -> None:
-    verdict = judge(observed(data_s=0.001 + 0.08 * (slow(1, 2.0) - 1)))
-    only(verdict, "input", 1)
-    assert words(verdict).startswith("Rank 1 waits for the data loader in all steps.")
-
-
 def test_uneven_batches_are_data() -> None:
     rng = np.random.default_rng(0)
     verdict = judge(observed(load=rng.lognormal(3.7, 0.5, (100, 6))))
@@ -232,10 +226,10 @@ def test_who_waits_longest_is_named_beside_all_who_wait() -> None:
     assert {(3,), tuple(range(8))} <= named_ranks
 
 
-@pytest.mark.parametrize("steps", [4, 10, 16, 25])
+@pytest.mark.parametrize("steps", [4, 25])
 def test_noise_is_no_cause_in_few_steps(steps: int) -> None:
     alarms = 0
-    for seed in range(40):
+    for seed in range(25):
         seen = observed(8, steps, noise=0.0)
         noise = 1 + 0.1 * np.random.default_rng(seed).standard_normal(seen.compute_s.shape)
         compute_s = seen.compute_s * noise

@@ -131,21 +131,6 @@ def test_noise_near_the_limit_moves_no_rank() -> None:
     assert changes < naive / 4
 
 
-def test_parameters_reach_the_synchroniser() -> None:
-    given = {"spread": 0.5, "every": 7, "probes": 3, "staleness": 2, "batches": "sata"}
-    policy = policies.make("rna-hierarchical", given)
-    assert policy.name == "rna-hierarchical" and policy.relaxed
-    times = np.tile([55.0, 55.0, 105.0, 105.0], (32, 1))
-    synchroniser = policy.choose(feedback(times), 4, {}).synchroniser
-    assert msgspec.to_builtins(synchroniser.parameters) == {
-        "groups": [[0, 1], [2, 3]],
-        "every": 7,
-        "probes": 3,
-        "staleness": 2,
-        "mean": True,
-    }
-
-
 def test_ranks_of_a_node_are_a_group() -> None:
     nodes = np.array([0, 1, 0, 1])
     slow_half = feedback(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)))

@@ -50,7 +50,7 @@ UNEVEN = np.random.default_rng(0).lognormal(0, 1, 9_000)
 def test_what_batches_level_is_all_reduced(speeds: list[int], sizes: np.ndarray) -> None:
     """So training stays that of plain DDP."""
     devices = Emulation([1e-3 * speed for speed in speeds], [0.005] * 8, noise=0.03)
-    assert changes(trained(devices, sizes, 640)) == []
+    assert changes(trained(devices, sizes, 320)) == []
 
 
 @pytest.mark.parametrize("speeds", [[1] * 8, [1] * 7 + [5]])
