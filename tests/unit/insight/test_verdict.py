@@ -88,14 +88,6 @@ def test_what_comes_back_has_a_begin_if_it_was_due_before() -> None:
     assert facts_of(verdict)["causes"][0]["since"] == FIRST + 120
 
 
-def test_what_comes_back_since_the_run_began_is_told_from_its_first_time() -> None:
-    speed = np.ones((300, 6))
-    speed[20::50, 2] = 15.0
-    seen = observed(steps=300, speed=speed)
-    verdict = judge(dataclasses.replace(seen, step=seen.step - FIRST))
-    assert "every 50 steps since step 20." in words(verdict)
-
-
 def test_what_passed_is_told_with_its_steps() -> None:
     verdict = judge(observed(speed=in_steps(20, 49, 2, 4.0)))
     only(verdict, "transient", 2)
