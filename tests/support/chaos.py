@@ -86,7 +86,6 @@ class Chaos:
     """A running stack whose parts can be hurt.
 
     Args:
-        stack: server and agent, started.
         directory: of the training: what ranks write down, and checkpoints. Not on the small disk.
         postgres: the database's server; None: SQLite in the stack's data.
         clock: the file that tells the node's processes their time; None: they have the true one.

@@ -16,7 +16,6 @@ class SmallDisk:
 
     Args:
         path: where it is mounted; made.
-        size: bytes.
     """
 
     def __init__(self, path: Path, size: int) -> None:

@@ -136,11 +136,9 @@ def accumulate(
     """Errors of two accumulations over steps with other weights.
 
     Args:
-        kind: of model.
         steps: counts [step][rank].
         kept: what ranks keep until the last step: "gradients", "partial" sums, which replicas of
             a sharded model have, or "nothing".
-        seed: of data and model.
         how: see `Sharding`.
     """
     rank = dist.get_rank()

@@ -116,7 +116,6 @@ class Timing:
 
     Args:
         steps: steps of the case; the stopwatch watches every second step.
-        hidden: width of the model.
         repeats: how often the device repeats each sample.
         slow_rank: rank that gets extra work from the middle on; -1: no rank.
         extra: matrix products of the extra work in a step.
@@ -182,7 +181,6 @@ def weighted(
     """Gradients beside those of one process that has the global batch.
 
     Args:
-        kind: kind of device.
         loss_mean: "samples" or "size".
         shares: each rank's share of the load after the first segment; empty: equal shares.
         model_kind: "sequences" or "mlp".
@@ -264,7 +262,6 @@ class Training:
 
     Args:
         chain: synchronisers from the second segment on; the first segment is all-reduced.
-        hidden: width of the model.
         layers: hidden layers, each `hidden` by `hidden`.
         amp: whether the case trains with autocast and a gradient scaler.
         fused: whether the optimiser unscales gradients by itself.
@@ -419,7 +416,6 @@ class Copying:
     Args:
         hidden: width of the layers, which have no biases.
         layers: how many layers the model has.
-        steps: steps of a block.
         blocks: how many blocks of steps there are for each way of copying.
     """
 

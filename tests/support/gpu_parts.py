@@ -83,7 +83,6 @@ class Kit:
     Args:
         kind: "cuda" or "cpu".
         quick: whether cases have fewer steps.
-        whole_s: time for all parts.
         start: how ranks start, see `Ranks`; None: as the device needs.
     """
 
@@ -126,7 +125,6 @@ class Kit:
 
         Args:
             case: called with the kind of device and `args`.
-            world: number of ranks.
             limit_s: seconds until the ranks are killed; fewer if the part has fewer left.
 
         Raises:

@@ -192,12 +192,9 @@ def accumulate(
     """Errors of two accumulations over steps with other weights, the last of which synchronises.
 
     Args:
-        kind: of model.
         steps: counts [step][rank].
         how: "each": every step in a `no_sync` of its own; "all": one around all of them; "twice":
             two backward passes per step; "synced": no `no_sync` at all.
-        seed: of data and model.
-        options: of DDP.
     """
     rank = dist.get_rank()
     current = ddp.CurrentStep(dist.get_world_size())
@@ -343,7 +340,6 @@ class Hiding(nn.Module):
     """A model whose output is `Hidden`.
 
     Args:
-        model: what it consists of.
         decoy: it also gives a tensor that no loss is made of.
     """
 

@@ -17,12 +17,7 @@ from pathlib import Path
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves one file.
-
-    Args:
-        data: of the file.
-        host: to listen on.
-    """
+    """Serves one file."""
 
     daemon_threads = True
 

@@ -246,7 +246,6 @@ def kubernetes(network: Network, folder: Path, *more: Path) -> Iterator[Kubernet
     """Kubernetes on a network, until the end of the block.
 
     Args:
-        network: its nodes.
         folder: for what the daemons write.
         more: folders that pods need beside Python's.
     """

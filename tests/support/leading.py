@@ -89,9 +89,6 @@ class Leading:
     """One attempt of a run: adopts segments as the leader's loader would, and reports their steps.
 
     Args:
-        bus_url: the bus.
-        run: public id.
-        sizes: [N].
         a: true seconds per size unit, [W].
         used: samples that an earlier attempt used in the epoch where this one begins.
         key: of the run, if it has a session.

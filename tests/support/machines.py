@@ -36,7 +36,6 @@ class Cluster:
     """`paceline server` on this process's side of a network, and agents on its nodes.
 
     Args:
-        network: that connects them.
         folder: for everything that they write.
         host: that the server listens on; empty: the address that the nodes reach.
         more: of the server's command line.
@@ -97,8 +96,6 @@ class Cluster:
         """Starts the agents of some nodes, and waits until the server knows them.
 
         Args:
-            nodes: their numbers.
-            env: further variables.
             host: name that these nodes give themselves; empty: each its own.
         """
         for node in nodes:

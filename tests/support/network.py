@@ -25,9 +25,7 @@ class Network:
     """Namespaces on one switch, to which this process is connected, too.
 
     Args:
-        prefix: of the namespaces' names.
         subnet: first three numbers of all addresses.
-        nodes: how many.
     """
 
     prefix: str

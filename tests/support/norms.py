@@ -111,10 +111,8 @@ def compare(
     """The largest errors of outputs, gradients of inputs and of parameters, and statistics.
 
     Args:
-        setting: the network's.
         steps: counts [step][rank].
         loss_mean: what losses are means over; a sample's size is 1, 2, 3, 1, …
-        seed: of network and inputs.
     """
     rank = dist.get_rank()
     current = ddp.CurrentStep(dist.get_world_size())
@@ -252,8 +250,6 @@ def train(
 
     Args:
         how: "sync" or "local".
-        count: N.
-        batch: the global one.
         leave_at: the step in which all ranks leave the loop.
         folder: of checkpoints, each second step.
     """

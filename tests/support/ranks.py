@@ -35,8 +35,6 @@ class Ranks:
     its rank in the process group.
 
     Args:
-        world: how many.
-        backend: of the process group.
         start: how processes start: "forkserver", or "spawn", which CUDA needs.
     """
 

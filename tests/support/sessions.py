@@ -95,11 +95,6 @@ def train(
     """A plain training loop.
 
     Args:
-        count: N.
-        epochs: to train.
-        options: of the session.
-        loading: of the loader.
-        state: to resume from.
         save_at: step after which to take the state and leave.
         at_step: called with session, step and `arguments` before each step's forward pass.
     """
@@ -544,9 +539,6 @@ def accumulate(
     """Gradients accumulated over `every` steps.
 
     Args:
-        count: N.
-        every: steps between updates.
-        options: of the session.
         discard: drop what an epoch's end leaves over ("early": before the next epoch, "late": after
             its first forward pass) or carry it on ("").
         around: one `no_sync` around several steps, instead of one in each.
@@ -616,8 +608,6 @@ def compiled(count: int, options: dict[str, Any], *, before: bool) -> list[str]:
     """Trains an epoch with a compiled model; what this rank warns of changing shapes.
 
     Args:
-        count: N.
-        options: of the session.
         before: the model is compiled before it is wrapped, else after.
     """
     warnings: list[str] = []

@@ -48,9 +48,7 @@ class VirtualRun:
     """Plans and trains on paper: a rank's step takes its load times its slowness.
 
     Args:
-        hello: of the run.
         slowness: of each rank, s per size unit; a list of them for each epoch.
-        policy: a preset's name.
     """
 
     hello: Hello

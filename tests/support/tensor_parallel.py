@@ -117,13 +117,10 @@ def train(
     """A training loop over a split model, and the same steps in one process on each rank.
 
     Args:
-        plans: what plans it.
-        epochs: to train.
         groups: see `mesh_of`.
         replicas: see `mesh_of`.
         sequence: see `split`.
         batchnorm: the network has such a layer, which is synchronised.
-        **options: of Session.
     """
     log, data = Log(), Sized(48)
     dp, tp = mesh_of(groups, replicas=replicas)

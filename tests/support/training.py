@@ -33,12 +33,9 @@ class Training:
     """One run: reports steps as its ranks would, committed and then announced as ingest does.
 
     Args:
-        store: where the run is.
         bus_url: where open pages hear of it.
-        run: public id.
         slowness: time per size unit of each rank's device, relative.
         emulated: the run says that device speeds are emulated.
-        backend: the run's.
         devices: of the ranks; empty: they do not tell.
     """
 
@@ -97,8 +94,6 @@ class Training:
 
         Args:
             steps: how many, from the run's next one on.
-            source: who planned them.
-            lost: of these no row arrives.
         """
         end = self.step + steps
         messages: list[Message] = []

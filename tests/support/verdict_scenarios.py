@@ -32,8 +32,6 @@ class Truth:
     """A cause as a verdict should name it.
 
     Args:
-        kind: kind of the cause.
-        ranks: its ranks.
         since: the first step that shows it; None: the first step of all.
         cost_s: what it adds to the run time.
         sigmas: size of that first step in standard deviations of the noise; None: no such step.

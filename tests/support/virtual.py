@@ -263,8 +263,6 @@ def ranks(
     """Ranks whose `Rounds` have a virtual clock, store and process group.
 
     Args:
-        world: how many.
-        round_s: what a reduction takes.
         call_s: from when a key is set until those that wait for it know.
         timeout_s: after which a rank that waits gives up.
     """

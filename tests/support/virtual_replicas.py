@@ -191,11 +191,8 @@ def train(
     Args:
         what: `averaging` or `pairwise`.
         work_s: what each step takes each rank, [W][steps].
-        samples: of these steps.
-        round_s: what a reduction takes.
         call_s: from when a key is set until those that wait for it know.
         exchange_s: what a vector to another rank and one back take.
-        seed: of what is drawn.
     """
     world = len(work_s)
     ran = Ran([[] for _ in work_s], [[] for _ in work_s], [[] for _ in work_s])

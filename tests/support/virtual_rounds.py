@@ -45,11 +45,9 @@ def train(
     """A segment.
 
     Args:
-        call: who calls a round.
         drift: how far ranks may drift apart.
         work_s: what each step takes each rank, [W][its steps].
         samples: of these steps; where there are none, there is no gradient.
-        round_s: what a reduction takes.
         call_s: from a call until all know.
         leaves: whether a rank leaves after it computed a step: "aborts", or "dies", or
             is "stuck".

@@ -30,7 +30,6 @@ def feedback(rows: Floats, a: Floats, c: Floats, b: Floats, factor: Any = 1.0) -
 
     Args:
         rows: load and samples of each step and rank, [S, W, 2].
-        a, c, b: of each rank, [W].
         factor: of the times, [S, W].
     """
     steps, world = rows.shape[:2]

@@ -142,10 +142,7 @@ def trial(
 
     Args:
         compute_s: of 64 steps, [S, W].
-        exchange_s: of an all-reduce.
         relaxed_s: what a step takes with pairwise means, on each rank, [W].
-        segments: how many.
-        uneven: ranks share batches.
     """
     made = [chosen(Feedback.empty(), {}, 0)]
     for number in range(1, segments):
