@@ -90,24 +90,6 @@ def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
     assert 2 / (1 / 1.5 + 1 / 1.0) < slow < (1 + 99 * 1.5 + 1.5 + 2 * 1.5) / 100
 
 
-def test_a_question_of_a_later_segment_is_answered_where_there_is_time() -> None:
-    """Rank 2 asks at 10, and rank 0 has begun the next segment at 1: it is not held up."""
-    ranks = Ranks(3, Costs(pair_s=2.0))
-    assert [record.ended_at for record in ranks.run([[1, 1, 10]]).rounds] == [3, 12]
-    later = ranks.run([[3, 1, 1], [5, 1, 1]])
-    # From 4 to 6; at 9 there is not enough time until 10. Rank 2 has its first answer at 12.
-    by = {rank: [record for record in later.rounds if record.rank == rank] for rank in (0, 2)}
-    assert [record.ended_at + 1 for record in by[0]] == [6, 14]
-    assert [record.ended_at + 1 for record in by[2]] == [16, 18]
-    assert later.wait_s.tolist() == [[0, 0, 1], [0, 0, 3]]
-
-
-def test_the_last_answers_are_waited_for_where_all_meet() -> None:
-    ranks = Ranks(2, Costs(round_s=0.5, pair_s=4.0))
-    ranks.run([[1, 2]])
-    assert ranks.model.meet(ranks.now - 1.0, ranks.costs) == 5.0 - 1.0 + 2 * 0.5
-
-
 @given(
     world=st.integers(1, 7),
     lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4),

@@ -81,25 +81,6 @@ def test_nobody_takes_over_what_does_not_fit_into_its_memory() -> None:
     assert timeline.wait_s[-1].tolist() == [4 * 27 - 8, 0]
 
 
-def test_ranks_of_one_speed_train_as_planned() -> None:
-    plain = make(RNA, 3, 0)
-    timeline, _, work = trained(RNA, [1.0] * 3, np.ones((8, 3), int))
-    same = plain.run(np.zeros(3), work)
-    assert timeline.rounds == same.rounds
-    assert timeline.wait_s.tolist() == same.wait_s.tolist()
-
-
-def test_means_come_after_the_batches_of_their_span() -> None:
-    """Every four steps: of the eight batches of ranks at 1 s and 3 s, six are rank 0's."""
-    what = convert("averaging", {"every": 4})
-    costs = Costs(round_s=0.5)
-    timeline, batches, _ = trained(what, [1.0, 3.0], np.ones((8, 2), int), costs=costs)
-    assert batches.features.samples.T.tolist() == [[1, 1, 1, 3] * 2, [1, 1, 0, 0] * 2]
-    assert timeline.communication_s[:, 1].tolist() == [0, 0, 0, 0.5] * 2
-    assert (timeline.work_s + timeline.wait_s).sum(axis=0).tolist() == [12, 12]
-    assert [(each.step, each.ended_at) for each in timeline.rounds] == [(3, 6.5), (7, 13.0)]
-
-
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(0, 2**31))
 
 

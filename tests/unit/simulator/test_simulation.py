@@ -23,8 +23,6 @@ from paceline_backend.simulator.simulation import remaining
 from support.records import record
 from support.simulated import train
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "scenarios"
-
 
 def scenario(**fields: Any) -> Scenario:
     plain = {
@@ -118,20 +116,6 @@ def test_records_are_encoded_as_ranks_encode_theirs() -> None:
         for name in batch.records[0].__struct_fields__
     }
     assert encode_steps(columns, "r") == encode(batch, "r")
-
-
-def test_lbb_table_2() -> None:
-    """128 samples on each: as slow as the GTX 750; balanced: within a per cent of Table 3."""
-    plain = Scenario.load(EXAMPLES / "lbb-table2.yaml").as_dict()
-    plain["devices"]["noise"] = 0.0
-    devices = Scenario.of(plain).emulation()
-
-    def times(counts: list[int]) -> list[float]:
-        n = np.array(counts)
-        return devices.compute_s(0, Features(n, n * 1.0, n * 1.0, np.ones(4))).tolist()
-
-    assert times([128] * 4) == pytest.approx([0.08181, 0.08149, 0.08539, 0.39292], rel=1e-3)
-    assert times([167, 167, 158, 20]) == pytest.approx([0.10494, 0.10414, 0.10346, 0.10441], 1e-3)
 
 
 def test_fluid_limit() -> None:
