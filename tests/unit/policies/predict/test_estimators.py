@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
+from paceline.core.cost import Features
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models
 from paceline_backend.policies.predict.estimators import (
@@ -20,6 +21,7 @@ from paceline_backend.policies.predict.estimators import (
     predictor_of,
 )
 from paceline_backend.policies.predict.linear import LinearPredictor
+from support.simulated import rows_of
 
 Floats = npt.NDArray[np.float64]
 LINEAR = ["linear", "huber", "quantile"]
@@ -32,18 +34,9 @@ def feedback(rows: Floats, a: Floats, c: Floats, b: Floats, factor: Any = 1.0) -
         rows: load and samples of each step and rank, [S, W, 2].
         factor: of the times, [S, W].
     """
-    steps, world = rows.shape[:2]
     load, samples = rows[..., 0], rows[..., 1]
     compute_s = (a * load + c * samples + b) * factor
-    return Feedback(
-        np.repeat(np.arange(steps), world),
-        np.tile(np.arange(world), steps),
-        samples.ravel().astype(np.int64),
-        load.ravel(),
-        compute_s.ravel(),
-        load.ravel() * 9,
-        load.ravel() / 3,
-    )
+    return rows_of(Features(samples.astype(np.int64), load, load * 9, load / 3), compute_s)
 
 
 def steps_of(count: int, world: int, seed: int = 0) -> Floats:

@@ -20,6 +20,7 @@ from paceline_backend.policies import Feedback, Models
 from paceline_backend.policies.predict.linear import LinearPredictor, PerSamplePredictor
 from paceline_backend.simulator import Simulation
 from support.records import hello
+from support.simulated import rows_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -266,11 +267,7 @@ class Cluster:
 
     def feedback(self, first: int, last: int) -> Feedback:
         """Feedback of steps [first, last)."""
-        batches, compute_s = self.at(slice(first, last)), self.compute_s[first:last]
-        steps, world = compute_s.shape
-        samples, load, squares, longest = (np.ravel(column) for column in batches)
-        step, rank = np.repeat(np.arange(steps), world), np.tile(np.arange(world), steps)
-        return Feedback(step, rank, samples, load, np.ravel(compute_s), squares, longest)
+        return rows_of(self.at(slice(first, last)), self.compute_s[first:last])
 
     def at(self, step: int | slice) -> Features:
         return Features(*(column[step] for column in self.batches))
@@ -448,10 +445,7 @@ def noisy(speed: Floats, noise: float, seed: int) -> Feedback:
     rng = np.random.default_rng(seed)
     load = rng.uniform(300, 500, (64, len(speed)))
     time_s = 1e-4 * load * speed * (1 + noise * rng.standard_normal(load.shape))
-    step, rank = np.divmod(np.arange(load.size), len(speed))
-    flat = load.ravel()
-    samples = np.full(load.size, 8)
-    return Feedback(step, rank, samples, flat, time_s.ravel(), flat**2 / 8, flat / 8)
+    return rows_of(Features(np.full(load.shape, 8), load, load**2 / 8, load / 8), time_s)
 
 
 def seconds(models: Models) -> Floats:

@@ -11,11 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from paceline.core.amounts.shapes import on_grid, raised
-from paceline.core.cost import Cost, PaddedCost, features
+from paceline.core.cost import Cost, Features, PaddedCost, features
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Plan, Policy, Problem
 from paceline_backend.policies.base import Storage
 from paceline_backend.policies.solve.balance import partition
+from support.simulated import rows_of
 
 BATCHES = sorted(name for name in policies.names() if policies.get(name).combines)
 
@@ -53,16 +54,9 @@ def feedback(problem: Problem, speeds: np.ndarray, steps: int) -> Feedback:
     """Of steps in which each rank had random samples, of which each took so long."""
     rng = np.random.default_rng(5)
     drawn = rng.choice(problem.sizes, (steps, problem.world, 8))
-    load = drawn.sum(axis=2).ravel()
-    return Feedback(
-        np.repeat(np.arange(steps), problem.world),
-        np.tile(np.arange(problem.world), steps),
-        np.full(steps * problem.world, 8),
-        load,
-        load * np.tile(speeds, steps) + 0.001,
-        (drawn**2).sum(axis=2).ravel(),
-        drawn.max(axis=2).ravel(),
-    )
+    load = drawn.sum(axis=2)
+    of = Features(np.full(load.shape, 8), load, (drawn**2).sum(axis=2), drawn.max(axis=2))
+    return rows_of(of, load * speeds + 0.001)
 
 
 def made(policy: Policy, problem: Problem, known: Feedback) -> Plan:
