@@ -18,9 +18,6 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.planner import shares_of
 from paceline_backend.policies.presets.paceline import PacelineScheduler
 from paceline_backend.policies.solve.balance import partition
-from paceline_backend.policies.solve.compose import evened as even_out
-from paceline_backend.policies.solve.compose import matched as match
-from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.simulator import Simulation
 from support.records import hello
 from support.simulated import train
@@ -245,37 +242,6 @@ def test_workers_that_differ_at_other_loads_do_not_count_as_equal() -> None:
     taken = models.ett(features(sizes[made.samples], made.counts)).max(axis=1)
     for step, part in enumerate((sizes[:128], sizes[128:])):
         assert taken[step] <= slowest(part, models, partition(part, models))
-
-
-def total(bins: Ints, sizes: Floats, workers: Workers, counts: Ints) -> float:
-    """What whole steps take."""
-    load = np.bincount(bins, sizes, minlength=counts.size).reshape(counts.shape)
-    return float((workers.a * load + workers.b)[:-1].max(axis=1).sum())
-
-
-def test_steps_are_never_slower_for_having_been_made_even() -> None:
-    rng = np.random.default_rng(6)
-    gained = 0
-    for _ in range(60):
-        world, local, steps = (int(rng.integers(low, 7)) for low in (2, 1, 3))
-        sizes = np.round(rng.normal(45, 4, steps * world * local))
-        some = np.full(world, world * local)
-        workers = Workers(rng.uniform(1, 3, world), np.zeros(world), rng.uniform(0, 9, world), some)
-        counts = np.vstack([np.full((steps, world), local), np.zeros((1, world), np.int64)])
-        bins = rng.permutation(np.repeat(np.arange(steps * world), local))
-
-        matched = match(bins, sizes, steps, world)
-        evened = even_out(
-            bins, sizes, workers, counts, total(matched, sizes, workers, counts) / steps
-        )
-        assert (np.bincount(evened, minlength=counts.size) == counts.ravel()).all()
-        assert total(evened, sizes, workers, counts) <= total(matched, sizes, workers, counts)
-        again = even_out(
-            evened, sizes, workers, counts, total(matched, sizes, workers, counts) / steps
-        )
-        assert total(again, sizes, workers, counts) <= total(evened, sizes, workers, counts)
-        gained += total(evened, sizes, workers, counts) < total(matched, sizes, workers, counts)
-    assert gained > 30
 
 
 def test_there_is_nothing_to_compose_where_the_last_step_is_dropped() -> None:
