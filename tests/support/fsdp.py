@@ -56,8 +56,6 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is sharded."""
-
     replicas: int = 1  # of sharded models; 1: each rank has a part of its own
     reshard: bool | int | None = None  # after the forward pass; None: torch's default
     units: bool = True  # parts of the model are units, too, and not the model alone

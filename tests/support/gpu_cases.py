@@ -44,11 +44,9 @@ class Place:
 
     @property
     def device(self) -> torch.device:
-        """PyTorch's name of the device."""
         return torch.device("cuda", 0) if self.kind == "cuda" else torch.device("cpu")
 
     def synchronize(self) -> None:
-        """Waits until the device has done all its work."""
         if self.kind == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -442,7 +440,6 @@ class Copier:
 
     @property
     def bytes(self) -> int:
-        """Size of the model's parameters."""
         return sum(p.numel() * p.element_size() for p in self.network.parameters())
 
     def step(self, scale: float = 1.0) -> None:
@@ -456,7 +453,6 @@ class Copier:
         return self.flat.read(self.optimizer, 0.5, 1.0, 1)
 
     def alone(self) -> None:
-        """A step without a copy."""
         self.step()
 
     def waiting(self) -> None:
@@ -472,7 +468,6 @@ class Copier:
             self.copied_s.append(self._under_way.popleft().result())
 
     def seconds(self, way: Callable[[], None]) -> float:
-        """Time of a block of steps."""
         self.place.synchronize()
         began = time.perf_counter()
         for _ in range(self.work.steps):

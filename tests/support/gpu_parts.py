@@ -99,12 +99,10 @@ class Kit:
 
     @property
     def cuda(self) -> bool:
-        """Whether cases run on a GPU."""
         return self.kind == "cuda"
 
     @property
     def left_s(self) -> float:
-        """Seconds left for the current part."""
         return self._part_ends_at - time.monotonic()
 
     def begin(self, limit_s: float) -> None:
@@ -150,7 +148,6 @@ class Kit:
         )
 
     def close(self) -> None:
-        """Stops the ranks."""
         for pool in self._pools.values():
             pool.stop()
 

@@ -157,7 +157,6 @@ def difference(got: Tensor, want: Tensor) -> float:
 
 
 def split(counts: list[int], seed: int) -> list[list[Sample]]:
-    """One part per rank, of so many samples each."""
     everything = iter(samples(sum(counts), seed))
     return [[next(everything) for _ in range(count)] for count in counts]
 
@@ -353,8 +352,6 @@ class Hiding(nn.Module):
 
 
 class Showing(nn.Module):
-    """A model around one whose output is `Hidden`."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model

@@ -17,8 +17,6 @@ from pathlib import Path
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves one file."""
-
     daemon_threads = True
 
     def __init__(self, data: bytes, host: str = "127.0.0.1") -> None:
@@ -32,7 +30,6 @@ class FileServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Of the file."""
         return f"http://{self.server_address[0]!s}:{self.server_address[1]}/data.bin"
 
 

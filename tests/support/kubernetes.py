@@ -132,7 +132,6 @@ class Kubernetes:
         return items
 
     def apply(self, *objects: Mapping[str, Any], verb: str = "apply") -> None:
-        """Makes or changes objects of the namespace."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self.ask(verb, "--namespace", NAMESPACE, "--filename=-", text=text)
 

@@ -74,7 +74,6 @@ def network(setting: Setting, seed: int) -> Net:
 
 
 def inputs(setting: Setting, counts: list[int], seed: int) -> list[Tensor]:
-    """Each rank's inputs, [count, C, …]."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sum(counts), CHANNELS, *range(4, 4 + setting.dimensions))
     x = torch.randn(shape, generator=generator)
@@ -230,8 +229,6 @@ def waits(delay_s: float) -> tuple[float, float]:
 
 @dataclass
 class Seen:
-    """What a rank has after training."""
-
     model: dict[str, Tensor]
     after: list[Tensor]  # the running means of this rank, after each step
     samples: list[int]  # of each step, on this rank

@@ -64,7 +64,6 @@ def builtins(message: Message) -> dict[str, Any]:
 
 
 def fields(data: bytes, run: bytes = b"r", version: bytes = b"1") -> Fields:
-    """A bus entry."""
     return {b"v": version, b"run": run, b"data": data}
 
 
@@ -80,17 +79,14 @@ def in_segment(message: Any, /, **values: Any) -> bytes:
 
 
 def in_synchroniser(message: Any, /, parameters: Any, name: str = "hierarchical") -> bytes:
-    """The same with this synchroniser."""
     return in_segment(message, synchroniser={"name": name, "parameters": parameters})
 
 
 def in_step(**values: Any) -> bytes:
-    """A `StepBatch` of a record with other values."""
     return _in_record("steps", record(3, 0), values)
 
 
 def in_round(**values: Any) -> bytes:
-    """A `RoundBatch` of a record with other values."""
     return _in_record("rounds", a_round(3), values)
 
 

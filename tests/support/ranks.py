@@ -110,7 +110,6 @@ class Ranks:
             self._pipes.append(here)
 
     def stop(self) -> None:
-        """Kills the processes."""
         for process in self._processes:
             process.kill()
         for process in self._processes:

@@ -44,7 +44,6 @@ class Scenario:
 
     @property
     def world(self) -> int:
-        """Ranks."""
         return len(self.work_s[0])
 
     @property

@@ -63,8 +63,6 @@ def parameters(model: nn.Module) -> Tensor:
 
 @dataclass
 class Log:
-    """What one rank saw."""
-
     batches: list[tuple[int, int, list[int]]] = field(default_factory=list)  # epoch, step, samples
     weights: list[float] = field(default_factory=list)
     loads: list[float] = field(default_factory=list)
@@ -172,7 +170,6 @@ def figures(count: int, batch: int) -> tuple[Figures, list[tuple[int, int, float
 
 
 def kill_at(run: paceline.Session, step: int, when: int, pid: int) -> None:
-    """Rank 0 kills a process at a step."""
     if step == when and run.rank == 0:
         os.kill(pid, signal.SIGKILL)
 
@@ -203,7 +200,6 @@ def linger(url: str, linger_s: float) -> tuple[int, bool]:
 
 
 def wait_at(run: paceline.Session, step: int, rank: int, wait_s: float) -> None:
-    """One rank is slow at every step."""
     if run.rank == rank:
         time.sleep(wait_s)
 

@@ -61,7 +61,6 @@ def endless(sizes: Floats, world: int, global_batch: int) -> Hello:
 
 
 def train(simulation: Simulation) -> list[TrainedSegment]:
-    """All segments until its end."""
     ran = []
     while not simulation.finished:
         ran.append(simulation.advance())

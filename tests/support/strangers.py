@@ -110,7 +110,6 @@ class Field:
         assert self.run(run)["state"] == "running"
 
     def rejected(self) -> int:
-        """Return how many messages were ever rejected."""
         return int(self.stack.api("GET", "/rejected")["ever"])
 
 

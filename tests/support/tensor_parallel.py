@@ -67,7 +67,6 @@ def mesh_of(groups: int | None = None, *, replicas: bool = False) -> tuple[Any, 
 
 
 def split(model: nn.Module, tp: Any, *, sequence: bool = False) -> nn.Module:
-    """Splits a `Network` over the ranks of a group."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import parallel as p
 

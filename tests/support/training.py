@@ -79,7 +79,6 @@ class Training:
         )
 
     def report(self, *messages: Message) -> None:
-        """Commits messages, then tells open pages."""
         written = telemetry.write(self.store, [(self.run, message) for message in messages])
         if not all(isinstance(message, MetricBatch | RoundBatch) for message in messages):
             self.announce(written.steps.get(self.run))
@@ -134,7 +133,6 @@ class Training:
         self.version, self.policy = version, policy
 
     def end(self, state: str = "finished", **fields: Any) -> None:
-        """The run is over."""
         self.report(RunState(State(state), time.time(), "node-1", **fields))
 
     def _rounds(self, step: int) -> RoundBatch:

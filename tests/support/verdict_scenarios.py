@@ -74,13 +74,11 @@ class Case:
 
 
 def scenarios() -> list[dict[str, Any]]:
-    """Return all scenarios."""
     read: list[dict[str, Any]] = json.loads(SCENARIOS.read_text())
     return read
 
 
 def make(spec: Spec, seed: int) -> Case:
-    """Draw a case of a scenario."""
     rng = np.random.default_rng(seed)
     K, W = shape = spec["steps"], spec["ranks"]
     batches = _planned(rng, shape, spec) if "plan" in spec else _batches(rng, shape, spec)

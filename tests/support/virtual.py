@@ -67,7 +67,6 @@ class Scheduler:
         self.running: _Thread | None = None
 
     def start(self, name: str, body: Callable[[], None]) -> _Thread:
-        """A thread that begins now."""
         thread = _Thread(self, name, body)
         self._threads.append(thread)
         return thread

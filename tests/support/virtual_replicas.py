@@ -26,8 +26,6 @@ from support.virtual import REDUCED, Group, Scheduler
 
 @dataclass
 class Ran:
-    """What ranks did, and what the rounds were."""
-
     ended_at: list[list[float]]  # [W][steps], the last with the meeting of all
     rounds: list[list[tuple[Round, float]]]  # [W] that the rank told, with their ends
     asked: list[list[int]] = field(default_factory=list)  # [W] whom each rank asked

@@ -20,8 +20,6 @@ from support import virtual
 
 @dataclass
 class Ran:
-    """What ranks did, and what the rounds were."""
-
     ended_at: list[list[float]]  # [W][steps of the rank]
     rounds: list[tuple[Round, float]] = field(default_factory=list)  # with their ends
     totals: list[list[list[float]]] = field(default_factory=list)  # [W] the sums of all rounds
