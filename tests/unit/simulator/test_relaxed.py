@@ -105,31 +105,6 @@ def test_nobody_has_a_segment_before_the_leader() -> None:
     assert any(late)
 
 
-def test_records_are_those_of_ranks_that_go_their_own_ways() -> None:
-    simulation = Simulation.of(scenario(policy="rna"))
-    simulation.advance()  # two steps: how long they take was not known
-    ran = simulation.advance()
-    table = records(ran, slice(0, len(ran.step_s)), 0, 1000.0)
-    steps, world = ran.compute_s.shape
-    ended = np.array(table["ended_at"]).reshape(steps, world)
-    parts = [np.array(table[name]) for name in ("data_s", "compute_s", "sync_s")]
-    assert np.array(table["step_s"]) == pytest.approx(sum(parts))
-    assert ended[0] == pytest.approx(1000.0 + ran.started_at[1])
-    assert np.ptp(ended[steps // 2]) > 0.1, "ranks are far apart in the middle"
-    assert np.ptp(ended[-1]) < 1e-6
-    round_records = rounds(ran, 7, 1000.0)
-    assert [record.seq for record in round_records] == list(range(7, 7 + len(round_records)))
-    assert [record.number for record in round_records] == list(range(len(round_records)))
-    assert {(record.rank, record.world, record.segment) for record in round_records} == {
-        (0, 4, ran.segment.seq)
-    }
-    assert round_records[-1].ended_at == pytest.approx(ended[-1, 0])
-    assert all(a.ended_at <= b.ended_at for a, b in pairwise(round_records))
-    first, last = ran.segment.first_step, ran.segment.first_step + steps - 1
-    assert (round_records[0].step, round_records[-1].step) == (first + 1, last)
-    assert sum(sum(record.staleness) for record in round_records) <= steps * world
-
-
 def test_batches_that_changed_have_no_expected_time() -> None:
     simulation = Simulation.of(scenario(policy="flexrr", parameters={"batches": "lbb"}, epochs=1))
     ran = train(simulation)[-1]
