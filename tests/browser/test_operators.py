@@ -18,7 +18,6 @@ from paceline_backend.api.identity import Identity, identity_of
 from paceline_backend.store import Store, switches
 from support.pages import confirm_switch, open_run, open_switch_dialog, wait_for_chart
 from support.training import Training
-from support.waiting import until
 from support.web import ANY, SIGNED_IN
 
 pytestmark = pytest.mark.browser
@@ -153,17 +152,3 @@ def test_the_second_to_stop_is_told(bob: Page, web: httpx.Client, bus_url: str) 
     expect(bob.locator("#changes li").first).to_contain_text(
         "bob stopped the run (dashboard): enough"
     )
-
-
-def test_ones_own_changes_in_a_row_are_not_in_the_way(
-    ada: Page, web: httpx.Client, store: Store
-) -> None:
-    for policy in ("sata", "chronica"):
-        open_switch_dialog(ada, policy)
-        confirm_switch(ada)
-        expect(ada.locator("#switch-dialog")).to_be_hidden()
-    ada.select_option("#auto-mode", "recommend")
-    until(lambda: web.get(f"{RUN}/auto").json()["mode"] == "recommend", "auto's mode")
-    assert [row["policy"] for row in switches.rows(store, "r")] == ["sata", "chronica"]
-    expect(ada.locator("#auto-problem")).to_be_hidden()
-    expect(ada.locator("#changes li")).to_have_count(3)

@@ -12,7 +12,6 @@ from paceline.wire import NodeState, StopTraining, control, decode
 from paceline.wire.bus import connect
 from paceline_backend.store import Store, nodes, telemetry
 from support.pages import (
-    layout_of,
     open_run,
     wait_for_chart,
 )
@@ -117,34 +116,6 @@ def test_new_steps_appear_by_themselves(
     expect(page.locator("#connection-status")).to_have_text("run ended")
     expect(page.locator("#switch-open")).to_be_disabled()
     expect(page.locator("#stop-open")).to_be_disabled()
-
-
-def test_switches_coasting_and_gaps_are_marked_on_every_chart(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r")
-    training.train(20)
-    training.train(10, source="coast")
-    training.train(20, lost=range(36, 40))
-    training.switch("chronica")
-    training.train(30)
-    open_run(page, web, "r")
-    for chart in CHARTS:
-        wait_for_chart(page, chart, 79)
-        layout = layout_of(page, chart)
-        assert ["line", 49.5, 49.5] in layout["shapes"]
-        assert ["rect", 19.5, 29.5] in layout["shapes"]
-        assert ["rect", 35.5, 39.5] in layout["shapes"]
-        assert "▸ chronica" in layout["texts"]
-        assert layout["range"] == [-0.5, 79.5]
-    # No line bridges the gap.
-    line = page.evaluate(
-        "(({x, y}) => y[x.indexOf(39.5)])(document.getElementById('chart-se').data.at(-1))"
-    )
-    assert line is None
-    expect(page.locator("#kpi-speedup-note")).to_have_text("chronica, since step 50")
-    lost = page.locator("#workers-grid [row-index='0'] [col-id=missing]")
-    expect(lost).to_have_text("4")
 
 
 def test_a_failed_run_shows_the_end_of_its_log(

@@ -20,8 +20,6 @@ from support.pages import (
     wait_for_chart,
 )
 from support.training import PARTIAL, Training
-from support.waiting import until
-from support.web import ANY
 
 pytestmark = pytest.mark.browser
 
@@ -66,46 +64,6 @@ def test_the_dialog_lists_every_preset_with_all_its_parameters(
         key: schema["default"] for key, schema in policies.properties(known.parameters).items()
     }
     assert (made["policy"], made["parameters"]) == (name, defaults)
-
-
-def test_the_dialog_says_what_a_switch_changes_in_the_training(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    opened(page, web, store, bus_url)
-    open_switch_dialog(page)
-    text, tag = page.locator("#switch-changes"), page.locator("#switch-tag")
-    accept = page.locator("#switch-accept")
-    unchanged, recomposed, changed = (
-        "that plain DDP would give it",
-        "Other samples meet",
-        "replicas",
-    )
-    for name in policies.names():
-        page.check(f"#policy-preset-{name}")
-        changes = policies.make(name).changes
-        expect(page.locator(f".group.{changes} #policy-preset-{name}")).to_be_checked()
-        words = {"nothing": unchanged, "batches": recomposed, "training": changed}[changes]
-        expect(text).to_contain_text(words)
-        expect(accept).to_be_visible(visible=changes == "training")
-        if changes == "training":
-            for reassurance in ("global batch", "any time", "stays the same", "leaves no trace"):
-                expect(page.locator("#switch-dialog .switch-detail")).not_to_contain_text(
-                    reassurance
-                )
-            expect(text).to_contain_text("A switch back does not undo it")
-    page.check("#policy-preset-paceline")
-    mode = page.locator("#policy-parameter-mode")
-    for value, words, group in [
-        ("free", recomposed, "other batches"),
-        ("exact", unchanged, "training identical"),
-        ("free", recomposed, "other batches"),
-    ]:
-        mode.select_option(label=value)
-        expect(text).to_contain_text(words)
-        expect(tag).to_have_text(group)
-    page.check("#policy-preset-rna")
-    page.select_option("#policy-parameter-batches", label="paceline")
-    expect(text).to_contain_text(changed)
 
 
 def test_a_changed_training_wants_a_tick(
@@ -177,31 +135,6 @@ def test_the_buttons_are_always_in_sight(
     for element in ("switch-cancel", "switch-confirm"):
         expect(page.locator(f"#{element}")).to_be_in_viewport(ratio=1)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_who_and_why_are_kept_and_shown(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = opened(page, web, store, bus_url)
-    open_switch_dialog(page, "sata")
-    page.locator("#switch-operator").fill("ada")
-    page.get_by_label("Reason").fill("sizes differ")
-    page.keyboard.press("Enter")
-    expect(page.locator("#switch-dialog")).to_be_hidden()
-    [made] = switches.rows(store, "r")
-    assert (made["requested_by"], made["why"]) == ("ada", "sizes differ")
-    status = page.locator("#switch-status")
-    expect(status).to_contain_text("by ada: “sizes differ”")
-    training.adopt(1, "sata")
-    training.train(4)
-    open_switch_dialog(page, "boa")
-    expect(page.locator("#switch-operator")).to_have_value("ada")
-    expect(page.get_by_label("Reason")).to_have_value("")
-    confirm_switch(page)
-    training.adopt(2, "boa")
-    training.train(4)
-    expect(page.locator("#switch-history li")).to_contain_text(["by ada: “sizes differ”"])
-    expect(page.locator("#changes li").last).to_contain_text("ada switched the policy to sata")
 
 
 def test_a_switch_is_reverted(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
@@ -335,56 +268,6 @@ def test_auto_is_set_and_tells_what_it_decided(
     training.end()
     expect(page.locator("#auto-mode")).to_be_disabled()
     expect(page.locator("#auto-accept")).to_be_hidden()
-
-
-def test_auto_may_be_allowed_relaxed_presets(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = opened(page, web, store, bus_url)
-    path = "/api/v1/runs/r/auto"
-    mode = page.get_by_label("auto: look for a better policy")
-    relaxed = page.get_by_role("checkbox", name="relaxed presets, too")
-    expect(relaxed).not_to_be_checked()
-    expect(relaxed).to_have_accessible_description(re.compile("they change the training"))
-    mode.select_option("switch")
-    relaxed.check()
-    until(lambda: web.get(path).json()["relaxed"], "the permission")
-    assert web.get(path).json()["mode"] == "switch"
-    mode.select_option("recommend")
-    until(lambda: web.get(path).json()["mode"] == "recommend", "the mode")
-    assert web.get(path).json()["relaxed"]
-    page.reload()
-    expect(relaxed).to_be_checked()
-    # Another operator's choice is seen, and not undone by the next one made here.
-    web.put(path, json={"mode": "recommend", "relaxed": False}, headers=ANY)
-    expect(relaxed).not_to_be_checked()
-    mode.select_option("switch")
-    until(lambda: web.get(path).json()["mode"] == "switch", "the mode")
-    assert not web.get(path).json()["relaxed"]
-    training.end()
-    expect(relaxed).to_be_disabled()
-
-
-def test_what_auto_is_refused_is_said_and_taken_back(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    opened(page, web, store, bus_url)
-    # The page itself sends no such value.
-    page.evaluate(
-        """() => {
-          const send = window.fetch;
-          window.fetch = (target, options) => send(target, {
-            ...options, body: options?.body?.replace('"relaxed":true', '"relaxed":"rna"'),
-          });
-        }"""
-    )
-    expect(page.locator("#auto-relaxed")).to_be_enabled()
-    page.locator("#auto-relaxed").click()
-    expect(page.locator("#auto-problem")).to_contain_text("relaxed: ")
-    expect(page.locator("#auto-relaxed")).not_to_be_checked()
-    page.select_option("#auto-mode", "recommend")
-    expect(page.locator("#auto-problem")).to_be_hidden()
-    assert web.get("/api/v1/runs/r/auto").json()["mode"] == "recommend"
 
 
 def test_why_a_synchroniser_was_chosen_is_told(

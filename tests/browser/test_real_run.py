@@ -41,7 +41,7 @@ def test_switch_by_clicking(page: Page, stack: Stack) -> None:
 
     switch = stack.api("GET", f"/runs/{run}/switches")[1]
     assert switch["policy"] == "chronica"
-    wait_for_step(stack, run, switch["effective_step"] + 25)
+    wait_for_step(stack, run, switch["effective_step"] + 14)
     slow = statistics.median(planned_effect(stack, run)[:12])
 
     def fallen() -> bool:

@@ -131,21 +131,3 @@ def test_rounds_follow_the_steps_that_are_shown(
     expect(words).to_contain_text("steps 40–60: 42 rounds")
     # Charts are painted one after the other.
     until(lambda: layout_of(page, "response")["range"] == [39.5, 60.5], "the range")
-
-
-def test_whole_runs_are_thinned_out(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r", [1.0, 2.0])
-    training.switch("rna", PARTIAL)
-    training.train(1500)
-    open_run(page, web, "r")
-    page.select_option("#chart-window", "all")
-    expect(page.locator("#rounds-words li")).to_contain_text("steps 0–1499: 3,000 rounds")
-    page.wait_for_function("() => document.getElementById('chart-dropped').data?.[0].width === 2")
-    # A bar stands for two steps: one of five has lost 8 samples in one of them.
-    assert list(lines(page, "dropped")[""].items())[:6] == [
-        (0.5, 4), (2.5, 0), (4.5, 0), (6.5, 0), (8.5, 0), (10.5, 4),
-    ]  # fmt: skip
-    page.wait_for_function("() => document.getElementById('chart-bytes').data?.length === 1")
-    until(lambda: lines(page, "bytes")[""].get(10.5) == 100_000, "the bytes")

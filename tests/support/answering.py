@@ -41,7 +41,6 @@ class Node:
         rundir.write(directory / "run.json", record)
 
     def path(self, run: str, rank: int, attempt: int = 0, output: str = "stdout") -> Path:
-        """The log of a rank."""
         return rundir.rank_log(rundir.directory_of(self.data, run), attempt, rank, output)
 
     def log(self, run: str, rank: int, text: str | bytes, *of: Any) -> None:

@@ -71,7 +71,6 @@ def dealt(seed: int, count: int, kinds: list[str]) -> list[Fault]:
 
 @contextmanager
 def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
-    """A file system of that size; needs root."""
     path.mkdir()
     size = f"size={megabytes}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "paceline-test", path], check=True)
@@ -86,7 +85,6 @@ class Chaos:
     """A running stack whose parts can be hurt.
 
     Args:
-        stack: server and agent, started.
         directory: of the training: what ranks write down, and checkpoints. Not on the small disk.
         postgres: the database's server; None: SQLite in the stack's data.
         clock: the file that tells the node's processes their time; None: they have the true one.
@@ -101,7 +99,6 @@ class Chaos:
 
     @property
     def kinds(self) -> dict[str, Callable[[Fault], None]]:
-        """What can happen, by name."""
         known: dict[str, Callable[[Fault], None]] = {}
         for name in ("rank", "launcher", "agent", "web", "worker", "bus"):
             known[f"kill {name}"] = lambda _, name=name: self._kill(name)
@@ -116,7 +113,6 @@ class Chaos:
         return known
 
     def start(self, epochs: int, policy: str) -> None:
-        """Starts the training."""
         self.directory.mkdir()
         self._allow(0)
         body = {
@@ -145,7 +141,6 @@ class Chaos:
         self.outcomes.append(Outcome(fault, trained_s, time.monotonic() - ended))
 
     def finish(self) -> dict[str, Any]:
-        """Waits for the end of the run; the run."""
         self._allow(sys.maxsize)
         self._tend_until(self._over, "the end of the run")
         return dict(self.stack.api("GET", f"/runs/{self.run}"))
@@ -314,6 +309,5 @@ def own(directory: Path) -> dict[int, list[tuple[int, int, int, list[int]]]]:
 
 
 def quantile(values: list[float], part: float) -> float:
-    """The nearest-rank quantile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -16,7 +16,6 @@ _ETHTOOL_STXCSUM = 0x17
 
 
 def main() -> None:
-    """Does it, for what is sent."""
     command = array.array("B", struct.pack("II", _ETHTOOL_STXCSUM, 0))
     request = struct.pack("16sP", sys.argv[1].encode(), command.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:

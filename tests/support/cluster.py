@@ -99,7 +99,6 @@ class Cluster:
         return made
 
     def run(self, policy: Policy, steps: int | None = None) -> Plan:
-        """Plans a segment and trains it."""
         made = self.plan(policy, steps)
         self.train(made.assignments, epoch_end=made.epoch_end)
         return made

@@ -91,8 +91,6 @@ class Image:
 
     Args:
         dockerfile: in `docker/`, without its ending.
-        folder: an empty one.
-        wheel: of this checkout.
     """
 
     def __init__(self, dockerfile: str, folder: Path, wheel: Path) -> None:
@@ -158,11 +156,7 @@ class Image:
         """Start a command in a container.
 
         Args:
-            command: and its arguments.
-            environment: beside that of the image.
             volumes: by where they are in the container; each folder must be one of the image.
-            log: for its output and errors.
-            groups: further ones of its user.
         """
         mounts = [word for target, each in volumes.items() for word in each.words(target)]
         identity = [f"--reuid={self.file.user}", f"--regid={self.file.user}"]

@@ -16,7 +16,6 @@ class SmallDisk:
 
     Args:
         path: where it is mounted; made.
-        size: bytes.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -24,13 +23,11 @@ class SmallDisk:
         self._size = size
 
     def fill(self) -> None:
-        """Takes all that is left."""
         with contextlib.suppress(OSError), (self.path / _FILLING).open("ab", buffering=0) as file:
             while True:
                 file.write(b"\0" * 4096)
 
     def empty(self) -> None:
-        """Gives it back."""
         (self.path / _FILLING).unlink()
 
     def __enter__(self) -> SmallDisk:

@@ -47,8 +47,6 @@ class Chances:
 
 
 class DrawnRun:
-    """One run, with all its attempts."""
-
     def __init__(self, store: Store, kind: Kind, chances: Chances, seed: int) -> None:
         self.store, self.kind, self.chances, self.seed = store, kind, chances, seed
         self.rng = np.random.default_rng(seed)

@@ -64,8 +64,6 @@ def start_script(
 
 
 def wait_for_step(stack: Stack, run: str, step: int) -> None:
-    """Until the run has a step, as REST tells it."""
-
     def reached() -> bool:
         now = stack.api("GET", f"/runs/{run}")
         assert now["state"] not in ("failed", "stopped"), now["message"]
@@ -99,7 +97,6 @@ def stop(stack: Stack, run: str) -> dict[str, Any]:
 
 
 def controllers_segments(stack: Stack, run: str) -> list[dict[str, Any]]:
-    """The segments that a controller planned."""
     segments = stack.api("GET", f"/runs/{run}/segments")
     return [segment for segment in segments if segment["source"] == "controller"]
 

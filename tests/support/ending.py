@@ -18,9 +18,7 @@ def signalled(
     """Trains; one rank gets a signal in step 5.
 
     Args:
-        folder: of the checkpoints.
         number: of the signal; None: rank 0's leader ends the plan, as after `paceline stop`.
-        rank: that gets it.
         late: the script sets its handler in the loop, and not before the session.
 
     Returns:

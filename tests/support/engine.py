@@ -70,8 +70,6 @@ class TableEngine(Engine):
 
 
 class FarEngine(TableEngine):
-    """Another one, with a table of its own."""
-
     name: ClassVar[str] = "far"
     title: ClassVar[str] = "Far"
 
@@ -80,7 +78,6 @@ _ENGINES = {kind.name: kind for kind in (TableEngine, FarEngine)}
 
 
 def become(ref: str, state: str, reason: str = "", of: type[TableEngine] = TableEngine) -> None:
-    """Changes a job."""
     cancelled = reason.startswith("CANCELLED")
     of.jobs[ref] = replace(of.jobs[ref], state=state, reason=reason, cancelled=cancelled)
 
@@ -134,7 +131,6 @@ class TableRuns(ReportedRuns):
         return requests.launch(self.store, self.bus_url, new, self.by, start=True)
 
     def come(self, run: str, *names: str) -> None:
-        """Nodes of the engine take part."""
         self.answer(*names, run=run)
         for name in names:
             assert self.enlist(run, name).needed

@@ -76,14 +76,6 @@ def drawn(samples: int, spread: float, seed: int = 0) -> Floats:
 
 
 class Training:
-    """A simulated run, and all that its ranks did.
-
-    Args:
-        sizes: [N].
-        devices: the ranks'.
-        global_batch: samples a step.
-    """
-
     def __init__(
         self, sizes: Floats, devices: Emulation, global_batch: int = 64, policy: str = "bsp"
     ) -> None:

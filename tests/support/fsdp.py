@@ -56,8 +56,6 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is sharded."""
-
     replicas: int = 1  # of sharded models; 1: each rank has a part of its own
     reshard: bool | int | None = None  # after the forward pass; None: torch's default
     units: bool = True  # parts of the model are units, too, and not the model alone
@@ -136,11 +134,9 @@ def accumulate(
     """Errors of two accumulations over steps with other weights.
 
     Args:
-        kind: of model.
         steps: counts [step][rank].
         kept: what ranks keep until the last step: "gradients", "partial" sums, which replicas of
             a sharded model have, or "nothing".
-        seed: of data and model.
         how: see `Sharding`.
     """
     rank = dist.get_rank()
@@ -231,7 +227,7 @@ class Log:
 
     errors: list[float] = field(default_factory=list)  # of gradients, by step
     norms: list[float] = field(default_factory=list)  # of the gradients that clipping saw: errors
-    counts: list[int] = field(default_factory=list)  # this rank's samples, by step
+    parts: list[list[int]] = field(default_factory=list)  # this rank's samples, by step
     policies: list[str] = field(default_factory=list)  # of the segments, on rank 0
     parameters: float = 0.0  # error in the end
     relaxed: bool = False  # a relaxed synchroniser came into force
@@ -248,45 +244,55 @@ def train(
     count: int = 96,
 ) -> Log:
     """A training loop over a sharded model, and the same steps in one process on each rank."""
-    log = Log()
-    with (
-        plans() as seen,
-        contextlib.closing(paceline.Session(Sized(count), global_batch=12)) as run,
-    ):
-        loader, data = run.loader(), Sized(count)
+    log, data = Log(), Sized(count)
+    with plans() as seen, contextlib.closing(paceline.Session(data, global_batch=12)) as run:
         model = run.wrap(sharded(_network(batchnorm), how), batchnorm=batchnorm)
-        reference = _network(batchnorm)
-        ours, theirs = (
-            torch.optim.SGD(each.parameters(), 0.05, momentum=0.9) for each in (model, reference)
-        )
-        run.optimizer(ours)
-        for _ in run.epochs(epochs):
-            for indices, x, y in loader:
-                mine = [] if run.batch.empty else indices.tolist()
-                every = _gathered(mine)
-                log.counts.append(len(mine))
-                mse_loss(model(x), y).backward()
-                _, all_x, all_y = zip(*(data[index] for index in every), strict=True)
-                mse_loss(reference(torch.stack(all_x)), torch.stack(all_y)).backward()
-                log.errors.append(difference(gradient(model), gradient(reference)))
-                if clip is not None:
-                    norms = [
-                        whole(nn.utils.clip_grad_norm_(each.parameters(), clip))
-                        for each in (model, reference)
-                    ]
-                    log.norms.append(difference(*norms))
-                log.relaxed |= run._loop.gate.relaxed is not None
-                run.log(loss=1.0)
-                for optimizer in (ours, theirs):
-                    optimizer.step()
-                    optimizer.zero_grad()
-        final = [
-            torch.cat([whole(p).flatten() for p in m.parameters()]) for m in (model, reference)
-        ]
-        log.parameters = difference(*final)
-        log.policies = list(seen or [])
-        log.fallback = run._loop.gate.suitability._fallback
+        beside(log, run, data, (model, _network(batchnorm)), epochs, _gathered, clip)
+    log.policies = list(seen or [])
     return log
+
+
+def beside(
+    log: Log,
+    run: paceline.Session,
+    data: Sized,
+    models: tuple[nn.Module, nn.Module],
+    epochs: int,
+    gathered: Callable[[list[int]], list[int]],
+    clip: float | None = None,
+) -> None:
+    """Trains a wrapped model, and the same steps in one process on each rank.
+
+    Args:
+        models: the wrapped one, and the other one.
+        gathered: the samples of all ranks' batches, by this rank's.
+        clip: the norm to which gradients are clipped.
+    """
+    ours, theirs = (torch.optim.SGD(each.parameters(), 0.05, momentum=0.9) for each in models)
+    run.optimizer(ours)
+    model, reference = models
+    loader = run.loader()
+    for _ in run.epochs(epochs):
+        for indices, x, y in loader:
+            log.parts.append([] if run.batch.empty else indices.tolist())
+            mse_loss(model(x), y).backward()
+            every = [data[index] for index in gathered(log.parts[-1])]
+            _, all_x, all_y = zip(*every, strict=True)
+            mse_loss(reference(torch.stack(all_x)), torch.stack(all_y)).backward()
+            log.errors.append(difference(gradient(model), gradient(reference)))
+            if clip is not None:
+                norms = [
+                    whole(nn.utils.clip_grad_norm_(each.parameters(), clip)) for each in models
+                ]
+                log.norms.append(difference(*norms))
+            log.relaxed |= run._loop.gate.relaxed is not None
+            run.log(loss=1.0)
+            for optimizer in (ours, theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+    final = [torch.cat([whole(p).flatten() for p in each.parameters()]) for each in models]
+    log.parameters = difference(*final)
+    log.fallback = run._loop.gate.suitability._fallback
 
 
 def _network(batchnorm: str | None) -> nn.Module:

@@ -90,13 +90,7 @@ def variants(good: bytes, count: int, seed: int) -> Iterator[bytes]:
 
 
 def json_variants(good: Any, count: int, seed: int) -> Iterator[bytes]:
-    """So many variants of a JSON value as texts, some of them no JSON; the same for the same seed.
-
-    Args:
-        good: of builtins.
-        count: how many.
-        seed: of the draw.
-    """
+    """So many variants of a JSON value as texts, some of them no JSON; the same for a seed."""
     rng = random.Random(seed)
     for _ in range(count):
         value = good

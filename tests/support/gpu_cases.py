@@ -44,11 +44,9 @@ class Place:
 
     @property
     def device(self) -> torch.device:
-        """PyTorch's name of the device."""
         return torch.device("cuda", 0) if self.kind == "cuda" else torch.device("cpu")
 
     def synchronize(self) -> None:
-        """Waits until the device has done all its work."""
         if self.kind == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -116,7 +114,6 @@ class Timing:
 
     Args:
         steps: steps of the case; the stopwatch watches every second step.
-        hidden: width of the model.
         repeats: how often the device repeats each sample.
         slow_rank: rank that gets extra work from the middle on; -1: no rank.
         extra: matrix products of the extra work in a step.
@@ -182,7 +179,6 @@ def weighted(
     """Gradients beside those of one process that has the global batch.
 
     Args:
-        kind: kind of device.
         loss_mean: "samples" or "size".
         shares: each rank's share of the load after the first segment; empty: equal shares.
         model_kind: "sequences" or "mlp".
@@ -264,7 +260,6 @@ class Training:
 
     Args:
         chain: synchronisers from the second segment on; the first segment is all-reduced.
-        hidden: width of the model.
         layers: hidden layers, each `hidden` by `hidden`.
         amp: whether the case trains with autocast and a gradient scaler.
         fused: whether the optimiser unscales gradients by itself.
@@ -419,7 +414,6 @@ class Copying:
     Args:
         hidden: width of the layers, which have no biases.
         layers: how many layers the model has.
-        steps: steps of a block.
         blocks: how many blocks of steps there are for each way of copying.
     """
 
@@ -446,7 +440,6 @@ class Copier:
 
     @property
     def bytes(self) -> int:
-        """Size of the model's parameters."""
         return sum(p.numel() * p.element_size() for p in self.network.parameters())
 
     def step(self, scale: float = 1.0) -> None:
@@ -460,7 +453,6 @@ class Copier:
         return self.flat.read(self.optimizer, 0.5, 1.0, 1)
 
     def alone(self) -> None:
-        """A step without a copy."""
         self.step()
 
     def waiting(self) -> None:
@@ -476,7 +468,6 @@ class Copier:
             self.copied_s.append(self._under_way.popleft().result())
 
     def seconds(self, way: Callable[[], None]) -> float:
-        """Time of a block of steps."""
         self.place.synchronize()
         began = time.perf_counter()
         for _ in range(self.work.steps):

@@ -83,7 +83,6 @@ class Kit:
     Args:
         kind: "cuda" or "cpu".
         quick: whether cases have fewer steps.
-        whole_s: time for all parts.
         start: how ranks start, see `Ranks`; None: as the device needs.
     """
 
@@ -100,12 +99,10 @@ class Kit:
 
     @property
     def cuda(self) -> bool:
-        """Whether cases run on a GPU."""
         return self.kind == "cuda"
 
     @property
     def left_s(self) -> float:
-        """Seconds left for the current part."""
         return self._part_ends_at - time.monotonic()
 
     def begin(self, limit_s: float) -> None:
@@ -126,7 +123,6 @@ class Kit:
 
         Args:
             case: called with the kind of device and `args`.
-            world: number of ranks.
             limit_s: seconds until the ranks are killed; fewer if the part has fewer left.
 
         Raises:
@@ -152,7 +148,6 @@ class Kit:
         )
 
     def close(self) -> None:
-        """Stops the ranks."""
         for pool in self._pools.values():
             pool.stop()
 

@@ -157,7 +157,6 @@ def difference(got: Tensor, want: Tensor) -> float:
 
 
 def split(counts: list[int], seed: int) -> list[list[Sample]]:
-    """One part per rank, of so many samples each."""
     everything = iter(samples(sum(counts), seed))
     return [[next(everything) for _ in range(count)] for count in counts]
 
@@ -192,12 +191,9 @@ def accumulate(
     """Errors of two accumulations over steps with other weights, the last of which synchronises.
 
     Args:
-        kind: of model.
         steps: counts [step][rank].
         how: "each": every step in a `no_sync` of its own; "all": one around all of them; "twice":
             two backward passes per step; "synced": no `no_sync` at all.
-        seed: of data and model.
-        options: of DDP.
     """
     rank = dist.get_rank()
     current = ddp.CurrentStep(dist.get_world_size())
@@ -343,7 +339,6 @@ class Hiding(nn.Module):
     """A model whose output is `Hidden`.
 
     Args:
-        model: what it consists of.
         decoy: it also gives a tensor that no loss is made of.
     """
 
@@ -357,8 +352,6 @@ class Hiding(nn.Module):
 
 
 class Showing(nn.Module):
-    """A model around one whose output is `Hidden`."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model

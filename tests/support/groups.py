@@ -33,13 +33,11 @@ def answer(
 
 
 def launch(store: Store, bus_url: str, least: int = 1, most: int = 3, **fields: Any) -> str:
-    """A run on several nodes; its id."""
     new = NewRun("r", "train.py", 2, "bsp", nodes_min=least, nodes_max=most, **fields)
     return requests.launch(store, bus_url, new, ME, start=True)
 
 
 def report(store: Store, run: str, node: str, state: State, attempt: int = 0, **of: Any) -> None:
-    """What a node's agent says about a run."""
     at = of.pop("at", time.time())
     telemetry.write(store, [(run, RunState(state, at, node, attempt, **of))])
 
@@ -51,14 +49,12 @@ def ready(store: Store, run: str, node: str, attempt: int = 0) -> None:
 
 
 def states(store: Store, run: str) -> dict[str, str]:
-    """The state of a run on each of its nodes."""
     with store.read() as connection:
         rows = run_nodes.listed(connection, runs.key_of(connection, run))
     return {row["node"]: row["state"] for row in rows}
 
 
 def orders(bus: redis.Redis, node: str) -> list[Message]:
-    """What a node's agent was told."""
     entries: Any = bus.xrange(commands(node))
     return [decode(fields)[1] for _, fields in entries]
 
@@ -79,5 +75,4 @@ class ReportedRuns:
         self.orders = partial(orders, bus)
 
     def ask(self, change: Callable[..., Any], run: str, *rest: Any, **options: Any) -> Any:
-        """Somebody asks for a change of a run."""
         return change(self.store, self.bus_url, RequestedChange(run, self.by), *rest, **options)

@@ -17,13 +17,6 @@ from pathlib import Path
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves one file.
-
-    Args:
-        data: of the file.
-        host: to listen on.
-    """
-
     daemon_threads = True
 
     def __init__(self, data: bytes, host: str = "127.0.0.1") -> None:
@@ -37,7 +30,6 @@ class FileServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Of the file."""
         return f"http://{self.server_address[0]!s}:{self.server_address[1]}/data.bin"
 
 

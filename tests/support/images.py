@@ -22,12 +22,7 @@ def write_image(
     """Writes an image of one layer.
 
     Args:
-        path: of the archive.
-        name: with its tag.
-        files: content by path.
         links: where symbolic links lead, by path.
-        folders: empty ones.
-        command: that the image starts.
     """
     layer = _layer(files, links or {}, folders)
     configuration = json.dumps(

@@ -132,7 +132,6 @@ class Kubernetes:
         return items
 
     def apply(self, *objects: Mapping[str, Any], verb: str = "apply") -> None:
-        """Makes or changes objects of the namespace."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self.ask(verb, "--namespace", NAMESPACE, "--filename=-", text=text)
 
@@ -246,7 +245,6 @@ def kubernetes(network: Network, folder: Path, *more: Path) -> Iterator[Kubernet
     """Kubernetes on a network, until the end of the block.
 
     Args:
-        network: its nodes.
         folder: for what the daemons write.
         more: folders that pods need beside Python's.
     """

@@ -122,5 +122,4 @@ def _name(job: str) -> str:
 
 
 def named(object_: dict[str, Any]) -> str:
-    """An object's name."""
     return str(object_["metadata"]["name"])

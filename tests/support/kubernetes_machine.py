@@ -60,10 +60,6 @@ def images(folder: Path, program: Path) -> Sequence[Path]:
     """Archives of two images, which are made once.
 
     The pods' image has little: they mount this machine's folders. The other holds a pod.
-
-    Args:
-        folder: of the archives.
-        program: that waits.
     """
     host, pause = folder / "host.tar", folder / "pause.tar"
     if not host.exists():

@@ -70,14 +70,12 @@ def ingest(store: Store, bus_url: str) -> Callable[[threading.Event], None]:
 
 
 def new_run(store: Store, policy: str = "bsp", **parameters: Any) -> str:
-    """A run as the API records it."""
     with store.write() as connection:
         new = NewRun("test", "train.py", 4, policy, parameters, max_restarts=3)
         return new_runs.create(connection, new, by="test")
 
 
 def switch(store: Store, bus_url: str, run: str, policy: str, **parameters: Any) -> int:
-    """A switch as the API does it; its version."""
     with store.write() as connection:
         row = switches.add(connection, run, policy, parameters, "test")
     with connect(bus_url) as bus:
@@ -89,9 +87,6 @@ class Leading:
     """One attempt of a run: adopts segments as the leader's loader would, and reports their steps.
 
     Args:
-        bus_url: the bus.
-        run: public id.
-        sizes: [N].
         a: true seconds per size unit, [W].
         used: samples that an earlier attempt used in the epoch where this one begins.
         key: of the run, if it has a session.

@@ -22,7 +22,6 @@ def trained(kind: str, rank: int, folder: Path) -> None:
 
     Args:
         kind: how it differs; see the code.
-        rank: that differs.
         folder: where each rank writes the error that ended its training, or "done".
     """
     try:
@@ -112,7 +111,6 @@ def gathers(kind: str, limits: list[int]) -> str:
     Args:
         kind: "all_gather", "reduce_scatter", "into_tensor", "differentiable", or "numbers", which
             has the same shape on all ranks.
-        limits: of the ranks' samples.
     """
     with session(COUNT, {"global_batch": 8, "limits": limits}) as run:
         model = run.wrap(network())

@@ -36,7 +36,6 @@ class Cluster:
     """`paceline server` on this process's side of a network, and agents on its nodes.
 
     Args:
-        network: that connects them.
         folder: for everything that they write.
         host: that the server listens on; empty: the address that the nodes reach.
         more: of the server's command line.
@@ -68,7 +67,6 @@ class Cluster:
             self.server.stdout.close()
 
     def start_server(self) -> None:
-        """Starts the control plane, again where it was."""
         where = ("--host", self._host, "--port", str(self._port), "--trust-network", *self._more)
         with (self.folder / "server.log").open("ab") as log:
             self.server = subprocess.Popen(
@@ -97,8 +95,6 @@ class Cluster:
         """Starts the agents of some nodes, and waits until the server knows them.
 
         Args:
-            nodes: their numbers.
-            env: further variables.
             host: name that these nodes give themselves; empty: each its own.
         """
         for node in nodes:
@@ -143,7 +139,6 @@ class Cluster:
 
     @property
     def shared(self) -> Path:
-        """The folder that all nodes share."""
         folder = self.folder / "shared"
         folder.mkdir(exist_ok=True)
         return folder
@@ -187,7 +182,6 @@ class Cluster:
         self.assert_exact(run)
 
     def newest_step(self) -> int:
-        """The newest step that a rank wrote down."""
         lines = [
             json.loads(line)
             for path in self.shared.glob("steps-*")
@@ -202,7 +196,6 @@ class Cluster:
         assert steps == list(range(newest + 1))
 
     def run(self, run: str) -> dict[str, Any]:
-        """A run as REST shows it."""
         shown: dict[str, Any] = self.api("GET", f"/runs/{run}")
         return shown
 
@@ -217,7 +210,6 @@ class Cluster:
         until(there, f"step {step} of {run} with {world} ranks", timeout_s, 0.1)
 
     def ends(self, run: str, timeout_s: float = 300.0) -> dict[str, Any]:
-        """Waits for a run's end; the run."""
         final = ("finished", "failed", "stopped")
         until(lambda: self.run(run)["state"] in final, f"the end of {run}", timeout_s, 0.1)
         return self.run(run)

@@ -46,7 +46,6 @@ class Script:
     def make(
         self, model: nn.Module
     ) -> tuple[torch.optim.Optimizer, Any, torch.amp.GradScaler | None]:
-        """Optimiser, schedule and scaler."""
         optimiser: torch.optim.Optimizer
         if self.optimiser == "adamw":
             optimiser = torch.optim.AdamW(model.parameters(), 0.02, weight_decay=0.1)
@@ -86,7 +85,6 @@ def turn(
     made: tuple[torch.optim.Optimizer, Any, torch.amp.GradScaler | None],
     batch: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """The body of the script's loop."""
     optimiser, schedule, scaler = made
     indices, x, y = batch
     if not script.zeroes_after:

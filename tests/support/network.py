@@ -25,9 +25,7 @@ class Network:
     """Namespaces on one switch, to which this process is connected, too.
 
     Args:
-        prefix: of the namespaces' names.
         subnet: first three numbers of all addresses.
-        nodes: how many.
     """
 
     prefix: str
@@ -50,7 +48,6 @@ class Network:
         return ["ip", "netns", "exec", name, *inside]
 
     def name(self, node: int) -> str:
-        """A node's name."""
         return f"{self.prefix}n{node}"
 
     def pull(self, node: int) -> None:
@@ -63,7 +60,6 @@ class Network:
         ip("-n", self.name(node), "neigh", "replace", self.head, *nobody, "dev", "eth0")
 
     def let_back(self, node: int) -> None:
-        """Ends what `cut_off` began."""
         ip("-n", self.name(node), "neigh", "del", self.head, "dev", "eth0")
 
     def name_loopback(self, node: int, host: str) -> None:

@@ -29,7 +29,6 @@ SLEEP = """
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:
-    """Writes a training script; its path."""
     path = folder / name
     path.write_text(textwrap.dedent(text))
     return str(path)
@@ -116,5 +115,4 @@ def states(bus_url: str, run: str) -> list[wire.RunState]:
 
 
 def nodes(bus_url: str) -> list[wire.NodeState]:
-    """Registrations and heartbeats."""
     return [m for _, m in telemetry(bus_url) if isinstance(m, wire.NodeState)]

@@ -74,7 +74,6 @@ def network(setting: Setting, seed: int) -> Net:
 
 
 def inputs(setting: Setting, counts: list[int], seed: int) -> list[Tensor]:
-    """Each rank's inputs, [count, C, …]."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sum(counts), CHANNELS, *range(4, 4 + setting.dimensions))
     x = torch.randn(shape, generator=generator)
@@ -111,10 +110,8 @@ def compare(
     """The largest errors of outputs, gradients of inputs and of parameters, and statistics.
 
     Args:
-        setting: the network's.
         steps: counts [step][rank].
         loss_mean: what losses are means over; a sample's size is 1, 2, 3, 1, …
-        seed: of network and inputs.
     """
     rank = dist.get_rank()
     current = ddp.CurrentStep(dist.get_world_size())
@@ -232,8 +229,6 @@ def waits(delay_s: float) -> tuple[float, float]:
 
 @dataclass
 class Seen:
-    """What a rank has after training."""
-
     model: dict[str, Tensor]
     after: list[Tensor]  # the running means of this rank, after each step
     samples: list[int]  # of each step, on this rank
@@ -252,8 +247,6 @@ def train(
 
     Args:
         how: "sync" or "local".
-        count: N.
-        batch: the global one.
         leave_at: the step in which all ranks leave the loop.
         folder: of checkpoints, each second step.
     """

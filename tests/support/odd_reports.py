@@ -135,7 +135,6 @@ def mesh_of_all() -> str | None:
 
 
 def profile(what: str) -> str | None:
-    """The error of a call of `profile`."""
     with training() as (session, _, model, optimizer):
         data = Points(16)
 

@@ -49,8 +49,6 @@ class Points(torch.utils.data.Dataset[Any]):
 
 @dataclass
 class Rows:
-    """A batch of `Points`."""
-
     x: Tensor
     y: Tensor
     empty: bool = False
@@ -477,7 +475,6 @@ def encoder_and_decoder(encoder: nn.Module, decoder: nn.Module, rows: Rows) -> N
 
 
 def sharing() -> list[nn.Module]:
-    """Two models with a layer in common."""
     common = nn.Linear(WIDTH, WIDTH)
     return [nn.Sequential(common, nn.Tanh(), nn.Linear(WIDTH, WIDTH)) for _ in range(2)]
 
@@ -667,7 +664,6 @@ def error_of(build: Callable[[], nn.Module], script: Callable[..., Turn]) -> str
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[str]]:
-    """What Paceline logs within it."""
     messages: list[str] = []
 
     class Handler(logging.Handler):

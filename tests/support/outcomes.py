@@ -16,7 +16,6 @@ def keep_outcome(
     """An outcome: ± 0.03 as forecast, ± 0.01 as measured.
 
     Args:
-        store: the database.
         run: public id; the run need not be there.
         forecast: saving; None: there was no forecast.
         saving: measured; None: too few steps.

@@ -19,7 +19,6 @@ def open_run(page: Page, web: httpx.Client, run: str) -> None:
 
 
 def wait_for_chart(page: Page, chart: str, step: int) -> None:
-    """Until a line of the chart ends at a step."""
     page.wait_for_function(
         "([id, step]) => document.getElementById(id)?.data?.some(t => t.x?.at(-1) === step)",
         arg=[f"chart-{chart}", step],

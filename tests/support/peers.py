@@ -147,7 +147,6 @@ def train(
     """Plain SGD of two parameters with a learning rate of 1.
 
     Args:
-        what: the synchroniser.
         steps: of each rank, from the run's step `FIRST` on.
         gradient: the mean of a rank's batch in a step, where its parameters are these, [5].
         slow_s: a step's duration on a rank is drawn from 0 to twice this.

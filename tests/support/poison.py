@@ -64,7 +64,6 @@ def builtins(message: Message) -> dict[str, Any]:
 
 
 def fields(data: bytes, run: bytes = b"r", version: bytes = b"1") -> Fields:
-    """A bus entry."""
     return {b"v": version, b"run": run, b"data": data}
 
 
@@ -80,17 +79,14 @@ def in_segment(message: Any, /, **values: Any) -> bytes:
 
 
 def in_synchroniser(message: Any, /, parameters: Any, name: str = "hierarchical") -> bytes:
-    """The same with this synchroniser."""
     return in_segment(message, synchroniser={"name": name, "parameters": parameters})
 
 
 def in_step(**values: Any) -> bytes:
-    """A `StepBatch` of a record with other values."""
     return _in_record("steps", record(3, 0), values)
 
 
 def in_round(**values: Any) -> bytes:
-    """A `RoundBatch` of a record with other values."""
     return _in_record("rounds", a_round(3), values)
 
 
@@ -109,34 +105,22 @@ _NODE = NodeState("n", "host", 2, 2**30, [], 5.0, "0")
 def _segments(message: Any) -> dict[str, bytes]:
     """Of an `Adopted` or a `Proposal` whose segment has two steps of two ranks."""
     return {
-        "groups is a number": in_synchroniser(message, _GROUPS | {"groups": 5}),
         "groups holds a number": in_synchroniser(message, _GROUPS | {"groups": [0, 1]}),
-        "groups holds strings": in_synchroniser(message, _GROUPS | {"groups": [["0", "1"]]}),
         "groups holds a rank twice": in_synchroniser(message, _GROUPS | {"groups": [[0], [0]]}),
         "groups of other ranks": in_synchroniser(message, _GROUPS | {"groups": [[0, 7]]}),
-        "groups holds an empty one": in_synchroniser(message, _GROUPS | {"groups": [[0, 1], []]}),
-        "every is zero": in_synchroniser(message, {"every": 0}, "averaging"),
         "every is a string": in_synchroniser(message, {"every": "often"}, "averaging"),
-        "probes is negative": in_synchroniser(message, {"probes": -1}, "partial"),
         "staleness is NaN": in_synchroniser(message, {"staleness": NAN}, "partial"),
-        "mean is a list": in_synchroniser(message, {"mean": [1]}, "partial"),
         "unknown synchroniser": in_synchroniser(message, {}, "gossip"),
         "parameter keys are numbers": in_synchroniser(message, {1: 2}, "partial"),
-        "nested keys are numbers": in_synchroniser(message, {"x": {1: 2}}, "partial"),
         "a map is a key": in_synchroniser(message, {"x": Raw(b"\x81\x80\x01")}, "partial"),
         "parameter is an extension": in_synchroniser(message, {"x": EXTENSION}, "partial"),
-        "parameter is bytes": in_synchroniser(message, {"x": b"\xff"}, "partial"),
         "parameter is nested 5,000 deep": in_synchroniser(message, {"x": NESTED}, "partial"),
         "parameter is nested 200 deep": in_synchroniser(message, {"x": NESTED_LESS}, "partial"),
         "parameters are a list": in_synchroniser(message, [1, 2], "partial"),
         "memory is an extension": in_segment(message, memory={"x": EXTENSION}),
         "memory has a number as key": in_segment(message, memory={"x": {1: 2}}),
         "memory is nested maps": in_segment(message, memory={"x": NESTED_MAPS}),
-        "counts is empty": in_segment(message, counts=[]),
-        "counts holds empty steps": in_segment(message, counts=[[], []], indices=b""),
         "counts is ragged": in_segment(message, counts=[[2, 1], [1]]),
-        "counts of three ranks": in_segment(message, counts=[[2, 1, 0], [1, 0, 0]]),
-        "counts is negative": in_segment(message, counts=[[2, 1], [-1, 2]]),
         "counts is 64 bits": in_segment(message, counts=[[2**63, 1], [1, 0]]),
         "counts and indices differ": in_segment(message, counts=[[2, 2], [1, 0]]),
         "indices are cut": in_segment(message, indices=b"\0\0\0"),
@@ -144,18 +128,11 @@ def _segments(message: Any) -> dict[str, bytes]:
             message, indices=np.array([0, 1, 2, 2**32 - 1], "<u4").tobytes()
         ),
         "first step is negative": in_segment(message, first_step=-1),
-        "first step is 64 bits": in_segment(message, first_step=2**63 - 1),
-        "number is negative": in_segment(message, seq=-1),
         "number is 64 bits": in_segment(message, seq=2**64 - 1),
-        "epoch is negative": in_segment(message, epoch=-1),
         "version is huge": in_segment(message, version=2**40),
         "ett_s does not fit": in_segment(message, ett_s=[[1.0]]),
-        "ett_s is NaN": in_segment(message, ett_s=[[NAN, 1.0], [1.0, 1.0]]),
         "shares are infinite": in_segment(message, shares=[INF, 1.0]),
-        "shares of one rank": in_segment(message, shares=[1.0]),
-        "threads of one rank": in_segment(message, threads=[1]),
         "feedback is endless": in_segment(message, feedback=[[0, 2**62]]),
-        "feedback is backwards": in_segment(message, feedback=[[9, 3]]),
         "plan_s is infinite": in_segment(message, plan_s=INF),
         "source is unknown": in_segment(message, source="oracle"),
         "policy is a lone surrogate": in_segment(message, policy=SURROGATE),
@@ -170,38 +147,28 @@ ADOPTED: dict[str, bytes] = _segments(adopted(0, 0)) | {
 FALLBACKS: dict[str, bytes] = {
     "attempt of a fallback is negative": changed(_FALLBACK, attempt=-1),
     "attempt of a fallback is 16 bits": changed(_FALLBACK, attempt=2**15),
-    "segment of a fallback is negative": changed(_FALLBACK, segment=-1),
     "segment of a fallback is 64 bits": changed(_FALLBACK, segment=2**64 - 1),
     "why is empty": changed(_FALLBACK, why=""),
     "why is too long": changed(_FALLBACK, why="x" * (MOST_WHY + 1)),
     "why is a lone surrogate": changed(_FALLBACK, why=SURROGATE),
-    "why is a number": changed(_FALLBACK, why=5),
 }
 _DEVICE: dict[str, Any] = {"kind": "cpu", "name": "Xeon", "cores": 4, "memory_bytes": 1}
 HELLO: dict[str, bytes] = {
     "world is zero": changed(hello(), world=0),
-    "world is negative": changed(hello(), world=-2),
     "world is huge": changed(hello(), world=2**31 - 1),
-    "world is 64 bits": changed(hello(), world=2**63),
     "global batch is zero": changed(hello(), global_batch=0),
     "seed is negative": changed(hello(), seed=-1),
-    "seed is 64 bits": changed(hello(), seed=2**64 - 1),
     "no samples": changed(hello(), sizes=b""),
     "sizes are cut": changed(hello(), sizes=b"\0" * 7),
     "sizes are NaN": changed(hello(), sizes=np.full(32, NAN).tobytes()),
     "sizes are negative": changed(hello(), sizes=np.full(32, -1.0).tobytes()),
     "loss_mean is unknown": changed(hello(), loss_mean="median"),
-    "epochs is negative": changed(hello(), epochs=-1),
     "gradient_bytes is negative": changed(hello(), gradient_bytes=-1),
-    "lookahead is negative": changed(hello(), lookahead=-1),
     "step is negative": changed(hello(), step=-1),
-    "step is 64 bits": changed(hello(), step=2**63 - 1),
     "used is cut": changed(hello(), used=b"\0"),
     "used holds no sample": changed(hello(), used=np.array([99], "<u4").tobytes()),
     "started_at is NaN": changed(hello(), started_at=NAN),
-    "started_at is infinite": changed(hello(), started_at=INF),
     "limits of one rank": changed(hello(), limits=[3]),
-    "limits are negative": changed(hello(), limits=[-1, 3]),
     "devices of one rank": changed(hello(), devices=[_DEVICE]),
     "a device has no cores": changed(hello(), devices=[_DEVICE, _DEVICE | {"cores": 0}]),
     "a device is a lone surrogate": changed(
@@ -216,12 +183,10 @@ HELLO: dict[str, bytes] = {
     "emulated is nothing known": changed(hello(), emulated={"gpu": "fast"}),
     "emulated is an extension": changed(hello(), emulated={"a_s": EXTENSION}),
     "emulated of one rank": changed(hello(), emulated={"a_s": [1.0], "b_s": [0.0]}),
-    "emulated is nested": changed(hello(), emulated={"x": NESTED}),
     "attempt of the Hello is 32 bits": changed(hello(), attempt=2**31),
 }
 STEPS: dict[str, bytes] = {
     "rank is world": in_step(rank=2),
-    "rank is far above world": in_step(rank=2**31 - 1),
     "rank is negative": in_step(rank=-1),
     "step is negative in a record": in_step(step=-5),
     "step is 54 bits": in_step(step=2**54),
@@ -230,9 +195,6 @@ STEPS: dict[str, bytes] = {
     "attempt is negative in a record": in_step(attempt=-1),
     "load is NaN": in_step(load=NAN),
     "compute_s is infinite": in_step(compute_s=INF),
-    "squares is NaN": in_step(squares=NAN),
-    "longest is infinite": in_step(longest=-INF),
-    "ended_at is NaN": in_step(ended_at=NAN),
     "load is a string": in_step(load="forty"),
     "records is a number": pack({"type": "steps", "records": 5}),
     "records is endless": pack({"type": "steps", "records": ENDLESS}),
@@ -241,10 +203,7 @@ STEPS: dict[str, bytes] = {
 }
 ROUNDS: dict[str, bytes] = {
     "rank of a round is world": in_round(rank=2),
-    "rank of a round is negative": in_round(rank=-1),
     "step of a round is negative": in_round(step=-1),
-    "step of a round is 64 bits": in_round(step=2**63),
-    "number of a round is negative": in_round(number=-1),
     "bytes is negative": in_round(bytes=-1),
     "waited_s is NaN": in_round(waited_s=NAN),
     "staleness is negative": in_round(staleness=[-1]),
@@ -254,10 +213,8 @@ STATES: dict[str, bytes] = {
     "state is unknown": changed(_STATE, state="sleeping"),
     "state is empty": changed(_STATE, state=""),
     "at is NaN": changed(_STATE, at=NAN),
-    "at is infinite": changed(_STATE, at=-INF),
     "exit code is 64 bits": changed(_STATE, state="failed", exit_code=2**63),
     "dropped is negative": changed(_STATE, dropped=-1),
-    "dropped is 64 bits": changed(_STATE, dropped=2**64 - 1),
     "message is a lone surrogate": changed(_STATE, message=SURROGATE),
     "node of a state is an extension": changed(_STATE, node=EXTENSION),
 }
@@ -266,9 +223,7 @@ NODES: dict[str, bytes] = {
     "node is longer than an index takes": changed(_NODE, node=os.urandom(20_000).hex()),
     "cores is negative": changed(_NODE, cores=-1),
     "cores is 64 bits": changed(_NODE, cores=2**63),
-    "memory is 64 bits": changed(_NODE, memory_bytes=2**64 - 1),
     "heartbeat is NaN": changed(_NODE, at=NAN),
-    "heartbeat is infinite": changed(_NODE, at=INF),
     "gpus is nested": changed(_NODE, gpus=NESTED),
 }
 UNREADABLE: dict[str, bytes] = {
@@ -276,7 +231,6 @@ UNREADABLE: dict[str, bytes] = {
     "no MessagePack": b"\xc1",
     "nothing": pack(None),
     "no tag": pack({}),
-    "tag is a number": pack({"type": 5}),
     "tag is unknown": pack({"type": "gossip"}),
     "tag is a lone surrogate": pack({"type": SURROGATE}),
     "all values are missing": pack({"type": "hello"}),

@@ -120,7 +120,6 @@ def too_late() -> list[str]:
 
 
 def limited(limits: Any) -> list[int]:
-    """The limits of a session that is told them."""
     with session(24, {"global_batch": 12, "limits": limits}) as run:
         torch.distributed.barrier()  # a leader that leaves at once could not be met any more
         return run._loop.context.limits.samples

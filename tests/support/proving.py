@@ -219,10 +219,6 @@ class Deep(nn.Module):
             made = self.hidden(x)
         if "functional" in self.parts:
             made = f.dropout(made, 0.5, self.training)
-        if "attention" in self.parts:
-            made = made + f.scaled_dot_product_attention(
-                made, made, made, dropout_p=0.3 if self.training else 0.0
-            )
         if "encoder" in self.parts:
             made = made + self.lstm(self.encoder(made))[0]
         self.mean = 0.9 * self.mean + 0.1 * made.detach().mean((0, 1))
@@ -232,7 +228,6 @@ class Deep(nn.Module):
 HEALTHY: dict[str, tuple[str, ...]] = {
     "plain": (),
     "dropout": ("dropout", "functional"),
-    "attention": ("attention",),
     "encoder": ("encoder",),
     "teacher": ("teacher",),
     "bf16": ("autocast",),
@@ -245,8 +240,6 @@ HEALTHY: dict[str, tuple[str, ...]] = {
     "accumulates": ("accumulates",),
     "no_sync": ("no_sync",),
     "clips": ("clips",),
-    "averages": ("averages",),
-    "scheduler": ("scheduler",),
     "enumerates": ("enumerates",),
     "function": ("function",),
     "two": ("two",),
@@ -295,9 +288,7 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
         model = torch.compile(model, backend="eager")
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     other = torch.optim.SGD(second.parameters(), 0.1) if second is not None else None
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in parts)
-    average = torch.optim.swa_utils.AveragedModel(made)
     teacher, meter = nn.BatchNorm1d(POINTS), Counter[int]()
     before = {name: value.clone() for name, value in made.state_dict().items()}
     seen = dict[str, Any]()
@@ -391,10 +382,6 @@ def _healthy(parts: set[str]) -> dict[str, Any]:
                 losses.append(loss.item())
             scaler.step(optimizer)
             scaler.update()
-            if "scheduler" in parts:
-                scheduler.step()
-            if "averages" in parts:
-                average.update_parameters(made)
             session.log(loss=loss)
             break
     answer = loader.answer

@@ -36,8 +36,6 @@ class Ranks:
     its rank in the process group.
 
     Args:
-        world: how many.
-        backend: of the process group.
         start: how processes start: "forkserver", or "spawn", which CUDA needs.
     """
 
@@ -113,7 +111,6 @@ class Ranks:
             self._pipes.append(here)
 
     def stop(self) -> None:
-        """Kills the processes."""
         for process in self._processes:
             process.kill()
         for process in self._processes:

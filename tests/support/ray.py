@@ -112,7 +112,6 @@ class Ray:
         return [row["submission_id"] for row in rows if row["status"] not in ended]
 
     def groups(self, state: str) -> int:
-        """How many placement groups are in a state."""
         known = self.ask("GET", "/api/v0/placement_groups")["data"]["result"]["result"]
         return sum(group["state"] == state for group in known)
 
@@ -126,7 +125,6 @@ class Ray:
         return "\n".join(rows + [log.read_text(errors="replace") for log in logs if log.is_file()])
 
     def cancel(self, job: str) -> None:
-        """Ends a job, as `ray job stop` does."""
         self.ask("POST", f"/api/jobs/{job}/stop")
 
     def submit(self, job: str, entrypoint: str, metadata: dict[str, str], **more: Any) -> None:
@@ -135,7 +133,6 @@ class Ray:
         self.ask("POST", "/api/jobs/", body)
 
     def clean(self) -> None:
-        """Ends all jobs."""
         if self._dashboard is not None:
             self.start_dashboard()
         for job in self.jobs():

@@ -19,8 +19,6 @@ _OCCUPY = (
 
 
 class RayHarness:
-    """A Ray of two nodes for the contract."""
-
     backend = "ray"
 
     def __init__(self, cluster: Cluster, daemons: Ray) -> None:

@@ -94,7 +94,6 @@ def pack_indices(assignments: list[list[Any]]) -> tuple[list[list[int]], bytes]:
 
 
 def in_parts(whole: Hello) -> list[Any]:
-    """The messages in which rank 0 sends a Hello."""
     return [decode(entry)[1] for entry in encode_hello(whole)]
 
 

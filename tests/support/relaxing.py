@@ -106,7 +106,6 @@ class Script:
     kill: tuple[int, int] | None = None  # step, rank
 
     def leaves(self, session: paceline.Session) -> bool:
-        """Whether this rank leaves the loop now."""
         if self.leave is None:
             return False
         step, _, who = self.leave

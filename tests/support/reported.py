@@ -36,7 +36,6 @@ class Plane:
 
     @property
     def url(self) -> str:
-        """The server's, as the command line takes it."""
         return str(self.client.base_url.join("/")).rstrip("/")
 
     def have(self, *runs: str, **checks: NodeCheck | float | None) -> None:
@@ -70,7 +69,6 @@ class Plane:
         return {row["node"] for row in self.get(f"runs/{run}/nodes") if not row["leaving"]}
 
     def training(self, *names: str, least: int = 1, most: int = 2, **fields: Any) -> str:
-        """A run that trains on these nodes."""
         answer = self.start(nodes_min=least, nodes_max=most, **fields)
         assert answer.status_code == 201, answer.text
         run = str(answer.json()["id"])

@@ -45,7 +45,6 @@ def unpacked(fields: dict[bytes, bytes]) -> Message:
 
 
 def on_bus(url: str) -> list[Message]:
-    """All messages on TELEMETRY."""
     with redis.Redis.from_url(url) as client:
         return [unpacked(fields) for _, fields in client.xrange(wire.TELEMETRY)]
 
@@ -58,7 +57,6 @@ def in_spool(directory: Path) -> list[Message]:
 
 
 def steps_of(messages: list[Message]) -> list[int]:
-    """The sequence numbers of step records."""
     return [r.seq for m in messages if isinstance(m, StepBatch) for r in m.records]
 
 

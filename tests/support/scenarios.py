@@ -44,7 +44,6 @@ class Scenario:
 
     @property
     def world(self) -> int:
-        """Ranks."""
         return len(self.work_s[0])
 
     @property
@@ -107,11 +106,9 @@ def scenario(
     """A scenario that depends on nothing but these arguments, with any version of Python.
 
     Args:
-        seed: of all draws.
         kind: of `KINDS`.
         ties: durations are of a few values, so that much happens at the same moment; else nothing
             does.
-        most: ranks and steps.
     """
     draw = random.Random(f"{kind} {seed}")
     world, steps = draw.randint(1, most[0]), draw.randint(1, most[1])
@@ -153,7 +150,6 @@ def simulated(given: Scenario, sync: Any) -> list[Any]:
     """The trace of a scenario in a simulator, segment by segment.
 
     Args:
-        given: the scenario.
         sync: a package as `paceline_backend.simulator.sync`.
 
     Returns:

@@ -87,7 +87,6 @@ class Training:
     """A run whose ranks, two on each of two nodes, report steps of two samples each.
 
     Args:
-        nodes: that answer.
         fields: of `POST /runs`.
     """
 

@@ -63,8 +63,6 @@ def parameters(model: nn.Module) -> Tensor:
 
 @dataclass
 class Log:
-    """What one rank saw."""
-
     batches: list[tuple[int, int, list[int]]] = field(default_factory=list)  # epoch, step, samples
     weights: list[float] = field(default_factory=list)
     loads: list[float] = field(default_factory=list)
@@ -95,11 +93,6 @@ def train(
     """A plain training loop.
 
     Args:
-        count: N.
-        epochs: to train.
-        options: of the session.
-        loading: of the loader.
-        state: to resume from.
         save_at: step after which to take the state and leave.
         at_step: called with session, step and `arguments` before each step's forward pass.
     """
@@ -177,7 +170,6 @@ def figures(count: int, batch: int) -> tuple[Figures, list[tuple[int, int, float
 
 
 def kill_at(run: paceline.Session, step: int, when: int, pid: int) -> None:
-    """Rank 0 kills a process at a step."""
     if step == when and run.rank == 0:
         os.kill(pid, signal.SIGKILL)
 
@@ -208,7 +200,6 @@ def linger(url: str, linger_s: float) -> tuple[int, bool]:
 
 
 def wait_at(run: paceline.Session, step: int, rank: int, wait_s: float) -> None:
-    """One rank is slow at every step."""
     if run.rank == rank:
         time.sleep(wait_s)
 
@@ -544,9 +535,6 @@ def accumulate(
     """Gradients accumulated over `every` steps.
 
     Args:
-        count: N.
-        every: steps between updates.
-        options: of the session.
         discard: drop what an epoch's end leaves over ("early": before the next epoch, "late": after
             its first forward pass) or carry it on ("").
         around: one `no_sync` around several steps, instead of one in each.
@@ -616,8 +604,6 @@ def compiled(count: int, options: dict[str, Any], *, before: bool) -> list[str]:
     """Trains an epoch with a compiled model; what this rank warns of changing shapes.
 
     Args:
-        count: N.
-        options: of the session.
         before: the model is compiled before it is wrapped, else after.
     """
     warnings: list[str] = []

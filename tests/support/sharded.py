@@ -33,7 +33,6 @@ def shards(
 
 
 def sharded_hello(sizes: npt.NDArray[np.float64], of: Shards, batch: int, epochs: int) -> Hello:
-    """A run's introduction."""
     return hello(
         len(of.nodes),
         sizes=sizes.astype("<f8").tobytes(),
@@ -48,9 +47,7 @@ class VirtualRun:
     """Plans and trains on paper: a rank's step takes its load times its slowness.
 
     Args:
-        hello: of the run.
         slowness: of each rank, s per size unit; a list of them for each epoch.
-        policy: a preset's name.
     """
 
     hello: Hello
@@ -68,12 +65,10 @@ class VirtualRun:
         self.made = policies.make(self.policy, {})
 
     def train(self) -> None:
-        """Trains all epochs."""
         while not self.history.finished:
             self.advance()
 
     def advance(self) -> Segment:
-        """Plans a segment, adopts it and trains it."""
         planned = offer(self.history, self.window, self.made, 0)
         segment = planned.segment
         assert segment.problem(self.hello.world, self.hello.samples) is None
@@ -83,7 +78,6 @@ class VirtualRun:
         return segment
 
     def take(self, segment: Segment) -> None:
-        """Adopts a segment and trains it."""
         sizes = self.hello.sizes_array()
         self.homes.enter(segment.epoch)
         before = self.homes.of.copy()

@@ -30,7 +30,6 @@ OFFSETS = np.concatenate([[0], np.cumsum(LENGTHS)])
 
 
 def content(index: int) -> bytes:
-    """A sample's bytes."""
     return index.to_bytes(4, "little") + bytes(int(LENGTHS[index]) - 4)
 
 

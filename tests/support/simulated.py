@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend.policies.base import Feedback, Floats, Ints, Policy
@@ -46,6 +47,13 @@ def feedback_of(compute_s: Any, samples: Any = 1, first: int = 0) -> Feedback:
     return Feedback(first + step, rank, n, load, time_s, load, np.ones(len(n)))
 
 
+def rows_of(batches: Features, compute_s: Floats) -> Feedback:
+    """Steps from 0 on, in which ranks had these batches and took these times, both [S, W]."""
+    step, rank = np.divmod(np.arange(compute_s.size), compute_s.shape[1])
+    samples, load, squares, longest = (np.ravel(column) for column in batches)
+    return Feedback(step, rank, samples, load, compute_s.ravel(), squares, longest)
+
+
 def endless(sizes: Floats, world: int, global_batch: int) -> Hello:
     """The start of a run without a last epoch, whose plans take effect at once."""
     encoded = np.asarray(sizes, "<f8").tobytes()
@@ -53,7 +61,6 @@ def endless(sizes: Floats, world: int, global_batch: int) -> Hello:
 
 
 def train(simulation: Simulation) -> list[TrainedSegment]:
-    """All segments until its end."""
     ran = []
     while not simulation.finished:
         ran.append(simulation.advance())

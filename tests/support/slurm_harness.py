@@ -14,8 +14,6 @@ from support.waiting import until
 
 
 class SlurmHarness:
-    """A Slurm of two nodes for the contract."""
-
     backend = "slurm"
 
     def __init__(self, cluster: Cluster, daemons: Slurm) -> None:
@@ -64,7 +62,6 @@ class SlurmHarness:
         self.slurm.start_controller()
 
     def state(self, host: str) -> str:
-        """A node's state, in Slurm's words."""
         return self.slurm.ask("sinfo", "--noheader", f"--nodes={host}", "--format=%T")
 
     def secrets_seen(self, job: str) -> str:

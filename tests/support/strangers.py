@@ -52,7 +52,6 @@ class Field:
     Args:
         stack: server, bus, SQLite and an agent.
         folder: that holds everything; others may enter it.
-        theirs: a run whose ranks train.
         mine: the thief's, of the same node, whose rank trains.
         stolen: the environment of its rank.
     """
@@ -111,7 +110,6 @@ class Field:
         assert self.run(run)["state"] == "running"
 
     def rejected(self) -> int:
-        """Return how many messages were ever rejected."""
         return int(self.stack.api("GET", "/rejected")["ever"])
 
 
@@ -190,7 +188,6 @@ def as_nobody(code: str, *arguments: str, first: str = "", **env: str) -> Any:
 
     Args:
         code: of the program; has json, os, socket and sys.
-        arguments: of the program.
         first: what it imports besides, before it becomes `nobody`.
         env: further environment variables.
     """

@@ -42,8 +42,6 @@ def size_of(sample: int) -> float:
 
 @dataclass
 class Trained:
-    """What a rank trained."""
-
     steps: list[list[int]] = field(default_factory=list)  # its samples of each step
     weights: list[float] = field(default_factory=list)
     parameters: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -67,7 +65,6 @@ def train(
     loading: dict[str, Any] | None = None,
     **options: Any,
 ) -> Trained:
-    """Trains on a stream."""
     trained, data = Trained(), Numbered(SAMPLES)
 
     def collate(samples: list[int]) -> tuple[list[int], Tensor, Tensor]:

@@ -18,7 +18,6 @@ _BUFFER = 16 << 20
 
 
 def main() -> None:
-    """Works until it is killed."""
     delay_s = float(sys.argv[1])
     ports = []
     for name in sys.argv[2:]:

@@ -12,12 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.train.mesh import GroupTimes
-from support.fsdp import gone_on, gradient, whole
-from support.gradients import difference
+from support import fsdp
+from support.fsdp import gone_on
 from support.records import record
 from support.sessions import WIDTH, Numbered, Sized
 
@@ -68,7 +67,6 @@ def mesh_of(groups: int | None = None, *, replicas: bool = False) -> tuple[Any, 
 
 
 def split(model: nn.Module, tp: Any, *, sequence: bool = False) -> nn.Module:
-    """Splits a `Network` over the ranks of a group."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import parallel as p
 
@@ -92,15 +90,9 @@ def made(dp: Any, tp: Any, *, batchnorm: bool = False, sequence: bool = False) -
 
 
 @dataclass
-class Log:
-    errors: list[float] = field(default_factory=list)  # of gradients, by step
-    parts: list[list[int]] = field(default_factory=list)  # this rank's samples, by step
+class Log(fsdp.Log):
     every: list[int] = field(default_factory=list)  # all groups' samples, each once
     alike: bool = True  # all ranks of a group had the same samples in each step
-    policies: list[str] = field(default_factory=list)  # of the segments, on rank 0
-    parameters: float = 0.0  # error in the end
-    relaxed: bool = False  # a relaxed synchroniser came into force
-    fallback: str = ""  # why not
     place: tuple[int, int] = (0, 0)  # rank and world of the session
 
 
@@ -117,52 +109,30 @@ def train(
     """A training loop over a split model, and the same steps in one process on each rank.
 
     Args:
-        plans: what plans it.
-        epochs: to train.
         groups: see `mesh_of`.
         replicas: see `mesh_of`.
         sequence: see `split`.
         batchnorm: the network has such a layer, which is synchronised.
-        **options: of Session.
     """
     log, data = Log(), Sized(48)
     dp, tp = mesh_of(groups, replicas=replicas)
     given = {"global_batch": 8, "mesh": dp} | options
     with plans() as seen, contextlib.closing(paceline.Session(data, **given)) as run:
         log.place = run.rank, run.world
-        loader = run.loader()
+
+        def gathered(mine: list[int]) -> list[int]:
+            words: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(words, (run.rank, mine))
+            of_group = dict(words)
+            log.alike &= all(part == of_group[number] for number, part in words)
+            every = [index for number in sorted(of_group) for index in of_group[number]]
+            log.every += every
+            return every
+
         how = "sync" if batchnorm else None
         model = run.wrap(made(dp, tp, batchnorm=batchnorm, sequence=sequence), batchnorm=how)
-        reference = network(batchnorm)
-        ours, theirs = (
-            torch.optim.SGD(each.parameters(), 0.05, momentum=0.9) for each in (model, reference)
-        )
-        run.optimizer(ours)
-        for _ in run.epochs(epochs):
-            for indices, x, y in loader:
-                mine = [] if run.batch.empty else indices.tolist()
-                words: list[Any] = [None] * dist.get_world_size()
-                dist.all_gather_object(words, (run.rank, mine))
-                of_group = dict(words)
-                log.alike &= all(part == of_group[number] for number, part in words)
-                every = [index for number in sorted(of_group) for index in of_group[number]]
-                log.parts.append(mine)
-                log.every += every
-                mse_loss(model(x), y).backward()
-                _, all_x, all_y = zip(*(data[index] for index in every), strict=True)
-                mse_loss(reference(torch.stack(all_x)), torch.stack(all_y)).backward()
-                log.errors.append(difference(gradient(model), gradient(reference)))
-                log.relaxed |= run._loop.gate.relaxed is not None
-                run.log(loss=1.0)
-                for optimizer in (ours, theirs):
-                    optimizer.step()
-                    optimizer.zero_grad()
-        final = [
-            torch.cat([whole(p).flatten() for p in m.parameters()]) for m in (model, reference)
-        ]
-        log.parameters = difference(*final)
-        log.policies = list(seen or [])
-        log.fallback = run._loop.gate.suitability._fallback
+        fsdp.beside(log, run, data, (model, network(batchnorm)), epochs, gathered)
+    log.policies = list(seen or [])
     return log
 
 

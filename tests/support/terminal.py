@@ -47,12 +47,10 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """All lines, without blanks at their ends."""
         return "\n".join(line.rstrip() for line in self.lines)
 
     @property
     def visible(self) -> str:
-        """The lines of the screen."""
         return "\n".join(line.rstrip() for line in self.lines[self._top :])
 
     def _down(self) -> None:
@@ -87,8 +85,6 @@ class Screen:
 
 
 class Session:
-    """A program in a terminal."""
-
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process = process
         self.screen = Screen()
@@ -98,7 +94,6 @@ class Session:
         self._thread.start()
 
     def wait_for(self, words: str) -> None:
-        """Until the screen shows them."""
         try:
             until(lambda: words in self.screen.visible or self.process.poll() is not None, words)
             assert words in self.screen.text

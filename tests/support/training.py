@@ -33,12 +33,9 @@ class Training:
     """One run: reports steps as its ranks would, committed and then announced as ingest does.
 
     Args:
-        store: where the run is.
         bus_url: where open pages hear of it.
-        run: public id.
         slowness: time per size unit of each rank's device, relative.
         emulated: the run says that device speeds are emulated.
-        backend: the run's.
         devices: of the ranks; empty: they do not tell.
     """
 
@@ -82,7 +79,6 @@ class Training:
         )
 
     def report(self, *messages: Message) -> None:
-        """Commits messages, then tells open pages."""
         written = telemetry.write(self.store, [(self.run, message) for message in messages])
         if not all(isinstance(message, MetricBatch | RoundBatch) for message in messages):
             self.announce(written.steps.get(self.run))
@@ -97,8 +93,6 @@ class Training:
 
         Args:
             steps: how many, from the run's next one on.
-            source: who planned them.
-            lost: of these no row arrives.
         """
         end = self.step + steps
         messages: list[Message] = []
@@ -139,7 +133,6 @@ class Training:
         self.version, self.policy = version, policy
 
     def end(self, state: str = "finished", **fields: Any) -> None:
-        """The run is over."""
         self.report(RunState(State(state), time.time(), "node-1", **fields))
 
     def _rounds(self, step: int) -> RoundBatch:

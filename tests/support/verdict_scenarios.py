@@ -32,8 +32,6 @@ class Truth:
     """A cause as a verdict should name it.
 
     Args:
-        kind: kind of the cause.
-        ranks: its ranks.
         since: the first step that shows it; None: the first step of all.
         cost_s: what it adds to the run time.
         sigmas: size of that first step in standard deviations of the noise; None: no such step.
@@ -76,13 +74,11 @@ class Case:
 
 
 def scenarios() -> list[dict[str, Any]]:
-    """Return all scenarios."""
     read: list[dict[str, Any]] = json.loads(SCENARIOS.read_text())
     return read
 
 
 def make(spec: Spec, seed: int) -> Case:
-    """Draw a case of a scenario."""
     rng = np.random.default_rng(seed)
     K, W = shape = spec["steps"], spec["ranks"]
     batches = _planned(rng, shape, spec) if "plan" in spec else _batches(rng, shape, spec)

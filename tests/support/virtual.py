@@ -67,7 +67,6 @@ class Scheduler:
         self.running: _Thread | None = None
 
     def start(self, name: str, body: Callable[[], None]) -> _Thread:
-        """A thread that begins now."""
         thread = _Thread(self, name, body)
         self._threads.append(thread)
         return thread
@@ -263,8 +262,6 @@ def ranks(
     """Ranks whose `Rounds` have a virtual clock, store and process group.
 
     Args:
-        world: how many.
-        round_s: what a reduction takes.
         call_s: from when a key is set until those that wait for it know.
         timeout_s: after which a rank that waits gives up.
     """

@@ -26,8 +26,6 @@ from support.virtual import REDUCED, Group, Scheduler
 
 @dataclass
 class Ran:
-    """What ranks did, and what the rounds were."""
-
     ended_at: list[list[float]]  # [W][steps], the last with the meeting of all
     rounds: list[list[tuple[Round, float]]]  # [W] that the rank told, with their ends
     asked: list[list[int]] = field(default_factory=list)  # [W] whom each rank asked
@@ -191,11 +189,8 @@ def train(
     Args:
         what: `averaging` or `pairwise`.
         work_s: what each step takes each rank, [W][steps].
-        samples: of these steps.
-        round_s: what a reduction takes.
         call_s: from when a key is set until those that wait for it know.
         exchange_s: what a vector to another rank and one back take.
-        seed: of what is drawn.
     """
     world = len(work_s)
     ran = Ran([[] for _ in work_s], [[] for _ in work_s], [[] for _ in work_s])

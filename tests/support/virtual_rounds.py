@@ -20,8 +20,6 @@ from support import virtual
 
 @dataclass
 class Ran:
-    """What ranks did, and what the rounds were."""
-
     ended_at: list[list[float]]  # [W][steps of the rank]
     rounds: list[tuple[Round, float]] = field(default_factory=list)  # with their ends
     totals: list[list[list[float]]] = field(default_factory=list)  # [W] the sums of all rounds
@@ -45,11 +43,9 @@ def train(
     """A segment.
 
     Args:
-        call: who calls a round.
         drift: how far ranks may drift apart.
         work_s: what each step takes each rank, [W][its steps].
         samples: of these steps; where there are none, there is no gradient.
-        round_s: what a reduction takes.
         call_s: from a call until all know.
         leaves: whether a rank leaves after it computed a step: "aborts", or "dies", or
             is "stuck".

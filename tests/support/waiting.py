@@ -22,10 +22,8 @@ def until(
     """The condition's first true value.
 
     Args:
-        condition: asked again and again.
         what: what is waited for, for the message of a failure.
         timeout_s: when the test fails; generous, as a passing test never waits so long.
-        pause_s: between two questions.
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -53,17 +53,11 @@ def serving(
     """A client of the application over this store and bus; base URL is the server's root.
 
     Args:
-        store: of the application.
-        bus_url: of a bus.
         token: an admin's, which the client does not send. None: `ADMIN`, which the client sends,
             and which the command line finds while the server works.
         port: to listen on; 0: any.
-        max_body_bytes: of a request.
-        proxies: whom to trust.
-        max_streams: of a client.
         path_prefix: below which a proxy serves it.
         webhook_origins: where webhooks may be; None: nowhere.
-        hour_price: of a worker.
         agent_token: that the configuration gives.
     """
     database = store.url.render_as_string(hide_password=False)

@@ -53,7 +53,6 @@ class Installed:
 
     Args:
         folder: for the environment; made.
-        wheel: what is installed.
         extra: of it; empty: the library.
         by_pip: pip resolves and downloads the requirements, as for a user, which takes minutes.
             Otherwise they are links, too: to what the tests' environment has of them.

@@ -18,10 +18,10 @@ from support.command_line import Main, in_process
 # The arguments after RUN with which a command changes the run; a command that is missing here
 # must not send anything but GET.
 CHANGES: dict[str, list[list[str]]] = {
-    "switch": [["bsp"], ["rna", "--why", "to try it"]],
-    "stop": [[], ["--force"]],
-    "resume": [[], ["--backend", "slurm"]],
-    "auto": [["off"], ["switch", "--relaxed"]],
+    "switch": [["rna", "--why", "to try it"]],
+    "stop": [["--force"]],
+    "resume": [[]],
+    "auto": [["switch", "--relaxed"]],
     "target": [["accuracy>=0.9"], ["--remove"]],
     "runs tag": [["nightly"]],
     "runs untag": [["nightly"]],

@@ -23,7 +23,6 @@ from paceline.core.amounts.budget import (
 )
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.epochs import epoch_order
-from paceline.train.progress import Trained
 from paceline.wire import Segment
 from support.records import pack_indices
 
@@ -206,34 +205,6 @@ def test_a_plan_of_other_samples_or_above_a_limit_is_refused() -> None:
         said = ledger.refusal(made, 2)
         assert said is not None
         assert why in said
-
-
-@given(budgets(), st.integers(0, 40), st.lists(st.integers(0, 30), min_size=1, max_size=4))
-def test_ranks_count_the_samples_that_the_ledger_used(
-    case: tuple[np.ndarray[Any, np.dtype[np.float64]], float],
-    resumed_at: int,
-    left_after: list[int],
-) -> None:
-    """Epochs may be left early, and training may go on from a checkpoint after any step."""
-    sizes, tokens = case
-    budget, samples = Budget(tokens, sizes), len(sizes)
-    counted, step, used, whole = Trained(samples, 3, drop_last=False), -1, 0, True
-    for epoch, most in enumerate(left_after):
-        order = epoch_order(samples, 0, epoch)
-        ends = np.cumsum(budget.counts(order))
-        counted.begin_epoch(step + 1, ends)
-        ledger = Ledger(epoch, order, BatchRules(3, budget=budget))
-        for at in range(min(most, len(ends))):
-            (size,) = ledger.batch_sizes(1)
-            ledger.use(order[ends[at] - size : ends[at]])
-            step, used = step + 1, used + size
-            assert counted.upto(step) == used
-            if step == resumed_at and whole and not ledger.over:
-                counted = Trained(samples, 3, drop_last=False)
-                rest = np.cumsum(budget.counts(order[ends[at] :]))
-                counted.resume(epoch, step + 1, len(ledger.used()), rest)
-                assert counted.upto(step) == used
-        whole = whole and ledger.over
 
 
 def test_what_a_message_asks_for_is_enough() -> None:

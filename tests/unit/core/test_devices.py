@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.devices import HALF_PRECISION_TFLOPS, capacities, need_trial, summary
+from paceline.core.amounts.devices import capacities, need_trial, summary
 from paceline.core.emulation import EmulatedDevice, Emulation
-from paceline.wire import RankDevice, decode, encode
+from paceline.wire import RankDevice
 from paceline_backend.simulator.simulation import remaining
-from support.records import hello
 
 GIB = 2**30
 
@@ -85,25 +84,11 @@ def test_capacities_do_not_depend_on_the_order_of_ranks(
     assert (moved, same) == (tuple(values[rank] for rank in order) if values else (), by)
 
 
-@given(some_devices.filter(bool))
-def test_ranks_alike_never_need_a_trial(devices: list[RankDevice]) -> None:
-    assert not need_trial([devices[0]] * 4)
-
-
-def test_the_table_has_plausible_figures() -> None:
-    assert all(10 < tflops < 5000 for tflops in HALF_PRECISION_TFLOPS.values())
-
-
 def test_a_summary_has_each_name_once() -> None:
     assert summary([T4, cpu(1), T4, A100]) == "Tesla T4 + cpu + NVIDIA A100-SXM4-40GB"
     assert summary([cpu(1), cpu(8)]) == "cpu"
     assert summary([msgspec.structs.replace(T4, emulated=True)]) == "Tesla T4 (emulated)"
     assert summary([]) == ""
-
-
-def test_a_hello_tells_devices() -> None:
-    new = hello(devices=[T4, cpu(4, 2, 1e10)])
-    assert decode(encode(new, "r"))[1] == new
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ faults = st.tuples(
 )
 
 
-@settings(max_examples=3 * EXAMPLES)
+@settings(max_examples=2 * EXAMPLES)
 @given(
     kinds_of_time.flatmap(lambda ties: scenarios.scenarios("partial", ties=ties)),
     faults,

@@ -6,7 +6,6 @@ import threading
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -164,14 +163,6 @@ def test_long_samples_do_not_stay_behind() -> None:
         assert (done - planned).max() <= 2 * WAITS
 
 
-def test_without_shuffling_and_speeds_ranks_train_in_the_order_of_the_source() -> None:
-    ranks = Ranks(ledger(3, 6, 48, None), [[1.0] * 40, [2.0] * 40, [3.0] * 40])
-    ranks.epoch(2, 5, None)
-    for numbers in ranks.used:
-        assert ranks.ledger.places[numbers].tolist() == list(range(40))
-    assert all(counts.tolist() == [2, 2, 2] for counts in ranks.counts)
-
-
 def test_shuffling_depends_on_the_seed_and_reaches_over_the_buffer() -> None:
     def order(seed: int) -> list[int]:
         ranks = Ranks(ledger(1, 4, 64, seed), [[1.0] * 200])
@@ -312,12 +303,3 @@ def test_a_slow_rank_claims_little_towards_the_end() -> None:
     assert next_claim(100 * PARTS - 2 * PARTS, 100, 0.1) == (98, 0, 1)
     assert next_claim(100 * PARTS - 2 * PARTS, 100, 0.6) == (98, 0, 4)
     assert next_claim(100 * PARTS, 100, 0.1) is None
-
-
-@pytest.mark.parametrize("rank", range(3))
-def test_a_rank_at_its_end_needs_no_room(rank: int) -> None:
-    made = ledger(3, 4, 60)
-    assert made.rooms == [20, 20, 20]
-    made.record(rank, np.array([1.0]), ended=True)
-    assert made.rooms[rank] == 0
-    assert sum(made.rooms) == 60

@@ -114,6 +114,7 @@ RELAXED = (
 )
 SLOW = {"ep4ddl": ("uneven", "padded")}  # its neural network takes long to fit: few, short cases
 _SLOW_STEPS = 16
+_OTHER = ("uneven", "padded")  # settings of parameters other than a preset's first ones
 
 
 def switching(name: str, parameters: Plain) -> Plain:
@@ -159,10 +160,12 @@ def scenarios() -> dict[str, Plain]:
             settings = dict(SETTINGS)
             if name in SLOW:
                 settings = {key: {**SETTINGS[key], "steps": _SLOW_STEPS} for key in SLOW[name]}
-            if name in RELAXED:
+            elif number:
+                settings = {key: SETTINGS[key] for key in _OTHER}
+            elif name in RELAXED:
                 settings["grouped"] = GROUPED
             for setting, fields in settings.items():
                 cases[f"{name} {number}, {setting}"] = {**_BASE, **fields, **of_preset}
-            if name not in SLOW:
+            if name not in SLOW and not number:
                 cases[f"{name} {number}, switching"] = {**_BASE, **switching(name, parameters)}
     return {**cases, **_capacities()}

@@ -66,18 +66,9 @@ HARMFUL: list[tuple[str, dict[str, Any], Fitness, str]] = [
 ]
 HARMLESS: list[tuple[str, dict[str, Any], Fitness]] = [
     ("bsp", {}, fitness("bimodal", cost=PADDED)),
-    ("paceline", {}, fitness("bimodal", cost=PADDED)),
     ("paceline", {}, fitness("lognormal", cost=QUADRATIC, factors=HALF_SLOW)),
-    ("chronica", {}, fitness("lognormal")),
     ("chronica", {}, fitness("lognormal", factors=HALF_SLOW)),
-    ("lbb", {}, fitness("lognormal")),
-    ("dynamic-batching", {}, fitness("lognormal", cost=PADDED)),
     ("lbb", {"times": "measured"}, fitness("constant", factors=HALF_SLOW)),
-    (
-        "static-batching",
-        {"capacity": [2.0, 2.0, 1.0, 1.0]},
-        fitness("constant", factors=HALF_SLOW),
-    ),
     ("rna", {}, fitness("lognormal")),
 ]
 

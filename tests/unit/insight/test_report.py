@@ -200,20 +200,6 @@ def test_a_preset_that_only_coasted_is_none(store: Store) -> None:
     assert report["presets"]["chronica"]["steps"] == 4
 
 
-def test_a_perfectly_divided_load_is_at_the_fluid_limit(store: Store) -> None:
-    """Ranks with different b_j that end at once: no other division of the load is faster."""
-    add_run(store, "r")
-    device = {"a_s": [0.001, 0.003], "b_s": [0.01, 0.09]}
-    both = [
-        record(0, rank, segment=0, load=load, compute_s=0.105, sync_s=0.0, step_s=0.105)
-        for rank, load in enumerate((95.0, 5.0))
-    ]
-    messages = [hello(sizes=SIZES, emulated=device), planned(0, "chronica", 0), StepBatch(both)]
-    telemetry.write(store, [("r", message) for message in messages])
-    report = run_report(store, "r", warmup=0)["presets"]["chronica"]
-    assert report["time_over_fluid"] == pytest.approx(1.0)
-
-
 def test_without_steady_steps_there_are_no_figures(store: Store) -> None:
     fill(store)
     report = run_report(store, "r", warmup=50)
@@ -222,14 +208,6 @@ def test_without_steady_steps_there_are_no_figures(store: Store) -> None:
     assert set(report["presets"]["bsp"].values()) == {0, None}
     with pytest.raises(UnknownRunError):
         run_report(store, "nobody")
-
-
-def test_before_the_first_complete_step_there_is_a_report(store: Store) -> None:
-    add_run(store, "r")
-    assert run_report(store, "r")["presets"] == {}
-    telemetry.write(store, [("r", hello(sizes=SIZES)), ("r", planned(0, "bsp", 0))])
-    report = run_report(store, "r", warmup=0)
-    assert (report["presets"]["bsp"]["steps"], report["fluid"]) == (0, None)
 
 
 def test_samples_that_went_to_another_node_are_counted_by_preset(store: Store) -> None:

@@ -53,9 +53,3 @@ def test_presets_make_up_the_whole(given_: list[tuple[float, float, str]]) -> No
     assert whole.p90_error is not None
     assert 0 <= whole.median_error <= whole.p90_error
     assert parts == sorted(parts, key=lambda part: (-part.count, part.policy))
-
-
-@given(st.lists(SAVINGS, min_size=1))
-def test_right_forecasts_have_no_error(savings: list[float]) -> None:
-    made = score([outcome(saving, saving) for saving in savings])
-    assert (made.inside, made.median_error, made.p90_error, made.bias) == (1.0, 0.0, 0.0, 0.0)

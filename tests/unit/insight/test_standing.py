@@ -201,11 +201,6 @@ def test_what_came_back_under_another_policy_only_is_over() -> None:
     assert now.level == VerdictLevel.HEALTHY
 
 
-def test_noise_is_healthy() -> None:
-    now = standing_of(judge(observed(6, noise=0.01)))
-    assert (now.level, now.what) == (VerdictLevel.HEALTHY, "no rank holds the others up")
-
-
 def test_what_has_passed_is_healthy() -> None:
     now = standing_of(judge(observed(speed=in_steps(10, 29, 2, 3.0))))
     assert now.level == VerdictLevel.HEALTHY

@@ -88,14 +88,6 @@ def test_what_comes_back_has_a_begin_if_it_was_due_before() -> None:
     assert facts_of(verdict)["causes"][0]["since"] == FIRST + 120
 
 
-def test_what_comes_back_since_the_run_began_is_told_from_its_first_time() -> None:
-    speed = np.ones((300, 6))
-    speed[20::50, 2] = 15.0
-    seen = observed(steps=300, speed=speed)
-    verdict = judge(dataclasses.replace(seen, step=seen.step - FIRST))
-    assert "every 50 steps since step 20." in words(verdict)
-
-
 def test_what_passed_is_told_with_its_steps() -> None:
     verdict = judge(observed(speed=in_steps(20, 49, 2, 4.0)))
     only(verdict, "transient", 2)
@@ -142,12 +134,6 @@ def test_slow_planning_is_no_slow_loader() -> None:
     verdict = judge(observed(steps=96, data_s=data_s))
     only(verdict, "planning")
     assert words(verdict).startswith("Ranks wait for the plan in the first step of segments")
-
-
-def test_a_slow_loader_is_input() -> None:
-    verdict = judge(observed(data_s=0.001 + 0.08 * (slow(1, 2.0) - 1)))
-    only(verdict, "input", 1)
-    assert words(verdict).startswith("Rank 1 waits for the data loader in all steps.")
 
 
 def test_uneven_batches_are_data() -> None:
@@ -232,10 +218,10 @@ def test_who_waits_longest_is_named_beside_all_who_wait() -> None:
     assert {(3,), tuple(range(8))} <= named_ranks
 
 
-@pytest.mark.parametrize("steps", [4, 10, 16, 25])
+@pytest.mark.parametrize("steps", [4, 25])
 def test_noise_is_no_cause_in_few_steps(steps: int) -> None:
     alarms = 0
-    for seed in range(40):
+    for seed in range(25):
         seen = observed(8, steps, noise=0.0)
         noise = 1 + 0.1 * np.random.default_rng(seed).standard_normal(seen.compute_s.shape)
         compute_s = seen.compute_s * noise

@@ -17,7 +17,6 @@ from paceline.train.plan.leader import Leader
 from paceline.wire import Moves, Segment
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
-from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import AHEAD_SHARE, ROOM, History
 from paceline_backend.planning.offer import offer
 from support.contexts import met, run_context
@@ -101,12 +100,6 @@ def test_a_node_that_slows_down_gives_samples_up_within_the_room_of_the_others()
             assert (loads[-1] <= room).all(), epoch
     assert loads[-1][0] < 0.9 * loads[0][0], "node 0 has slowed down"
     assert run.strays == 0
-
-
-def test_where_nodes_have_no_room_for_all_it_is_trained_all_the_same() -> None:
-    run = a_run(spare=0.5, epochs=3)
-    run.train()
-    assert all(sorted(used) == list(range(240)) for used in run.used.values())
 
 
 def test_a_controller_that_takes_over_knows_from_the_segments_what_moves() -> None:
@@ -214,13 +207,6 @@ def test_what_is_on_a_disk_when_an_attempt_begins_stays_there() -> None:
     on.train()
     assert on.strays == 0
     assert all(sorted(used) == list(range(240)) for used in on.used.values())
-
-
-def test_without_shards_nothing_is_decided_ahead() -> None:
-    run = a_run()
-    plain = History(msgspec.structs.replace(run.hello, shards=None))
-    segment = offer(plain, Window(4, 0), run.made, 0).segment
-    assert segment.moves is None and not segment.homes
 
 
 def test_batches_that_ranks_share_have_nothing_that_is_for_one_node() -> None:

@@ -57,8 +57,7 @@ def test_a_segment_lasts_until_the_next_is_planned(
     assert segment_steps(step_s, hasty=True, plan_s=plan_s) == hasty
 
 
-@pytest.mark.parametrize("policy", ["bsp", "chronica"])
-@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+@pytest.mark.parametrize(("policy", "factor"), [("bsp", 3.0), ("chronica", 1 / 3)])
 @pytest.mark.parametrize("at", range(40, 44))
 def test_plans_know_of_a_new_speed_within_five_steps(at: int, factor: float, policy: str) -> None:
     """Wherever in a segment the change comes: what was planned before is still in force."""

@@ -14,9 +14,7 @@ from msgspec import Meta
 from paceline.wire import synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import (
-    BatchesOf,
     Parameters,
-    Policy,
     PolicyParameterError,
     Preset,
     UnknownPolicyError,
@@ -207,17 +205,6 @@ def test_a_synchroniser_that_ranks_cannot_follow_is_refused(
         Scenario.of({**scenario, "devices": {"unit_s": 1.0}})
 
 
-def test_groups_are_those_of_the_runs_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = {"groups": [[0, 1], [2]], "every": 4, "probes": 2, "staleness": 4, "mean": True}
-    pairs = synchronisation.convert("hierarchical", rules)
-    made = replace(policies.make("bsp"), name="pairs", synchroniser=pairs)
-    preset = replace(policies.get("bsp"), name="pairs", make=lambda parameters: made)
-    monkeypatch.setattr(_registry, "_presets", lambda: {"pairs": preset})
-    assert policies.make("pairs", world=3) == policies.make("pairs") == made
-    with pytest.raises(ValueError, match=r"pairs: .*\[\[0, 1\], \[2\]\] do not match 4 ranks"):
-        policies.make("pairs", world=4)
-
-
 def test_batches_of_a_preset_from_elsewhere_can_be_combined(register: Callable[..., None]) -> None:
     register(replace(policies.get("bsp"), name="other", combines=True))
     batches = policies.properties(policies.get("rna").parameters)["batches"]
@@ -254,40 +241,6 @@ def test_bounds_and_choices_are_in_the_schema_and_in_refusals(
     for level in (3, True, "4", 4.0):
         with pytest.raises(PolicyParameterError, match=r"parameters\.level: .* one of 4, 2$"):
             policies.make("bounded", {"level": level})
-
-
-class Takes(Parameters, frozen=True, kw_only=True):
-    base: BatchesOf = "paceline"
-    other: Annotated[BatchesOf, Meta(description="Of the second half.")] = "sata"
-    batches: Annotated[str, Meta(description="Which file batches are read from.")] = "a.csv"
-
-
-def test_only_fields_of_the_type_batches_of_name_presets(register: Callable[..., None]) -> None:
-    """A third party's string of the name `batches` is its own; `BatchesOf` may have any name."""
-    taken: list[Takes] = []
-
-    def make(parameters: Takes) -> Policy:
-        taken.append(parameters)
-        return replace(policies.make(parameters.base), name="takes")
-
-    register(Preset("takes", "s", "s", make, Takes))
-    schemas = policies.properties(policies.get("takes").parameters)
-    assert schemas["base"]["enum"][0] == "paceline" and "boa" in schemas["base"]["enum"]
-    assert schemas["base"]["description"].startswith("Preset, with its defaults")
-    assert schemas["other"]["description"] == "Of the second half."
-    assert schemas["other"]["enum"][0] == "sata"
-    assert set(schemas["other"]["enum"]) == set(schemas["base"]["enum"])
-    assert schemas["other"].keys() == {"type", "default", "description", "enum"}
-    assert schemas["batches"] == {
-        "type": "string",
-        "default": "a.csv",
-        "description": "Which file batches are read from.",
-    }
-    policies.make("takes", {"batches": "b.csv", "base": "sata"})
-    assert isinstance(taken[0], Takes)
-    assert (taken[0].batches, taken[0].base) == ("b.csv", "sata")
-    with pytest.raises(PolicyParameterError, match=r"parameters\.base: 'rna' .*one of 'paceline'"):
-        policies.make("takes", {"base": "rna"})
 
 
 def test_diloco_keeps_its_rules_without_overlap_and_bounds_it_by_the_parts() -> None:

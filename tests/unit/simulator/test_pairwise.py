@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from paceline.wire import AGES
 from paceline.wire.synchronisation import convert
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator import Scenario, summary
 from paceline_backend.simulator.scenario import Communication
 from paceline_backend.simulator.sync import (
     Costs,
@@ -91,24 +90,6 @@ def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
     assert 2 / (1 / 1.5 + 1 / 1.0) < slow < (1 + 99 * 1.5 + 1.5 + 2 * 1.5) / 100
 
 
-def test_a_question_of_a_later_segment_is_answered_where_there_is_time() -> None:
-    """Rank 2 asks at 10, and rank 0 has begun the next segment at 1: it is not held up."""
-    ranks = Ranks(3, Costs(pair_s=2.0))
-    assert [record.ended_at for record in ranks.run([[1, 1, 10]]).rounds] == [3, 12]
-    later = ranks.run([[3, 1, 1], [5, 1, 1]])
-    # From 4 to 6; at 9 there is not enough time until 10. Rank 2 has its first answer at 12.
-    by = {rank: [record for record in later.rounds if record.rank == rank] for rank in (0, 2)}
-    assert [record.ended_at + 1 for record in by[0]] == [6, 14]
-    assert [record.ended_at + 1 for record in by[2]] == [16, 18]
-    assert later.wait_s.tolist() == [[0, 0, 1], [0, 0, 3]]
-
-
-def test_the_last_answers_are_waited_for_where_all_meet() -> None:
-    ranks = Ranks(2, Costs(round_s=0.5, pair_s=4.0))
-    ranks.run([[1, 2]])
-    assert ranks.model.meet(ranks.now - 1.0, ranks.costs) == 5.0 - 1.0 + 2 * 0.5
-
-
 @given(
     world=st.integers(1, 7),
     lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4),
@@ -138,26 +119,6 @@ def test_each_step_of_those_that_ask_is_one_exchange(
     assert (now >= least - 1e-9).all()
     if not takes_s:
         assert now == pytest.approx(least)
-
-
-def test_ranks_that_are_slow_in_turn_do_not_hold_each_other_up() -> None:
-    scenario = Scenario.of(
-        {
-            "name": "delays",
-            "workers": 3,
-            "global_batch": 12,
-            "epochs": 2,
-            "sizes": {"distribution": "constant", "mean": 10, "samples": 1200},
-            "devices": {"unit_s": 0.0, "step_s": 0.01, "delay_s": [0.0, 0.05]},
-        }
-    )
-    results = summary.compare(scenario, ["bsp", "ad-psgd"])
-    result = results["ad-psgd"]
-    # 35 ms are the mean; the slowest of three takes 47.5 ms.
-    assert results["bsp"].step_time_s == pytest.approx(0.0475, rel=0.05)
-    assert result.step_time_s == pytest.approx(0.036, rel=0.05)
-    assert result.contributors == 2
-    assert result.rounds == pytest.approx(2 * result.steps, rel=0.05), "two of three ask"
 
 
 def test_what_an_exchange_of_two_takes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -62,20 +63,6 @@ def test_rows_of_ranks_that_take_over_and_of_one_that_leaves() -> None:
     assert longest.tolist() == [[1] * 6, [1, 1, 0, 0, 0, 0]]
 
 
-def test_a_step_without_samples_has_no_body() -> None:
-    timeline, batches, _ = trained(RNA, [1.0, 1.0], [[1, 1], [1, 0], [1, 1]])
-    assert batches.features.samples.sum() == 5
-    assert timeline.work_s[1].tolist() == [1, 0]
-    assert (timeline.work_s + timeline.wait_s).sum(axis=0).tolist() == [3, 3]
-
-
-def test_a_rank_without_batches_takes_over_some() -> None:
-    timeline, batches, _ = trained(RNA, [1.0, 1.0, 1.0], [[3, 3, 0]] * 6)
-    assert batches.features.samples.sum(axis=0).tolist() == [12, 12, 12]
-    assert batches.features.samples[:5, 2].tolist() == [0] * 5
-    assert timeline.work_s.sum(axis=0).tolist() == [12, 12, 12]
-
-
 def test_batches_that_are_taken_over_have_delays_of_their_own() -> None:
     """Though their record is of one step."""
     devices = Emulation(a_s=[0.0] * 2, b_s=[1.0] * 2, delay_s=(0.0, 1.0))
@@ -92,34 +79,6 @@ def test_nobody_takes_over_what_does_not_fit_into_its_memory() -> None:
     timeline, batches, _ = trained(RNA, [1.0, 9.0], [[2, 3]] * 4, limits=[2, 3])
     assert batches.features.samples.tolist() == [[2, 3]] * 4
     assert timeline.wait_s[-1].tolist() == [4 * 27 - 8, 0]
-
-
-def test_ranks_of_one_speed_train_as_planned() -> None:
-    plain = make(RNA, 3, 0)
-    timeline, _, work = trained(RNA, [1.0] * 3, np.ones((8, 3), int))
-    same = plain.run(np.zeros(3), work)
-    assert timeline.rounds == same.rounds
-    assert timeline.wait_s.tolist() == same.wait_s.tolist()
-
-
-def test_means_come_after_the_batches_of_their_span() -> None:
-    """Every four steps: of the eight batches of ranks at 1 s and 3 s, six are rank 0's."""
-    what = convert("averaging", {"every": 4})
-    costs = Costs(round_s=0.5)
-    timeline, batches, _ = trained(what, [1.0, 3.0], np.ones((8, 2), int), costs=costs)
-    assert batches.features.samples.T.tolist() == [[1, 1, 1, 3] * 2, [1, 1, 0, 0] * 2]
-    assert timeline.communication_s[:, 1].tolist() == [0, 0, 0, 0.5] * 2
-    assert (timeline.work_s + timeline.wait_s).sum(axis=0).tolist() == [12, 12]
-    assert [(each.step, each.ended_at) for each in timeline.rounds] == [(3, 6.5), (7, 13.0)]
-
-
-def test_replicas_are_exchanged_after_each_batch() -> None:
-    what = convert("pairwise")
-    timeline, batches, _ = trained(what, [1.0, 4.0], np.ones((6, 2), int))
-    asked = [each for each in timeline.rounds if each.rank == 0]
-    assert len(asked) == int(batches.features.samples[:, 0].sum()) == 10
-    assert [each.number for each in asked] == list(range(10))
-    assert [each.step for each in asked] == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5]
 
 
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(0, 2**31))
@@ -224,6 +183,12 @@ def test_the_board_decides_as_the_core(
             assert board.has_working_peer(asks) == pool.has_working_peer(now, asks)
 
 
+@cache
+def plain_s(slow: float) -> float:
+    """The time that plain data parallelism takes."""
+    return run("bsp", slow)[0].now
+
+
 def run(policy: str, slow: float, **given: Any) -> tuple[Simulation, list[TrainedSegment]]:
     """One rank of eight is slower by this factor."""
     plain = {
@@ -239,14 +204,20 @@ def run(policy: str, slow: float, **given: Any) -> tuple[Simulation, list[Traine
     return simulation, train(simulation)
 
 
-@pytest.mark.parametrize(("slow", "least"), [(5.0, 3.5), (10.0, 6.0)])
-@pytest.mark.parametrize("policy", ["rna", "ad-psgd", "n-soft", "local-sgd", "rna-hierarchical"])
+@pytest.mark.parametrize(
+    ("policy", "slow", "least"),
+    [
+        ("rna", 5.0, 3.5),
+        ("ad-psgd", 5.0, 3.5),
+        ("local-sgd", 10.0, 6.0),
+        ("rna-hierarchical", 10.0, 6.0),
+    ],
+)
 def test_a_rank_that_is_slow_for_good_holds_nobody_up(
     policy: str, slow: float, least: float
 ) -> None:
-    base, _ = run("bsp", slow)
     simulation, ran = run(policy, slow)
-    assert base.now / simulation.now >= least
+    assert plain_s(slow) / simulation.now >= least
     used = np.zeros((2, 128 * 300), int)
     for trained_ in ran:
         used[trained_.segment.epoch][trained_.plan.batches.samples] += 1
@@ -261,9 +232,7 @@ def test_a_rank_that_is_slow_for_good_holds_nobody_up(
         assert own / sum(int(each.features.samples.sum()) for each in late) >= 0.8 * allowed
 
 
-@pytest.mark.parametrize("lead", [3, 12])
-def test_under_ssp_all_make_the_slowest_ranks_rate(lead: int) -> None:
+def test_under_ssp_all_make_the_slowest_ranks_rate() -> None:
     """Fast ranks are at most `staleness` steps ahead, so in the long run they gain nothing."""
-    base, _ = run("bsp", 5.0)
-    simulation, _ = run("ssp", 5.0, parameters={"staleness": lead})
-    assert base.now == pytest.approx(simulation.now, rel=1e-6)
+    simulation, _ = run("ssp", 5.0, parameters={"staleness": 3})
+    assert simulation.now == pytest.approx(plain_s(5.0), rel=1e-6)

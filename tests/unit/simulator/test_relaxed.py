@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from paceline.wire import ALLREDUCE
-from paceline_backend import policies
-from paceline_backend.simulator import Scenario, Simulation, TrainedSegment, summary
+from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import records, rounds
 from support.simulated import train
 
-RELAXED = [name for name in policies.names() if policies.make(name).relaxed]
+RELAXED = ["ad-psgd", "diloco", "paceline-relaxed", "rna"]  # the others are in unit/golden
 
 
 def scenario(**fields: Any) -> Scenario:
@@ -62,27 +61,6 @@ def test_ranks_meet_at_the_end_of_each_segment(name: str) -> None:
     assert all((trained.wait_s >= 0).all() for trained in ran)
 
 
-def test_a_persistent_straggler_is_not_waited_for_in_each_step() -> None:
-    """Nor at a segment's end: the others take over its batches."""
-    results = summary.compare(scenario(), ["bsp", "rna", "backup-workers", "flexrr"], warmup=20)
-    assert results["bsp"].rounds == 0
-    assert results["bsp"].contributors is None
-    for name in ("rna", "backup-workers"):
-        result = results[name]
-        assert result.step_time_s < results["bsp"].step_time_s - 0.005, (
-            "rounds hide behind computing"
-        )
-        assert result.contributors is not None
-        assert 1 < result.contributors < 4
-        assert result.rounds > result.steps / 2
-    assert results["backup-workers"].dropped > 0
-    assert results["rna"].step_time_s < 0.6 * results["bsp"].step_time_s
-    assert results["backup-workers"].step_time_s < 0.85 * results["bsp"].step_time_s
-    speedup = results["flexrr"].speedup
-    assert speedup is not None
-    assert speedup > 1.2
-
-
 def test_switches_between_synchronisers_and_failures() -> None:
     """What went on over segments meets first; time runs on; each sample once."""
     chain = ["local-sgd", "rna", "local-sgd", "bsp", "flexrr", "ad-psgd", "rna-hierarchical"]
@@ -125,31 +103,6 @@ def test_nobody_has_a_segment_before_the_leader() -> None:
             assert (second.data_s[0, ~early] == 0).all()
             late.append(bool(early.any()))
     assert any(late)
-
-
-def test_records_are_those_of_ranks_that_go_their_own_ways() -> None:
-    simulation = Simulation.of(scenario(policy="rna"))
-    simulation.advance()  # two steps: how long they take was not known
-    ran = simulation.advance()
-    table = records(ran, slice(0, len(ran.step_s)), 0, 1000.0)
-    steps, world = ran.compute_s.shape
-    ended = np.array(table["ended_at"]).reshape(steps, world)
-    parts = [np.array(table[name]) for name in ("data_s", "compute_s", "sync_s")]
-    assert np.array(table["step_s"]) == pytest.approx(sum(parts))
-    assert ended[0] == pytest.approx(1000.0 + ran.started_at[1])
-    assert np.ptp(ended[steps // 2]) > 0.1, "ranks are far apart in the middle"
-    assert np.ptp(ended[-1]) < 1e-6
-    round_records = rounds(ran, 7, 1000.0)
-    assert [record.seq for record in round_records] == list(range(7, 7 + len(round_records)))
-    assert [record.number for record in round_records] == list(range(len(round_records)))
-    assert {(record.rank, record.world, record.segment) for record in round_records} == {
-        (0, 4, ran.segment.seq)
-    }
-    assert round_records[-1].ended_at == pytest.approx(ended[-1, 0])
-    assert all(a.ended_at <= b.ended_at for a, b in pairwise(round_records))
-    first, last = ran.segment.first_step, ran.segment.first_step + steps - 1
-    assert (round_records[0].step, round_records[-1].step) == (first + 1, last)
-    assert sum(sum(record.staleness) for record in round_records) <= steps * world
 
 
 def test_batches_that_changed_have_no_expected_time() -> None:

@@ -23,8 +23,6 @@ from paceline_backend.simulator.simulation import remaining
 from support.records import record
 from support.simulated import train
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "scenarios"
-
 
 def scenario(**fields: Any) -> Scenario:
     plain = {
@@ -86,18 +84,6 @@ def test_each_sample_once_in_each_epoch_with_failures() -> None:
     assert simulation.now == pytest.approx(now)
 
 
-def test_an_attempt_ends_in_the_step_that_failed() -> None:
-    simulation = Simulation.of(scenario(failures=[{"rank": 1, "step": 13, "restart_s": 7.5}]))
-    before = [ran for ran in train(simulation) if ran.attempt == 0]
-    last = before[-1]
-    assert last.segment.first_step + len(last.step_s) == 13
-    assert len(last.step_s) < last.segment.steps
-    assert simulation.hello.started_at == pytest.approx(
-        last.begins_at + float(last.step_s.sum()) + 7.5
-    )
-    assert len(simulation.hello.used) == 4 * 13 * 16
-
-
 def test_devices_that_remain_keep_their_own() -> None:
     slow = [Slowdown([0, 2], 5.0), Slowdown([1], 2.0)]
     devices = Emulation([1, 2, 3, 4], [5, 6, 7, 8], data_s=[0, 0, 1, 0], slowdowns=slow)
@@ -105,35 +91,6 @@ def test_devices_that_remain_keep_their_own() -> None:
     assert (left.a_s, left.b_s, left.data_s, left.c_s) == ([1, 3, 4], [5, 7, 8], [0, 1, 0], [])
     assert [s.ranks for s in left.slowdowns] == [[0, 1], []]
     assert left.factors(0).tolist() == [5.0, 5.0, 1.0]
-
-
-def test_ends_at_its_last_step() -> None:
-    """Also in the middle of a segment: what it had planned beyond is not trained."""
-    simulation = Simulation.of(scenario(steps=7, epochs=None))
-    ran = train(simulation)
-    assert sum(len(trained.step_s) for trained in ran) == 7
-    assert ran[-1].segment.first_step + ran[-1].segment.steps >= 7
-
-
-def test_switches_at_the_first_segment_from_their_step_on() -> None:
-    simulation = Simulation.of(
-        scenario(
-            policy="bsp",
-            switches=[
-                {"step": 9, "policy": "chronica", "parameters": {"window": 8}},
-                {"step": 30, "policy": "bsp"},
-            ],
-        )
-    )
-    begun: dict[tuple[int, str], int] = {}
-    ends = set()
-    for ran in train(simulation):
-        begun.setdefault((ran.segment.version, ran.segment.policy), ran.segment.first_step)
-        ends.add(ran.segment.first_step)
-    assert list(begun) == [(0, "bsp"), (1, "chronica"), (2, "bsp")]
-    for (version, _), wanted in zip(begun, (0, 9, 30), strict=True):
-        (first,) = (step for (v, _), step in begun.items() if v == version)
-        assert first == min(step for step in ends if step >= wanted)
 
 
 def test_waits_and_times_are_of_one_clock() -> None:
@@ -159,20 +116,6 @@ def test_records_are_encoded_as_ranks_encode_theirs() -> None:
         for name in batch.records[0].__struct_fields__
     }
     assert encode_steps(columns, "r") == encode(batch, "r")
-
-
-def test_lbb_table_2() -> None:
-    """128 samples on each: as slow as the GTX 750; balanced: within a per cent of Table 3."""
-    plain = Scenario.load(EXAMPLES / "lbb-table2.yaml").as_dict()
-    plain["devices"]["noise"] = 0.0
-    devices = Scenario.of(plain).emulation()
-
-    def times(counts: list[int]) -> list[float]:
-        n = np.array(counts)
-        return devices.compute_s(0, Features(n, n * 1.0, n * 1.0, np.ones(4))).tolist()
-
-    assert times([128] * 4) == pytest.approx([0.08181, 0.08149, 0.08539, 0.39292], rel=1e-3)
-    assert times([167, 167, 158, 20]) == pytest.approx([0.10494, 0.10414, 0.10346, 0.10441], 1e-3)
 
 
 def test_fluid_limit() -> None:

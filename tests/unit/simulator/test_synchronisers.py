@@ -114,13 +114,6 @@ def test_means_of_parts_take_turns() -> None:
     assert [each.contributors for each in timeline.rounds] == [2, 2, 2]
 
 
-def test_an_all_reduce_waits_for_the_slowest_in_each_step() -> None:
-    timeline = run(ALLREDUCE, [[1, 3], [4, 2]], Costs(round_s=0.5))
-    assert timeline.wait_s.tolist() == [[2, 0], [0, 2]]
-    assert timeline.communication_s.tolist() == [[0.5, 0.5]] * 2
-    assert timeline.rounds == []
-
-
 work = st.tuples(st.integers(1, 5), st.integers(1, 12), st.integers(0, 2**31))
 
 
@@ -185,9 +178,9 @@ def test_the_mean_time_of_a_step_of_ranks_that_share_batches(name: str) -> None:
     assert step_time_s(what, np.ones((64, 4)), FREE, 32, samples=samples) == pytest.approx(1.0)
 
 
-def test_a_thousand_workers() -> None:
-    """Seconds for as many steps. Ranks that share batches take no longer than the mean rank."""
-    work_s = np.random.default_rng(0).uniform(0.01, 0.05, (50, 1000))
+def test_hundreds_of_workers() -> None:
+    """Ranks that share batches take no longer than the mean rank."""
+    work_s = np.random.default_rng(0).uniform(0.01, 0.05, (50, 400))
     slowest_s = work_s.sum(axis=0).max() / 50
     for name in ("rna", "ssp", "n-soft"):
         step_s = step_time_s(partial(**PARTIAL[name]), work_s, Costs(0.001), 50)

@@ -35,14 +35,6 @@ def test_the_newest_counts_by_its_number(folder: Folder) -> None:
     assert folder.newest() == 1_000_000_000
 
 
-def test_what_is_unfinished_does_not_count_and_is_deleted_at_the_start(folder: Folder) -> None:
-    made(folder, 4)
-    folder.unfinished(8).mkdir()
-    assert (folder.newest(), folder.steps()) == (4, [4])
-    folder.make()
-    assert [entry.name for entry in folder.path.iterdir()] == ["step-000000004"]
-
-
 def test_as_many_as_wanted_stay_and_nothing_else_is_touched(folder: Folder) -> None:
     (folder.path / "step-1").mkdir()
     (folder.path / "notes.txt").touch()

@@ -90,9 +90,3 @@ def test_only_overridden_hooks_are_called_in_order() -> None:
 def test_hooks_has_each_hook_of_a_feature() -> None:
     known = {name for name in vars(Feature) if not name.startswith("_")}
     assert vars(Hooks([])).keys() == known - {"reads"}
-
-
-def test_the_loop_has_a_list_for_each_hook() -> None:
-    hooks = {name for name in vars(Feature) if not name.startswith("_")}
-    # The loader asks all features for `reads`, once.
-    assert vars(Hooks([])).keys() == hooks - {"reads"}

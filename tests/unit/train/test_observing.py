@@ -132,27 +132,6 @@ def test_a_step_may_train_on_two_loaders(clock: Time) -> None:
     assert line.trained == {1, 2}
 
 
-def test_a_step_may_compute_between_two_loaders(clock: Time) -> None:
-    line = Timeline(clock)  # type: ignore[arg-type]
-    reported = []
-    for number in range(2):
-        for data, computes in ((1, 5), (2, 2)):
-            with line.loading():
-                clock.now += 1
-            line.loaded(1, data, ONE, first=number == 0)
-            line.entered(ONE)
-            clock.now += computes
-        line.waits()
-        clock.now += 3
-        line.reduced()
-        reported += line.stepped()
-    reported += line.closed()
-    assert [step.data_s for step in reported] == [2, 2]
-    assert [step.read(clock) for step in reported] == [(7, 3), (7, 3)]
-    assert [step.step_s for step in reported] == [12, 11]  # the first one until the next batch
-    assert [step.size for step in reported] == [ONE + ONE] * 2
-
-
 def test_epochs_are_passes_over_the_data_that_is_trained_on(clock: Time) -> None:
     line = Timeline(clock)  # type: ignore[arg-type]
     reported = []

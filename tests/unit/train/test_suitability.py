@@ -66,8 +66,11 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank0:
 
 @pytest.fixture
 def looks(rank: Rank0) -> Iterator[mock.Mock]:
-    """Looks for the script's optimisers."""
-    with mock.patch.object(discovery, "optimisers", return_value=[rank.optimiser]) as made:
+    """Looks for the script's optimisers; it has no scaler."""
+    with (
+        mock.patch.object(discovery, "optimisers", return_value=[rank.optimiser]) as made,
+        mock.patch.object(discovery, "scalers", return_value=[]),
+    ):
         yield made
 
 

@@ -29,14 +29,6 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
     made.close()
 
 
-def test_without_a_bus_all_goes_to_the_spool(tmp_path: Path, spool: Spool) -> None:
-    emitter = Emitter(RUN, None, spool, lambda: 0)
-    for seq in range(10):
-        emitter.record(step_record(seq))
-    emitter.close()
-    assert steps_of(in_spool(tmp_path / "spool")) == list(range(10))
-
-
 def test_what_fits_nowhere_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "BATCH_LIMIT", 10)
     directory = tmp_path / "spool"

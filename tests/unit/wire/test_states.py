@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -122,15 +120,6 @@ def test_the_groups_cover_the_states() -> None:
     assert (*WAITING, *UNDER_WAY) == ACTIVE
     for state in State:
         assert state.final == (state in ENDED) == (state not in ACTIVE)
-
-
-def test_a_run_may_skip_states() -> None:
-    path = [State.PENDING, State.STARTING, State.RUNNING, State.FINISHED]
-    for before, after in pairwise(path):
-        assert TransitionCause.REPORT.allows(before, after)
-        assert not TransitionCause.REPORT.allows(after, before)
-        assert not TransitionCause.REPORT.allows(before, before)
-    assert TransitionCause.REPORT.allows(State.PENDING, State.FAILED)
 
 
 @given(st.lists(st.sampled_from(Rendezvous), max_size=30))

@@ -11,6 +11,7 @@ from paceline.core.cost import SUM, Cost, Features, features
 from paceline_backend.policies import Feedback, Models
 from paceline_backend.policies.predict.early import YOUNG, plausible
 from paceline_backend.policies.predict.linear import LinearPredictor
+from support.simulated import rows_of
 
 WORLD, LOCAL = 4, 16
 
@@ -31,16 +32,7 @@ def rows(
     load = np.array(of.samples, float) if by_count else cost.load(of)
     time_s = load * np.array([1.0, 2.0, 1.0, 1.0]) * np.exp(noise * rng.normal(size=load.shape))
     time_s[0] *= 2
-    step, rank = np.divmod(np.arange(steps * WORLD), WORLD)
-    return Feedback(
-        step,
-        rank,
-        of.samples.ravel(),
-        of.load.ravel(),
-        time_s.ravel(),
-        of.squares.ravel(),
-        of.longest.ravel(),
-    )
+    return rows_of(of, time_s)
 
 
 COSTS = [SUM, Cost(0.01), Cost(padded=True), Cost(0.01, padded=True)]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import nnls
 
+from paceline.core.cost import Features
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models
 from paceline_backend.policies.predict.estimators import (
@@ -20,6 +20,7 @@ from paceline_backend.policies.predict.estimators import (
     predictor_of,
 )
 from paceline_backend.policies.predict.linear import LinearPredictor
+from support.simulated import rows_of
 
 Floats = npt.NDArray[np.float64]
 LINEAR = ["linear", "huber", "quantile"]
@@ -30,21 +31,11 @@ def feedback(rows: Floats, a: Floats, c: Floats, b: Floats, factor: Any = 1.0) -
 
     Args:
         rows: load and samples of each step and rank, [S, W, 2].
-        a, c, b: of each rank, [W].
         factor: of the times, [S, W].
     """
-    steps, world = rows.shape[:2]
     load, samples = rows[..., 0], rows[..., 1]
     compute_s = (a * load + c * samples + b) * factor
-    return Feedback(
-        np.repeat(np.arange(steps), world),
-        np.tile(np.arange(world), steps),
-        samples.ravel().astype(np.int64),
-        load.ravel(),
-        compute_s.ravel(),
-        load.ravel() * 9,
-        load.ravel() / 3,
-    )
+    return rows_of(Features(samples.astype(np.int64), load, load * 9, load / 3), compute_s)
 
 
 def steps_of(count: int, world: int, seed: int = 0) -> Floats:
@@ -168,14 +159,6 @@ def test_a_plane_needs_forecasts_that_are_numbers(value: float) -> None:
     rows = feedback(steps_of(64, 1), np.full(1, 2.0), np.zeros(1), np.full(1, 50.0))
     made = EstimatorPredictor({"wild": Wild}).fit(rows, 1)
     np.testing.assert_allclose(made.a, rows.compute_s.mean() / rows.load.mean())
-
-
-def test_a_plane_that_does_not_converge_is_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scipy.optimize.nnls", partial(nnls, maxiter=1))
-    rows = feedback(steps_of(64, 1), np.full(1, 2.0), np.ones(1), np.full(1, 50.0))
-    made = EstimatorPredictor({"linear": REGRESSORS["linear"]}).fit(rows, 1)
-    np.testing.assert_allclose(made.a, rows.compute_s.mean() / rows.load.mean())
-    assert (made.b, made.c) == (0.0, 0.0)
 
 
 def test_presets_take_a_regressor() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
-from paceline_backend.policies.base import Floats
 from paceline_backend.policies.presets.rna_hierarchical import Grouping, groups, step_times
+from support.simulated import feedback_of
 
 PARTIAL = {"probes": 2, "staleness": 4, "mean": True}
 TIMES = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=12)
@@ -62,13 +62,6 @@ def test_groups_do_not_depend_on_numbers(times: list[float], spread: float, rand
     assert sorted(sorted(order[k] for k in group) for group in again) == groups(of, spread)
 
 
-def feedback(compute_s: Floats) -> Feedback:
-    steps, world = compute_s.shape
-    step, rank = np.divmod(np.arange(steps * world), world)
-    ones = np.ones(steps * world)
-    return Feedback(step, rank, step * 0 + 4, ones, compute_s.ravel(), ones, ones)
-
-
 def test_steps_without_samples_do_not_count() -> None:
     times_s = step_times(
         np.array([[1.0, 9.0, 0.0], [3.0, 0.0, 0.0]]), np.array([[1, 1, 0], [1, 0, 0]])
@@ -82,9 +75,9 @@ def test_steps_without_a_time_make_no_rank_fast() -> None:
     assert times_s.tolist() == [2, 4]
     chooser = Grouping(spread=1.0, every=4, probes=2, staleness=4)
     speeds = np.tile([1.0, 1.0, 5.0, 5.0], (48, 1))
-    plain = chooser.choose(feedback(speeds), 4, {})
+    plain = chooser.choose(feedback_of(speeds, 4), 4, {})
     speeds[1::3, 2] = 0.0
-    assert chooser.choose(feedback(speeds), 4, {}) == plain
+    assert chooser.choose(feedback_of(speeds, 4), 4, {}) == plain
 
 
 def rules(choice: Choice) -> dict[str, Any]:
@@ -94,17 +87,17 @@ def rules(choice: Choice) -> dict[str, Any]:
 def test_ranks_are_grouped_by_what_lasts() -> None:
     chooser = Grouping(spread=1.0, every=4, probes=2, staleness=4)
     speeds = np.array([1.0, 1.0, 5.0, 5.0])
-    few = chooser.choose(feedback(np.tile(speeds, (31, 1))), 4, {})
+    few = chooser.choose(feedback_of(np.tile(speeds, (31, 1)), 4), 4, {})
     assert few.synchroniser.name == "partial" and rules(few) == PARTIAL
-    known = chooser.choose(feedback(np.tile(speeds, (32, 1))), 4, few.memory)
+    known = chooser.choose(feedback_of(np.tile(speeds, (32, 1)), 4), 4, few.memory)
     assert known.synchroniser.name == "hierarchical"
     assert rules(known) == PARTIAL | {"groups": [[0, 1], [2, 3]], "every": 4}
     assert known.why == "2 groups by what a step takes: 2 ranks at 1e+03 ms, 2 ranks at 5e+03 ms"
     # All are as fast in the newer half only: one group, once that is so in all parts.
     level = np.ones((16, 4))
-    half = feedback(np.concatenate([np.tile(speeds, (16, 1)), level]))
+    half = feedback_of(np.concatenate([np.tile(speeds, (16, 1)), level]), 4)
     assert chooser.choose(half, 4, known.memory).synchroniser == known.synchroniser
-    whole = chooser.choose(feedback(np.concatenate([level, level])), 4, known.memory)
+    whole = chooser.choose(feedback_of(np.concatenate([level, level]), 4), 4, known.memory)
     assert rules(whole) == PARTIAL
 
 
@@ -123,7 +116,7 @@ def test_noise_near_the_limit_moves_no_rank() -> None:
     seen, wanted = [], []
     for _ in range(60):
         times = np.array([1.0, 1.0, 4.0, 8.0, 6.0]) * rng.normal(1, 0.05, (32, 5))
-        choice = chooser.choose(feedback(times), 5, memory)
+        choice = chooser.choose(feedback_of(times, 4), 5, memory)
         memory = choice.memory
         seen.append(memory["groups"])
         wanted.append(groups(times.mean(axis=0)))
@@ -131,24 +124,9 @@ def test_noise_near_the_limit_moves_no_rank() -> None:
     assert changes < naive / 4
 
 
-def test_parameters_reach_the_synchroniser() -> None:
-    given = {"spread": 0.5, "every": 7, "probes": 3, "staleness": 2, "batches": "sata"}
-    policy = policies.make("rna-hierarchical", given)
-    assert policy.name == "rna-hierarchical" and policy.relaxed
-    times = np.tile([55.0, 55.0, 105.0, 105.0], (32, 1))
-    synchroniser = policy.choose(feedback(times), 4, {}).synchroniser
-    assert msgspec.to_builtins(synchroniser.parameters) == {
-        "groups": [[0, 1], [2, 3]],
-        "every": 7,
-        "probes": 3,
-        "staleness": 2,
-        "mean": True,
-    }
-
-
 def test_ranks_of_a_node_are_a_group() -> None:
     nodes = np.array([0, 1, 0, 1])
-    slow_half = feedback(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)))
+    slow_half = feedback_of(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)), 4)
     policy = policies.make("rna-hierarchical")
     choice = policy.choose(slow_half, 4, {}, nodes)
     assert rules(choice)["groups"] == [[0, 2], [1, 3]]
@@ -160,6 +138,6 @@ def test_ranks_of_a_node_are_a_group() -> None:
 
 
 def test_nodes_with_a_rank_each_group_nothing() -> None:
-    slow_half = feedback(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)))
+    slow_half = feedback_of(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)), 4)
     choice = policies.make("rna-hierarchical").choose(slow_half, 4, {}, np.arange(4))
     assert rules(choice)["groups"] == [[0, 1], [2, 3]]

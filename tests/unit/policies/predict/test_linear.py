@@ -20,6 +20,7 @@ from paceline_backend.policies import Feedback, Models
 from paceline_backend.policies.predict.linear import LinearPredictor, PerSamplePredictor
 from paceline_backend.simulator import Simulation
 from support.records import hello
+from support.simulated import rows_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,9 +49,8 @@ def ett(models: Models, load: float, samples: int) -> float:
     return float(models.ett(batch)[0])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_learns_all_three_costs(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_learns_all_three_costs() -> None:
+    rng = np.random.default_rng(0)
     samples = rng.integers(4, 40, 64)
     load = samples * rng.uniform(300, 500, 64)
     models = LinearPredictor().fit(
@@ -122,11 +122,8 @@ def test_a_is_positive_even_when_the_feedback_says_otherwise(
 
 
 @pytest.mark.parametrize("per_sample", [True, False])
-@pytest.mark.parametrize("seed", range(3))
-def test_times_that_do_not_depend_on_sizes_are_not_divided_by_them(
-    per_sample: bool, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
+def test_times_that_do_not_depend_on_sizes_are_not_divided_by_them(per_sample: bool) -> None:
+    rng = np.random.default_rng(0)
     samples = rng.integers(12, 20, 48)
     load = samples * rng.lognormal(5, 0.4, 48)
     time_s = samples / 16 if per_sample else np.ones(48)
@@ -191,11 +188,10 @@ def with_share(
     return load, samples, time_s * (1 + 0.01 * rng.standard_normal(len(load)))
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
-@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize(("levels", "share"), list(zip(LEVELS, [0.3, 0.9, 0.7, 0.5], strict=True)))
 def test_rows_of_another_load_are_not_taken_for_another_speed(levels: Levels, share: float) -> None:
     """As far off as at a change of speed, until b is known."""
-    for seed in range(5):
+    for seed in range(3):
         load, samples, time_s = with_share(share, levels, seed)
         errors = []
         for at in range(12, 84):
@@ -207,8 +203,7 @@ def test_rows_of_another_load_are_not_taken_for_another_speed(levels: Levels, sh
         assert max(errors[20:]) < 0.06
 
 
-@pytest.mark.parametrize("factor", [3.0, 1.5, 1 / 3])
-@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize(("share", "factor"), [(0.5, 3.0), (0.9, 1.5), (0.9, 1 / 3)])
 @pytest.mark.parametrize("levels", LEVELS)
 def test_a_change_of_speed_is_noticed_at_the_second_step_whatever_b(
     levels: Levels, share: float, factor: float
@@ -222,8 +217,7 @@ def test_a_change_of_speed_is_noticed_at_the_second_step_whatever_b(
         assert expected == pytest.approx(time_s[64:], rel=0.12)
 
 
-@pytest.mark.parametrize("policy", ["bsp", "paceline"])
-@pytest.mark.parametrize("local", [1, 2])
+@pytest.mark.parametrize(("policy", "local"), [("bsp", 1), ("paceline", 2)])
 def test_batches_of_few_samples_of_two_sizes(policy: str, local: int) -> None:
     """b about what the load takes: the ETT error asked for, and segments as long as usual."""
     sizes = np.random.default_rng(0).choice([20.0, 180.0], 200 * local)
@@ -273,11 +267,7 @@ class Cluster:
 
     def feedback(self, first: int, last: int) -> Feedback:
         """Feedback of steps [first, last)."""
-        batches, compute_s = self.at(slice(first, last)), self.compute_s[first:last]
-        steps, world = compute_s.shape
-        samples, load, squares, longest = (np.ravel(column) for column in batches)
-        step, rank = np.repeat(np.arange(steps), world), np.tile(np.arange(world), steps)
-        return Feedback(step, rank, samples, load, np.ravel(compute_s), squares, longest)
+        return rows_of(self.at(slice(first, last)), self.compute_s[first:last])
 
     def at(self, step: int | slice) -> Features:
         return Features(*(column[step] for column in self.batches))
@@ -307,11 +297,12 @@ def test_steady_forecasts_are_as_good_as_the_noise_lets_them_be(noise: float) ->
     assert error.mean() <= noise * math.sqrt(2 / math.pi) * 1.06 + 1e-3
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
-@pytest.mark.parametrize("factor", [3.0, 1.3, 1 / 1.3, 1 / 3])
+@pytest.mark.parametrize(
+    ("factor", "noise"), [(1.3, 0.0), (1 / 1.3, 0.02), (3.0, 0.02), (1.3, 0.05), (1 / 3, 0.05)]
+)
 def test_lasting_changes_are_noticed_and_no_others(noise: float, factor: float) -> None:
     """After two steps; the bound asked for is five."""
-    for seed in range(4):
+    for seed in range(2):
         made = cluster(noise, seed=seed)
         made.compute_s[70:, 3] *= factor
         error = made.errors(70, 90)
@@ -321,7 +312,7 @@ def test_lasting_changes_are_noticed_and_no_others(noise: float, factor: float) 
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
-@pytest.mark.parametrize("at", [63, 62, 40, 5, 0])
+@pytest.mark.parametrize("at", [63, 62, 0])
 def test_one_outlier_moves_no_forecast_by_3_percent(noise: float, at: int) -> None:
     made = cluster(noise, steps=65)
     usual = LinearPredictor().fit(made.feedback(0, 64), world=8).ett(made.at(64))
@@ -347,26 +338,16 @@ def test_periodic_slowdowns_cost_the_steps_in_which_they_come_and_go() -> None:
     assert error[since < 2].mean() > 0.3
 
 
-def test_a_new_speed_keeps_the_shape_that_was_learned() -> None:
-    """Slower by three, and with a third of the load: b must not be taken for load, nor lost."""
-    rng = np.random.default_rng(5)
-    samples = rng.integers(10, 31, 64)
-    load = samples * rng.uniform(300, 500, 64)
-    time_s = 2e-5 * load + 0.1
-    time_s[-2:] *= 3
-    models = LinearPredictor().fit(feedback(load, time_s, samples), world=1)
-    assert ett(models, 2_500, 7) == pytest.approx(3 * (0.05 + 0.1), rel=0.05)
-
-
 COSTS = [SUM, Cost(padded=True), Cost(kappa=1 / 45), Cost(kappa=1 / 45, padded=True)]
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
-@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize(
+    ("cost", "noise"), [(COSTS[0], 0.05), (COSTS[1], 0.02), (COSTS[2], 0.05), (COSTS[3], 0.0)]
+)
 def test_finds_out_what_a_batch_costs_and_keeps_to_it(cost: Cost, noise: float) -> None:
     made = cluster(noise, cost, steps=150)
     near = {0.0: 0.05, 0.02: 0.5, 0.05: 1.0}[noise]  # of κ, which noise hides
-    for step in range(40, 150, 5):
+    for step in range(40, 150, 10):
         fitted = (
             LinearPredictor(cost="auto").fit(made.feedback(max(0, step - 64), step), world=8).cost
         )
@@ -407,7 +388,7 @@ def test_of_batches_of_few_lengths_no_cost_wins_that_is_unsure_of_its_forecasts(
     assert max(wrong) < 0.02
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_row_that_shows_more_than_all_others_decides_no_cost(seed: int) -> None:
     """Nearly every batch has one of the longest samples, so few rows show what padding costs."""
     rng = np.random.default_rng(seed)
@@ -438,7 +419,7 @@ def test_padding_is_still_believed_in_once_batches_are_grouped_by_size() -> None
     assert LinearPredictor(cost="auto").fit(rows, world=8).cost.padded
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_padding_is_still_believed_in_where_only_the_first_steps_were_equal(seed: int) -> None:
     """Few sizes are huge, and one rank gets them. Two steps with equal counts told the padding."""
     rng = np.random.default_rng(seed)
@@ -464,10 +445,7 @@ def noisy(speed: Floats, noise: float, seed: int) -> Feedback:
     rng = np.random.default_rng(seed)
     load = rng.uniform(300, 500, (64, len(speed)))
     time_s = 1e-4 * load * speed * (1 + noise * rng.standard_normal(load.shape))
-    step, rank = np.divmod(np.arange(load.size), len(speed))
-    flat = load.ravel()
-    samples = np.full(load.size, 8)
-    return Feedback(step, rank, samples, flat, time_s.ravel(), flat**2 / 8, flat / 8)
+    return rows_of(Features(np.full(load.shape, 8), load, load**2 / 8, load / 8), time_s)
 
 
 def seconds(models: Models) -> Floats:
@@ -475,27 +453,15 @@ def seconds(models: Models) -> Floats:
     return models.a * 400 + models.c * 8 + models.b
 
 
-def test_ranks_that_noise_made_different_are_drawn_together() -> None:
-    """Of eight ranks two are twice as slow: the others come nearer to each other, these do not."""
-    speed = np.where(np.arange(8) < 6, 1.0, 2.0)
-    rows = noisy(speed, 0.05, 7)
-    apart, drawn = (
-        seconds(LinearPredictor(shrink=shrink).fit(rows, 8)) / (0.04 * speed)
-        for shrink in (False, True)
-    )
-    assert np.ptp(drawn[:6]) < 0.5 * np.ptp(apart[:6])
-    assert np.abs(drawn - 1).max() < 0.01
-
-
 def test_ranks_that_are_equally_fast_mostly_get_one_fit() -> None:
     speed = np.where(np.arange(8) < 4, 1.0, 2.0)
     same = 0
-    for seed in range(20):
+    for seed in range(10):
         models = LinearPredictor().fit(noisy(speed, 0.03, seed), 8)
         costs = np.stack([models.a, models.c, models.b])
         same += np.unique(costs, axis=1).shape[1] == 2
         assert seconds(models)[4:].min() > 1.9 * seconds(models)[:4].max()
-    assert same >= 16
+    assert same >= 8
 
 
 def test_ranks_that_differ_more_than_by_noise_keep_their_own_fits() -> None:

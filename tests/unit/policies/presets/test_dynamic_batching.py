@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.core.cost import Cost
-from paceline.core.emulation import Emulation, Slowdown
+from paceline.core.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.policies.base import Feedback, Floats, Models
 from paceline_backend.policies.presets.dynamic_batching import DynamicAllocator, proportional
@@ -49,35 +49,12 @@ def test_equations_4_and_5_as_printed() -> None:
     assert proportional(counts, mean_s) == pytest.approx(printed)
 
 
-def test_times_are_smoothed_and_begin_anew_after_a_change() -> None:
-    loop = Loop(2, 100, DynamicAllocator(smoothing=0.5, every_steps=2))
-    assert loop.trained([[1.0, 1.0]]) == [50, 50]
-    assert loop.memory["mean_s"] == [1.0, 1.0]
-    assert loop.trained([[1.0, 3.0]]) == [67, 33]  # μ = (1, 2)
-    assert loop.memory["mean_s"] == [0.0, 0.0]
-    loop.trained([[4.0, 4.0]])
-    assert loop.memory["mean_s"] == [4.0, 4.0]
-
-
-def test_dead_band() -> None:
-    """Nothing below 5 %; then all change, also those by less."""
-    loop = Loop(3, 300, DynamicAllocator(every_steps=1))
-    assert loop.trained([[1.0, 1.0, 1.04]]) == [100, 100, 100]
-    loop.memory = {}
-    assert loop.trained([[1.0, 1.0, 1.1]]) == [103, 103, 94]
-
-
 @pytest.mark.parametrize("slower", [1.0, 1.25])
 def test_rounding_does_not_swing_with_noise(slower: float) -> None:
     """Batches of 4 and 5: one sample is more than the dead band, but what it came from is not."""
     devices = Emulation(a_s=[1e-3, slower * 1e-3], b_s=[0.0] * 2, noise=0.02)
     ran = simulate(policies.make("dynamic-batching"), devices, np.ones(900), 9, 900)
     assert len(ran.changes()) <= 1
-
-
-def test_bounds_of_the_user() -> None:
-    loop = Loop(3, 90, DynamicAllocator(every_steps=1, b_min=20, b_max=40))
-    assert loop.trained([[0.1, 1.0, 9.0]]) == [40, 30, 20]
 
 
 def test_a_batch_that_made_a_worker_slower_becomes_its_bound() -> None:
@@ -101,7 +78,7 @@ def test_a_bound_is_learned_from_a_raise_alone() -> None:
     assert loop.memory["most"] == [100, 100]
 
 
-@pytest.mark.parametrize("level", range(1, 11))
+@pytest.mark.parametrize("level", [1, 4, 7, 10])
 def test_converges_within_two_adjustments(level: int) -> None:
     """Heterogeneity levels 1–10 of the paper: 39 cores on three workers, slowest : fastest."""
     small, large = 2 * 39 / (3 * (1 + level)), 2 * 39 * level / (3 * (1 + level))
@@ -113,16 +90,6 @@ def test_converges_within_two_adjustments(level: int) -> None:
     assert ran.counts[-1] == pytest.approx(390 * cores / 39, abs=1)
     # What the paper reaches too, up to its network: uniform batches last (1 + level) / 2 times.
     assert bsp.step_s[-1] / ran.step_s[-1] == pytest.approx((1 + level) / 2, rel=0.03)
-
-
-def test_follows_a_change_of_speed_and_a_cost_per_step() -> None:
-    slow = Slowdown(ranks=[0], factor=3.0, first_step=60)
-    devices = Emulation(a_s=[1e-2] * 4, b_s=[0.1] * 4, slowdowns=[slow], noise=0.01)
-    ran = simulate(policies.make("dynamic-batching"), devices, np.ones(6_400), 64, 120)
-    assert ran.changes()[0] > 60
-    assert ran.effect(52, 60) < 0.03
-    assert ran.effect(60, 63) > 1
-    assert ran.effect(-10, -1) < 0.2  # one of the slow rank's few samples is 8 % of its step
 
 
 @pytest.mark.parametrize(("slower", "bounded"), [(1.0, False), (1.2, True)])
@@ -149,6 +116,6 @@ def test_steps_back_and_forth_are_halved() -> None:
     """Padded batches: the whole change would give the long batches to the others."""
     sizes = np.random.default_rng(0).lognormal(4, 0.8, 1024)
     devices = Emulation(a_s=[1e-3] * 4, b_s=[5e-3] * 4, cost=Cost(0.02, padded=True), noise=0.03)
-    ran = simulate(policies.make("dynamic-batching"), devices, sizes, 16, 300)
+    ran = simulate(policies.make("dynamic-batching"), devices, sizes, 16, 200)
     assert ran.counts[-1].tolist() == [4, 4, 4, 4]
     assert len(ran.changes()) < 10

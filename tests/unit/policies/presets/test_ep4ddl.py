@@ -78,11 +78,6 @@ def test_no_other_threads_vary_less(data: st.DataObject) -> None:
     assert variance(threads) <= least + slack
 
 
-def test_of_equally_good_choices_fewer_threads() -> None:
-    assert least_variance(np.ones(6), 4, 0, 0.1).tolist() == [1] * 6
-    assert least_variance(np.array([1.0, 2.0, 5.0]), 4, 0, 1.0).tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize("world", [64, 1024])
 def test_many_workers_are_nearly_level(world: int) -> None:
     times = np.random.default_rng(0).uniform(1, 3, world)
@@ -126,25 +121,6 @@ def test_gives_slow_ranks_threads_and_keeps_batches_equal() -> None:
     assert all(after - before >= 8 for before, after in itertools.pairwise(changes))
     # Nothing else than the segment's own record is needed to plan on.
     assert set(ran.segment.memory) == {"counts", "threads", "since", "serial", "one"}
-
-
-def test_gives_threads_up_that_do_not_help() -> None:
-    """As on CHRONICA's GPUs, where EP4DDL took TensorFlow's time (Table IV)."""
-    run, plain = simulate(1.0, [1, 1, 1.5, 3])
-    while run.step < 60:
-        ran = run.advance()
-        before = plain.advance()
-    assert ran.segment.threads == [1] * 4
-    assert ran.segment.memory["serial"] == pytest.approx(1.0)
-    assert ran.step_s.mean() == pytest.approx(before.step_s.mean())
-
-
-def test_a_node_has_only_so_many_cores() -> None:
-    run, _ = simulate(0.1, [1, 1, 2, 4], cores=5)
-    while run.step < 60:
-        ran = run.advance()
-    assert sum(ran.segment.threads) <= 5
-    assert ran.segment.threads[3] == 2
 
 
 def test_another_batch_or_world_begins_anew() -> None:

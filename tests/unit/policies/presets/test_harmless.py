@@ -13,7 +13,7 @@ from paceline_backend import policies
 from support.simulated import simulate
 
 PRESETS = ("lbb", "dynamic-batching")
-STEPS = 500
+STEPS = 300
 
 
 def over_bsp(
@@ -26,7 +26,7 @@ def over_bsp(
     cost: Cost = SUM,
     factors: tuple[float, ...] = (1.0,),
 ) -> float:
-    """The preset's time for 500 steps over `bsp`'s; four samples a rank, lognormal sizes."""
+    """The preset's time for 300 steps over `bsp`'s; four samples a rank, lognormal sizes."""
     sizes = np.random.default_rng(seed).lognormal(4, spread, 64 * 4 * world)
     devices = Emulation(
         a_s=np.resize([1e-3 * factor for factor in factors], world).tolist(),
@@ -43,22 +43,15 @@ def over_bsp(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("world", [4, pytest.param(16, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("spread", "seed"), [(0.3, 0), (0.8, 1), (1.3, 2)])
-def test_no_harm_on_equal_ranks(preset: str, world: int, spread: float, seed: int) -> None:
-    assert over_bsp(preset, {}, world, spread=spread, seed=seed) <= 1.01
+def test_no_harm_on_equal_ranks(preset: str, spread: float, seed: int) -> None:
+    assert over_bsp(preset, {}, 4, spread=spread, seed=seed) <= 1.01
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("cost", [Cost(padded=True), Cost(kappa=0.02)], ids=["padded", "quadratic"])
 def test_no_harm_whatever_samples_cost(preset: str, cost: Cost) -> None:
     assert over_bsp(preset, {}, 4, spread=0.8, seed=3, cost=cost) <= 1.01
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_measured_times_follow_the_data(preset: str) -> None:
-    """The published method takes a rank that got long samples for a slow rank."""
-    assert over_bsp(preset, {"times": "measured"}, 16, spread=0.8, seed=1) > 1.02
 
 
 @pytest.mark.parametrize("preset", PRESETS)

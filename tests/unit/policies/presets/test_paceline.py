@@ -18,9 +18,6 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.planner import shares_of
 from paceline_backend.policies.presets.paceline import PacelineScheduler
 from paceline_backend.policies.solve.balance import partition
-from paceline_backend.policies.solve.compose import evened as even_out
-from paceline_backend.policies.solve.compose import matched as match
-from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.simulator import Simulation
 from support.records import hello
 from support.simulated import train
@@ -63,7 +60,7 @@ def best(sizes: Floats, models: Models, limits: Ints) -> float:
 def test_a_partition_is_as_good_as_the_best() -> None:
     rng = np.random.default_rng(0)
     ratios = []
-    for _ in range(40):
+    for _ in range(30):
         world = int(rng.integers(2, 4))
         n = int(rng.integers(world, 10))
         models = Models(
@@ -92,12 +89,6 @@ def test_given_counts_are_kept_and_their_loads_levelled() -> None:
     assert rate.max() <= 1.01 * sizes.mean()
     with pytest.raises(ValueError, match="sum is 64"):
         partition(sizes[1:], models, counts)
-
-
-def test_no_worker_is_used_that_only_holds_the_others_up() -> None:
-    models = Models(np.array([1.0, 1.0, 1.0]), np.zeros(3), np.array([0.0, 0.0, 100.0]))
-    ranks = partition(np.full(8, 5.0), models)
-    assert np.bincount(ranks, minlength=3).tolist() == [4, 4, 0]
 
 
 def problem(sizes: Floats, world: int, batch: int, steps: int = 10**6) -> Problem:
@@ -156,7 +147,7 @@ def training(sizes: Floats, world: int, batch: int) -> Hello:
 # With noise, speeds are learned to within some tenths of a per cent: equal workers feel that.
 @pytest.mark.parametrize(
     ("slow", "noise", "bound"),
-    [(1.0, 0.0, 1.005), (2.0, 0.0, 1.02), (1.0, 0.02, 1.01), (2.0, 0.02, 1.02)],
+    [(1.0, 0.0, 1.005), (2.0, 0.02, 1.02)],
 )
 def test_free_mode_reaches_the_fluid_limit_with_learned_speeds(
     slow: float, noise: float, bound: float
@@ -253,45 +244,13 @@ def test_workers_that_differ_at_other_loads_do_not_count_as_equal() -> None:
         assert taken[step] <= slowest(part, models, partition(part, models))
 
 
-def total(bins: Ints, sizes: Floats, workers: Workers, counts: Ints) -> float:
-    """What whole steps take."""
-    load = np.bincount(bins, sizes, minlength=counts.size).reshape(counts.shape)
-    return float((workers.a * load + workers.b)[:-1].max(axis=1).sum())
-
-
-def test_steps_are_never_slower_for_having_been_made_even() -> None:
-    rng = np.random.default_rng(6)
-    gained = 0
-    for _ in range(60):
-        world, local, steps = (int(rng.integers(low, 7)) for low in (2, 1, 3))
-        sizes = np.round(rng.normal(45, 4, steps * world * local))
-        some = np.full(world, world * local)
-        workers = Workers(rng.uniform(1, 3, world), np.zeros(world), rng.uniform(0, 9, world), some)
-        counts = np.vstack([np.full((steps, world), local), np.zeros((1, world), np.int64)])
-        bins = rng.permutation(np.repeat(np.arange(steps * world), local))
-
-        matched = match(bins, sizes, steps, world)
-        evened = even_out(
-            bins, sizes, workers, counts, total(matched, sizes, workers, counts) / steps
-        )
-        assert (np.bincount(evened, minlength=counts.size) == counts.ravel()).all()
-        assert total(evened, sizes, workers, counts) <= total(matched, sizes, workers, counts)
-        again = even_out(
-            evened, sizes, workers, counts, total(matched, sizes, workers, counts) / steps
-        )
-        assert total(again, sizes, workers, counts) <= total(evened, sizes, workers, counts)
-        gained += total(evened, sizes, workers, counts) < total(matched, sizes, workers, counts)
-    assert gained > 30
-
-
 def test_there_is_nothing_to_compose_where_the_last_step_is_dropped() -> None:
     work = replace(problem(np.ones(3), world=2, batch=4), drop_last=True)
     made = plan(policies.make("paceline", {"mode": "free"}), work, Feedback.empty(), shuffle=True)
     assert made.batches.counts.shape == (0, 2)
 
 
-@pytest.mark.parametrize("mode", ["exact", "free"])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("mode", "padded"), [("exact", True), ("free", False)])
 def test_batches_are_balanced_after_four_steps(mode: str, padded: bool) -> None:
     """As well as if the cost had been given, to within a tenth."""
     rng = np.random.default_rng(3)
@@ -310,8 +269,7 @@ def test_batches_are_balanced_after_four_steps(mode: str, padded: bool) -> None:
     assert rates[0] < 1.1 * rates[1]
 
 
-@pytest.mark.parametrize("mode", ["exact", "free"])
-@pytest.mark.parametrize("sized", [0.0, 0.1])
+@pytest.mark.parametrize(("mode", "sized"), [("exact", 0.1), ("free", 0.0)])
 def test_no_harm_is_done_where_sizes_hardly_matter(mode: str, sized: float) -> None:
     """Neither while the cost is unknown, nor once many steps have shown it."""
     sizes = np.random.default_rng(9).lognormal(0, 1, 128 * 30)

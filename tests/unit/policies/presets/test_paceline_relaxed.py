@@ -16,7 +16,7 @@ from paceline.wire.synchronisation import Pairwise
 from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
 from paceline_backend.simulator import Simulation
-from paceline_backend.simulator.scenario import Change, Communication
+from paceline_backend.simulator.scenario import Change
 from support.records import hello
 from support.simulated import feedback_of
 
@@ -50,12 +50,11 @@ UNEVEN = np.random.default_rng(0).lognormal(0, 1, 9_000)
 def test_what_batches_level_is_all_reduced(speeds: list[int], sizes: np.ndarray) -> None:
     """So training stays that of plain DDP."""
     devices = Emulation([1e-3 * speed for speed in speeds], [0.005] * 8, noise=0.03)
-    assert changes(trained(devices, sizes, 640)) == []
+    assert changes(trained(devices, sizes, 320)) == []
 
 
-@pytest.mark.parametrize("speeds", [[1] * 8, [1] * 7 + [5]])
-def test_ranks_that_are_slow_in_turn_do_not_wait(speeds: list[int]) -> None:
-    devices = Emulation([1e-3 * speed for speed in speeds], [0.005] * 8, delay_s=(0.0, 0.05))
+def test_ranks_that_are_slow_in_turn_do_not_wait() -> None:
+    devices = Emulation([1e-3 * speed for speed in [1] * 7 + [5]], [0.005] * 8, delay_s=(0.0, 0.05))
     history = trained(devices, ALIKE, 320)
     (change,) = changes(history)
     assert change <= 64
@@ -142,10 +141,7 @@ def trial(
 
     Args:
         compute_s: of 64 steps, [S, W].
-        exchange_s: of an all-reduce.
         relaxed_s: what a step takes with pairwise means, on each rank, [W].
-        segments: how many.
-        uneven: ranks share batches.
     """
     made = [chosen(Feedback.empty(), {}, 0)]
     for number in range(1, segments):
@@ -238,19 +234,6 @@ def test_steps_of_the_policy_before_say_nothing() -> None:
         segments.append(run.advance().segment)
     assert {segment.policy for segment in segments} == {"bsp", "paceline-relaxed"}
     assert changes(segments) == []
-
-
-@pytest.mark.parametrize(("exchange_s", "relaxed"), [(0.0, False), (0.04, True)])
-def test_the_simulator_has_exchanges(exchange_s: float, relaxed: bool) -> None:
-    devices = Emulation([1e-3] * 8, [0.02] * 8, noise=0.03)
-    start = hello(world=8, global_batch=64, sizes=ALIKE.tobytes(), epochs=None)
-    network = Communication(fixed_s=exchange_s, round_s=0.0)
-    run = Simulation(start, devices, policies.make("paceline-relaxed"), network=network)
-    segments = []
-    while run.step < 640:
-        segments.append(run.advance().segment)
-    assert len(changes(segments)) == relaxed
-    assert (segments[-1].synchroniser == PAIRWISE) == relaxed
 
 
 def test_other_batches_may_be_asked_for() -> None:

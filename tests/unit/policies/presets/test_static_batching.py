@@ -71,10 +71,6 @@ def first_counts(
         ("static-batching", {}),
         ("dynamic-batching", {}),
         ("rna", {"batches": "static-batching"}),
-        ("local-sgd", {"batches": "static-batching"}),
-        ("ad-psgd", {"batches": "static-batching"}),
-        ("paceline-relaxed", {"batches": "static-batching"}),
-        ("rna-hierarchical", {"batches": "static-batching"}),
     ],
 )
 def test_devices_tell_capacities(

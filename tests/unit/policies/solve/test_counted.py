@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation
 from paceline_backend import policies
-from paceline_backend.policies import PolicyParameterError, plan
+from paceline_backend.policies import plan
 from paceline_backend.policies.base import Feedback, Floats, Ints, Models, Problem
 from paceline_backend.policies.solve import counts as counted
 from support.cluster import Cluster, plaid_like
@@ -185,17 +185,6 @@ def test_memory_survives_its_way_and_memory_limits_hold(name: str) -> None:
     if name != "static-batching":
         assert seen[-1] == pytest.approx([31, 22, 7], abs=1.1)
     assert any(a != b for a, b in pairwise(seen)) == (name != "static-batching")
-
-
-def test_a_list_for_each_rank_is_checked() -> None:
-    make = policies.make
-    assert make("static-batching", {"capacity": [1, 2.5]}, 2).name == "static-batching"
-    make("static-batching", {"capacity": []}, 4)
-    for wrong in ([0.0, 1.0], [-1], [float("nan")], [float("inf")], ["1"], [True], "1", 3, None):
-        with pytest.raises(PolicyParameterError, match=r"capacity.*a list, each item .*above 0"):
-            make("static-batching", {"capacity": wrong})
-    with pytest.raises(PolicyParameterError, match=r"capacity: 3 values given.*has 2 ranks"):
-        make("static-batching", {"capacity": [1, 2, 3]}, 2)
 
 
 @given(

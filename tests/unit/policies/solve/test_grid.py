@@ -11,11 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from paceline.core.amounts.shapes import on_grid, raised
-from paceline.core.cost import Cost, PaddedCost, features
+from paceline.core.cost import Cost, Features, PaddedCost, features
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Plan, Policy, Problem
 from paceline_backend.policies.base import Storage
 from paceline_backend.policies.solve.balance import partition
+from support.simulated import rows_of
 
 BATCHES = sorted(name for name in policies.names() if policies.get(name).combines)
 
@@ -53,16 +54,9 @@ def feedback(problem: Problem, speeds: np.ndarray, steps: int) -> Feedback:
     """Of steps in which each rank had random samples, of which each took so long."""
     rng = np.random.default_rng(5)
     drawn = rng.choice(problem.sizes, (steps, problem.world, 8))
-    load = drawn.sum(axis=2).ravel()
-    return Feedback(
-        np.repeat(np.arange(steps), problem.world),
-        np.tile(np.arange(problem.world), steps),
-        np.full(steps * problem.world, 8),
-        load,
-        load * np.tile(speeds, steps) + 0.001,
-        (drawn**2).sum(axis=2).ravel(),
-        drawn.max(axis=2).ravel(),
-    )
+    load = drawn.sum(axis=2)
+    of = Features(np.full(load.shape, 8), load, (drawn**2).sum(axis=2), drawn.max(axis=2))
+    return rows_of(of, load * speeds + 0.001)
 
 
 def made(policy: Policy, problem: Problem, known: Feedback) -> Plan:
@@ -130,15 +124,6 @@ def test_planning_with_the_grid_is_no_worse_than_rounding_afterwards(
         assert planned[step] <= after * 1.005  # both search, and either may miss the best a little
 
 
-def test_equal_samples_are_divided_as_well_as_the_grid_allows() -> None:
-    samples = np.arange(64)
-    problem = Problem(np.ones(64), samples, samples, samples % 3, 0, 9, 1, 64, 3, seed=0, grid=8)
-    known = feedback(problem, np.array([1.0, 1.0, 4.0]), 30)
-    counts = made(policies.make("paceline"), problem, known).batches.counts[0]
-    assert counts[2] == 8
-    assert sorted(counts.tolist()) == [8, 24, 32]
-
-
 @pytest.mark.parametrize("name", ["dynamic-batching", "sata", "boa"])
 def test_a_slow_rank_keeps_samples_and_so_is_measured(name: str) -> None:
     """Its weight or its least batch would round to no samples, for ever."""
@@ -151,18 +136,6 @@ def test_a_slow_rank_keeps_samples_and_so_is_measured(name: str) -> None:
         plan = policies.plan(policy, replace(problem, memory=seen), known, shuffle=True)
         seen = plan.memory
     assert plan.batches.counts[:, 3].tolist() == [8, 8]
-
-
-@pytest.mark.parametrize("name", ["bsp", "paceline"])
-def test_batches_that_lie_on_the_grid_stay_as_they_are(name: str) -> None:
-    samples = np.arange(64)
-    problem = Problem(np.ones(64), samples, samples, samples % 2, 0, 0, 2, 32, 2, seed=0)
-    policy = policies.make(name)
-    nothing = Feedback.empty()
-    free: Any = made(policy, problem, nothing)
-    on: Any = made(policy, replace(problem, grid=16), nothing)
-    np.testing.assert_array_equal(on.batches.samples, free.batches.samples)
-    np.testing.assert_array_equal(on.batches.counts, free.batches.counts)
 
 
 def test_padded_lengths_count_as_multiples_of_the_grid() -> None:

@@ -44,7 +44,7 @@ def test_no_other_counts_are_better(data: st.DataObject) -> None:
     assert times(counts).max() == min(makespans)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_as_good_as_an_integer_program(seed: int) -> None:
     """Against HiGHS: min t, s_j·n_j + o_j·y_j ≤ t, n_j ≤ limit_j·y_j, y_j whether j takes part."""
     rng = np.random.default_rng(seed)
@@ -80,7 +80,7 @@ def test_many_workers_are_as_level_as_whole_samples_allow() -> None:
     assert times(counts + 1).min() >= times(counts).max()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_of_equally_good_counts_the_first_worker_waits_least(seed: int) -> None:
     rng = np.random.default_rng(seed)
     world, total = int(rng.integers(2, 5)), int(rng.integers(3, 9))
@@ -91,10 +91,3 @@ def test_of_equally_good_counts_the_first_worker_waits_least(seed: int) -> None:
     latest = max(float(each.min()) for each in made.values() if each.max() == makespan)
     mine = times(minmax(times, total, np.full(world, total)))
     assert (mine.max(), mine.min()) == (makespan, latest)
-
-
-def test_of_equally_good_counts_the_more_level_ones_are_taken() -> None:
-    """[4, 1] takes as long, with a straggler effect of 0.48 instead of 0.26."""
-    slope, start = np.array([3.0, 5.0]), np.array([1.0, 3.0])
-    counts = minmax(linear(slope, start), 5, np.array([5, 5]))
-    assert counts.tolist() == [3, 2]
