@@ -82,11 +82,13 @@ from paceline_backend.store import (
 
 _BATCH = 4_000  # messages
 # Maximum size of the messages that are decoded and stored together.
-_AT_ONCE_BYTES = 8 * 2**20
+_AT_ONCE_BYTES = 2 * 2**20
 # Lifetime of entries on live streams, and so the maximum lag of a controller.
 _LIVE_S = 60.0
 # Minimum time from the start of a batch to the start of the next, in multiples of the batch's
-# duration. Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay.
+# processor time. Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay. The time
+# for which a batch waits for a disk, the database or the bus does not count: after a long wait, the
+# next batch is large anyway, and a pause would only make its entries older.
 _SHARE = 2.0
 _LATEST_S = 0.1
 # If storing a single message fails for an unknown reason: number of tries, and pause between them.
@@ -166,8 +168,6 @@ class Ingest:
         store: the database that receives the telemetry.
         name: name of this consumer: unique among running ones, and preferably the same after a
             restart.
-        linger_s: minimum time in seconds from the start of a batch to the start of the next, so
-            that batches are large enough to be worth the cost of their transactions.
         claim_idle_s: seconds after which this ingest claims the entries of a consumer that
             acknowledges nothing.
     """
@@ -178,7 +178,6 @@ class Ingest:
         bus_url: str,
         name: str,
         *,
-        linger_s: float = 0.01,
         claim_idle_s: float = CLAIM_IDLE_S,
     ) -> None:
         self.stats = IngestStats()
@@ -186,7 +185,6 @@ class Ingest:
         self._checks = Checks(store)
         self._bus_url = bus_url
         self._name = name
-        self._linger_s = linger_s
         self._claim_idle_s = claim_idle_s
         self._unknown_runs: set[str] = set()
         self._writers = Writers(store)
@@ -216,7 +214,7 @@ class Ingest:
             outage = Outage(logger, "ingest waits for the bus", "ingest continues: the bus is back")
             database = self._database_outage()
             while not stop.is_set():
-                began = time.monotonic()
+                began, used_s = time.monotonic(), time.thread_time()
                 try:
                     count = self._step(client, consumer, stop)
                 except redis.RedisError as error:
@@ -233,9 +231,9 @@ class Ingest:
                 database.over()
                 self.on_step()
                 if count and not self.behind:
-                    took_s = time.monotonic() - began
-                    period_s = max(self._linger_s, min(_SHARE * took_s, _LATEST_S))
-                    stop.wait(period_s - took_s)
+                    used_s = time.thread_time() - used_s
+                    period_s = min(_SHARE * used_s, _LATEST_S)
+                    stop.wait(began + period_s - time.monotonic())
 
     def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
         # Do not read entries meanwhile, because each delivery of an entry counts as a try.
