@@ -29,7 +29,7 @@ _OVERHEAD = 64  # bytes
 _FIRST = 500  # entries
 # A batch that is not full waits this long for more entries. Ranks end a step at the same time, so
 # their entries arrive within milliseconds, and one batch for all of them is cheaper than several.
-_LINGER_S = 0.005
+_LINGER_S = 0.003
 
 
 class Entry(NamedTuple):

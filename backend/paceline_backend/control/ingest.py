@@ -198,6 +198,8 @@ class Ingest:
         self._wholes: dict[hellos.HelloKey, _Item] = {}
         # True if the current batch was delivered before.
         self._repeated = False
+        # Time of the latest acknowledgement, in Unix seconds by the bus's clock.
+        self._settled_at = 0.0
         # By entry: number of tries that failed because of the bus.
         self._blameless: Counter[str] = Counter()
         # Messages about the ends of runs, held back because the runs' own streams hold more
@@ -527,7 +529,8 @@ class Ingest:
         bad = [item for item in items if item.reason is not None]
         for item in bad:
             rejected.add(pipeline, *item.entry, item.reason or "", item.tries)
-        _publish(client, pipeline, [item for item in items if item.reason is None])
+        good = [item for item in items if item.reason is None]
+        _publish(pipeline, good, _entry_at(self._settled_at - _LIVE_S))
         for run in {each.run for each in items if each.introduces} - ended:
             # The run continues after an end, so its streams must no longer expire.
             streams.keep(pipeline, run)
@@ -539,14 +542,18 @@ class Ingest:
         for stream, of_stream in numbers.items():
             pipeline.xack(stream, INGEST_GROUP, *of_stream)
             pipeline.xdel(stream, *of_stream)
+        pipeline.time()
         # The first answers are the numbers of the entries that `rejected.add` made.
-        answers = pipeline.execute()
+        *answers, (self._settled_at, _) = pipeline.execute()
         notes = zip(bad, answers, strict=False)
         rejected.bound(client, [(item.entry.stream, number) for item, number in notes])
 
 
-def _publish(client: redis.Redis, pipeline: Pipeline, items: Sequence[_Item]) -> None:
-    """Add commands to a pipeline that notify controllers and open pages of stored items."""
+def _publish(pipeline: Pipeline, items: Sequence[_Item], oldest: str) -> None:
+    """Add commands to a pipeline that notify controllers and open pages of stored items.
+
+    Live streams keep no entries before the number `oldest`.
+    """
     committed: dict[str, list[msgspec.Raw]] = {}
     changed: dict[str, int | None] = {}
     for item in items:
@@ -560,15 +567,17 @@ def _publish(client: redis.Redis, pipeline: Pipeline, items: Sequence[_Item]) ->
         if item.introduces or item.step is not None or isinstance(item.message, _SHOWN):
             steps = [step for step in (changed.get(item.run), item.step) if step is not None]
             changed[item.run] = min(steps, default=None)
-    if committed:
-        seconds, _ = client.time()
-        oldest = f"{1_000 * (seconds - _LIVE_S):.0f}-0"
-        for run, messages in committed.items():
-            entry: Any = encode(Committed(messages), run)
-            pipeline.xadd(live(run), entry, minid=oldest)
+    for run, messages in committed.items():
+        entry: Any = encode(Committed(messages), run)
+        pipeline.xadd(live(run), entry, minid=oldest)
     if changed:
         fields: Any = {run: b"" if step is None else b"%d" % step for run, step in changed.items()}
         pipeline.xadd(CHANGES, fields, maxlen=CHANGES_LENGTH)
+
+
+def _entry_at(at: float) -> str:
+    """Return the smallest number of an entry that a stream can get at a Unix time."""
+    return f"{max(0.0, 1_000 * at):.0f}-0"
 
 
 def _words(error: Exception) -> str:

@@ -284,11 +284,6 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         connection.execute("PRAGMA foreign_keys = ON")
         # This setting cannot corrupt a database in WAL mode, which `to_head` sets.
         connection.execute("PRAGMA synchronous = NORMAL")
-        # A checkpoint copies pages from the log to the database and syncs both, while the writer
-        # whose commit filled the log waits. Fewer checkpoints sync less, because they copy pages
-        # once that several transactions changed, and SQLite searches a log of up to 4,062 pages as
-        # fast as a shorter one.
-        connection.execute("PRAGMA wal_autocheckpoint = 4000")
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
