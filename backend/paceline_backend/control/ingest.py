@@ -86,11 +86,11 @@ _AT_ONCE_BYTES = 2 * 2**20
 # Lifetime of entries on live streams, and so the maximum lag of a controller.
 _LIVE_S = 60.0
 # Minimum time from the start of a batch to the start of the next, in multiples of the batch's
-# processor time. Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay. The time
-# for which a batch waits for a disk, the database or the bus does not count: after a long wait, the
-# next batch is large anyway, and a pause would only make its entries older.
+# processor time, within `_PERIOD_S`. Fewer and larger batches are cheaper, but their entries wait
+# longer. The time for which a batch waits for a disk, the database or the bus does not count: after
+# a long wait, the next batch is large anyway, and a pause would only make its entries older.
 _SHARE = 2.0
-_LATEST_S = 0.1
+_PERIOD_S = (0.01, 0.1)
 # If storing a single message fails for an unknown reason: number of tries, and pause between them.
 _TRIES = 3
 _AGAIN_S = 0.1
@@ -234,7 +234,8 @@ class Ingest:
                 self.on_step()
                 if count and not self.behind:
                     used_s = time.thread_time() - used_s
-                    period_s = min(_SHARE * used_s, _LATEST_S)
+                    shortest_s, longest_s = _PERIOD_S
+                    period_s = max(shortest_s, min(_SHARE * used_s, longest_s))
                     stop.wait(began + period_s - time.monotonic())
 
     def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
