@@ -1,10 +1,11 @@
 """Ingest: rows per second of one consumer, and latency from an event to its committed row.
 
-Throughput: records are on a real bus, 50 in a message or 1, and one process ingests them all, as
-the worker's ingest process does (`IngestProcess`). It reads, decodes, checks, upserts, sums up the
-steps, commits, publishes and acknowledges. Its start-up counts, too. The baseline, in the same run,
-is the minimum that any consumer must do: read, decode, executemany into the same table, and
-acknowledge.
+Throughput: records are on a real bus, 50 in a message or 1, and the worker's ingest process
+(`IngestProcess`) ingests them all. It reads, decodes, checks, upserts, sums up the steps, commits,
+publishes and acknowledges. The baseline, in the same run, is the minimum that any consumer must do:
+read, decode, executemany into the same table, and acknowledge. Both have the same durability, the
+same constraints and the same thresholds of the garbage collector, and neither's start-up counts:
+ingest has stored rows of another run, and is suspended until all records are on the bus.
 
 Latency: another process sends 10,000 events/s as ranks do, in one message per rank every 20 ms. An
 event starts when its record is created, up to 20 ms before the record is sent. It ends when the
@@ -19,7 +20,7 @@ Postgres vacuums and writes its checkpoint before each measurement, not during i
 from __future__ import annotations
 
 import argparse
-import sqlite3
+import gc
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,6 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 import psutil
-import psycopg
 import redis
 import sqlalchemy as sa
 from harness import Check, finish, interleaved, parser
@@ -52,9 +52,8 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect
 from paceline.wire.parts import MOST_SAMPLES, encode_hello
-from paceline_backend import backends
 from paceline_backend.control.consumer import Consumer
-from paceline_backend.control.ingest_process import IngestProcess
+from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, schema, telemetry
@@ -121,17 +120,22 @@ def new_run(store: Store) -> str:
 
 
 @contextmanager
-def ingesting(store: Store, bus_url: str) -> Iterator[Callable[[], None]]:
-    """Start a process that ingests like the worker; yield a function that makes it begin."""
+def ingesting(store: Store, bus_url: str) -> Iterator[psutil.Process]:
+    """Ingest like the worker does; yield the ingest process as soon as it has stored rows."""
     url = store.url.render_as_string(hide_password=False)
     program = [sys.executable, __file__, "--ingest", url, bus_url]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    first = new_run(store)
+    with (
+        closing(connect(bus_url)) as client,
+        subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
-        # Wait until the process has imported all modules.
-        process.stdout.readline()
+        child = psutil.Process(int(process.stdout.readline()))
         try:
-            yield lambda: _say(process, b"begin\n")
+            fill(client, first, 100 * WORLD, 50)
+            wait_until_read(client, run_telemetry(first))
+            yield child
         finally:
             process.stdin.close()
             process.wait()
@@ -139,19 +143,16 @@ def ingesting(store: Store, bus_url: str) -> Iterator[Callable[[], None]]:
         raise RuntimeError(f"ingest ended with code {process.returncode}")
 
 
-def _say(process: subprocess.Popen[bytes], line: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line)
-    process.stdin.flush()
+def wait_until_read(client: redis.Redis, *streams: str) -> None:
+    """Wait until ingest has deleted all entries of streams, which it does after their commit."""
+    while any(client.xlen(stream) for stream in streams):
+        time.sleep(0.01)
 
 
 def ingest(database: str, bus_url: str) -> None:
-    """Ingest in a separate process, from the first line of standard input until the input ends."""
-    # Import all backends, as a worker does.
-    backends.names()
-    print("ready", flush=True)
-    sys.stdin.readline()
+    """Ingest in a separate process until standard input ends; print the PID of this process."""
     child, stop = IngestProcess(Settings(database, bus_url), "benchmark"), threading.Event()
+    print(child.pid, flush=True)
     thread = threading.Thread(target=child.run, args=[stop])
     thread.start()
     sys.stdin.read()
@@ -172,12 +173,12 @@ def ingest_rows(store: Store, bus_url: str, rows: int, per_message: int) -> floa
     """Measure rows per second of one ingest, which sums up every step."""
     run = new_run(store)
     settle(store)
-    with closing(connect(bus_url)) as client, ingesting(store, bus_url) as begin:
+    with closing(connect(bus_url)) as client, ingesting(store, bus_url) as process:
+        process.suspend()
         fill(client, run, rows, per_message)
         began = time.perf_counter()
-        begin()
-        while client.xlen(run_telemetry(run)):
-            time.sleep(0.01)
+        process.resume()
+        wait_until_read(client, run_telemetry(run))
         took_s = time.perf_counter() - began
     stored = {table: _count(store, table, run) for table in (schema.worker_steps, schema.steps)}
     if stored != {schema.worker_steps: rows, schema.steps: rows // WORLD}:
@@ -203,13 +204,8 @@ def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
         f"INSERT INTO worker_steps ({', '.join(COLUMNS)}) "
         f"VALUES ({', '.join([mark] * len(COLUMNS))}) ON CONFLICT DO NOTHING"
     )
-    driver: Any
-    if store.is_sqlite:
-        driver = sqlite3.connect(str(store.url.database))
-    else:
-        url = store.url.set(drivername="postgresql")
-        driver = psycopg.connect(url.render_as_string(hide_password=False))
-    with closing(driver), closing(connect(bus_url)) as client:
+    # The driver's own connection, with the settings of the store, such as its durability.
+    with closing(store.engine.raw_connection()) as driver, closing(connect(bus_url)) as client:
         fill(client, run, rows, per_message)
         consumer = Consumer(client, [run_telemetry(run)], INGEST_GROUP, "raw")
         cursor = driver.cursor()
@@ -222,6 +218,8 @@ def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
                 values += [(*msgspec.structs.astuple(record), key) for record in message.records]
             if not numbers:
                 continue
+            if store.is_sqlite:
+                cursor.execute("BEGIN IMMEDIATE")
             cursor.executemany(insert, values)
             driver.commit()
             client.xack(run_telemetry(run), INGEST_GROUP, *numbers)
@@ -296,14 +294,11 @@ def latencies(
     """
     run = new_run(store)
     settle(store)
-    with closing(connect(bus_url)) as client, ingesting(store, bus_url) as begin:
-        begin()
+    with closing(connect(bus_url)) as client, ingesting(store, bus_url) as process:
         producer = [sys.executable, __file__, "--produce", bus_url, run, str(duration_s)]
         subprocess.run(producer, check=True)
-        while client.xlen(run_telemetry(run)) or (other is not None and client.xlen(other)):
-            time.sleep(0.01)
-        children = psutil.Process().children(recursive=True)
-        peak = max(_peak_mib(each.pid) for each in children if "--ingest" in each.cmdline())
+        wait_until_read(client, run_telemetry(run), *([] if other is None else [other]))
+        peak = _peak_mib(process.pid)
         entries: Any = client.xrange(live(run))
     waits = []
     for number, fields in entries:
@@ -317,11 +312,8 @@ def latencies(
 
 
 def _peak_mib(pid: int) -> float:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    (line,) = [each for each in status.splitlines() if each.startswith("VmHWM:")] or ["VmHWM: 0 kB"]
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = [each for each in status.splitlines() if each.startswith("VmHWM:")]
     return int(line.split()[1]) / 1024
 
 
@@ -402,6 +394,8 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--beside", action="store_true", help="measure latency beside a harmful run")
     options = made.parse_args()
+    gc.set_threshold(*GARBAGE)
+    gc.freeze()
     if options.beside:
         measure_beside(options)
     results = on_both(lambda store, bus: measure(store, bus, options.quick))

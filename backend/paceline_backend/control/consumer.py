@@ -27,6 +27,9 @@ _OVERHEAD = 64  # bytes
 # Maximum number of entries in a batch's first read. It is low, because the sizes of the entries are
 # still unknown.
 _FIRST = 500  # entries
+# A batch that is not full waits this long for more entries. Ranks end a step at the same time, so
+# their entries arrive within milliseconds, and one batch for all of them is cheaper than several.
+_LINGER_S = 0.003
 
 
 class Entry(NamedTuple):
@@ -223,6 +226,9 @@ class Consumer:
         part = self._part(min(count, self._first))
         new = dict.fromkeys(self._streams, b">")
         entries = self._read_group(new, part, max(1, int(block_s * 1000)))
+        if entries and not _full(entries, part):
+            time.sleep(_LINGER_S)
+            entries += self._read_group(new, part, None)
         full = _full(entries, part)
         counts, sizes = Counter[str](), Counter[str]()
         streams = len(full)

@@ -82,13 +82,15 @@ from paceline_backend.store import (
 
 _BATCH = 4_000  # messages
 # Maximum size of the messages that are decoded and stored together.
-_AT_ONCE_BYTES = 8 * 2**20
+_AT_ONCE_BYTES = 2 * 2**20
 # Lifetime of entries on live streams, and so the maximum lag of a controller.
 _LIVE_S = 60.0
 # Minimum time from the start of a batch to the start of the next, in multiples of the batch's
-# duration. Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay.
+# processor time, within `_PERIOD_S`. Fewer and larger batches are cheaper, but their entries wait
+# longer. The time for which a batch waits for a disk, the database or the bus does not count: after
+# a long wait, the next batch is large anyway, and a pause would only make its entries older.
 _SHARE = 2.0
-_LATEST_S = 0.1
+_PERIOD_S = (0.01, 0.1)
 # If storing a single message fails for an unknown reason: number of tries, and pause between them.
 _TRIES = 3
 _AGAIN_S = 0.1
@@ -166,8 +168,6 @@ class Ingest:
         store: the database that receives the telemetry.
         name: name of this consumer: unique among running ones, and preferably the same after a
             restart.
-        linger_s: minimum time in seconds from the start of a batch to the start of the next, so
-            that batches are large enough to be worth the cost of their transactions.
         claim_idle_s: seconds after which this ingest claims the entries of a consumer that
             acknowledges nothing.
     """
@@ -178,7 +178,6 @@ class Ingest:
         bus_url: str,
         name: str,
         *,
-        linger_s: float = 0.01,
         claim_idle_s: float = CLAIM_IDLE_S,
     ) -> None:
         self.stats = IngestStats()
@@ -186,7 +185,6 @@ class Ingest:
         self._checks = Checks(store)
         self._bus_url = bus_url
         self._name = name
-        self._linger_s = linger_s
         self._claim_idle_s = claim_idle_s
         self._unknown_runs: set[str] = set()
         self._writers = Writers(store)
@@ -200,6 +198,8 @@ class Ingest:
         self._wholes: dict[hellos.HelloKey, _Item] = {}
         # True if the current batch was delivered before.
         self._repeated = False
+        # Time of the latest acknowledgement, in Unix seconds by the bus's clock.
+        self._settled_at = 0.0
         # By entry: number of tries that failed because of the bus.
         self._blameless: Counter[str] = Counter()
         # Messages about the ends of runs, held back because the runs' own streams hold more
@@ -216,7 +216,7 @@ class Ingest:
             outage = Outage(logger, "ingest waits for the bus", "ingest continues: the bus is back")
             database = self._database_outage()
             while not stop.is_set():
-                began = time.monotonic()
+                began, used_s = time.monotonic(), time.thread_time()
                 try:
                     count = self._step(client, consumer, stop)
                 except redis.RedisError as error:
@@ -233,9 +233,10 @@ class Ingest:
                 database.over()
                 self.on_step()
                 if count and not self.behind:
-                    took_s = time.monotonic() - began
-                    period_s = max(self._linger_s, min(_SHARE * took_s, _LATEST_S))
-                    stop.wait(period_s - took_s)
+                    used_s = time.thread_time() - used_s
+                    shortest_s, longest_s = _PERIOD_S
+                    period_s = max(shortest_s, min(_SHARE * used_s, longest_s))
+                    stop.wait(began + period_s - time.monotonic())
 
     def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
         # Do not read entries meanwhile, because each delivery of an entry counts as a try.
@@ -529,7 +530,8 @@ class Ingest:
         bad = [item for item in items if item.reason is not None]
         for item in bad:
             rejected.add(pipeline, *item.entry, item.reason or "", item.tries)
-        _publish(client, pipeline, [item for item in items if item.reason is None])
+        good = [item for item in items if item.reason is None]
+        _publish(pipeline, good, _entry_at(self._settled_at - _LIVE_S))
         for run in {each.run for each in items if each.introduces} - ended:
             # The run continues after an end, so its streams must no longer expire.
             streams.keep(pipeline, run)
@@ -541,14 +543,18 @@ class Ingest:
         for stream, of_stream in numbers.items():
             pipeline.xack(stream, INGEST_GROUP, *of_stream)
             pipeline.xdel(stream, *of_stream)
+        pipeline.time()
         # The first answers are the numbers of the entries that `rejected.add` made.
-        answers = pipeline.execute()
+        *answers, (self._settled_at, _) = pipeline.execute()
         notes = zip(bad, answers, strict=False)
         rejected.bound(client, [(item.entry.stream, number) for item, number in notes])
 
 
-def _publish(client: redis.Redis, pipeline: Pipeline, items: Sequence[_Item]) -> None:
-    """Add commands to a pipeline that notify controllers and open pages of stored items."""
+def _publish(pipeline: Pipeline, items: Sequence[_Item], oldest: str) -> None:
+    """Add commands to a pipeline that notify controllers and open pages of stored items.
+
+    Live streams keep no entries before the number `oldest`.
+    """
     committed: dict[str, list[msgspec.Raw]] = {}
     changed: dict[str, int | None] = {}
     for item in items:
@@ -562,15 +568,17 @@ def _publish(client: redis.Redis, pipeline: Pipeline, items: Sequence[_Item]) ->
         if item.introduces or item.step is not None or isinstance(item.message, _SHOWN):
             steps = [step for step in (changed.get(item.run), item.step) if step is not None]
             changed[item.run] = min(steps, default=None)
-    if committed:
-        seconds, _ = client.time()
-        oldest = f"{1_000 * (seconds - _LIVE_S):.0f}-0"
-        for run, messages in committed.items():
-            entry: Any = encode(Committed(messages), run)
-            pipeline.xadd(live(run), entry, minid=oldest)
+    for run, messages in committed.items():
+        entry: Any = encode(Committed(messages), run)
+        pipeline.xadd(live(run), entry, minid=oldest)
     if changed:
         fields: Any = {run: b"" if step is None else b"%d" % step for run, step in changed.items()}
         pipeline.xadd(CHANGES, fields, maxlen=CHANGES_LENGTH)
+
+
+def _entry_at(at: float) -> str:
+    """Return the smallest number of an entry that a stream can get at a Unix time."""
+    return f"{max(0.0, 1_000 * at):.0f}-0"
 
 
 def _words(error: Exception) -> str:

@@ -36,9 +36,17 @@ _CONNECT_TIMEOUT_S = 5
 _WRITES, _WAIT_S = "paceline_writes", "paceline_wait_s"
 
 
-# Errors of psycopg after which a retry cannot succeed. psycopg raises `ProgramLimitExceeded`, an
+# Errors of drivers after which a retry cannot succeed. psycopg raises `ProgramLimitExceeded`, an
 # OperationalError, if a value exceeds a limit of Postgres, such as the size of an index row.
-_REFUSALS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+_REFUSALS = (
+    *(psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded),
+    *(sqlite3.DataError, sqlite3.IntegrityError),
+)
+# Errors of drivers, other than `_REFUSALS`, after which a retry may succeed.
+_OUTAGES = (
+    *(psycopg.OperationalError, psycopg.InterfaceError),
+    *(sqlite3.OperationalError, sqlite3.InterfaceError),
+)
 
 
 class StoreError(PacelineError):
@@ -168,10 +176,13 @@ class Store:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Translate database errors to `StoreError`; COPY raises errors of psycopg directly."""
+        """Translate database errors to `StoreError`.
+
+        Statements that bypass SQLAlchemy, such as COPY, raise the drivers' own errors.
+        """
         try:
             yield
-        except (exc.DBAPIError, psycopg.Error) as error:
+        except (exc.DBAPIError, psycopg.Error, sqlite3.Error) as error:
             raise self._error(error) from error
         # SQLAlchemy raises this error if all pooled connections are busy.
         except exc.TimeoutError as error:
@@ -180,20 +191,14 @@ class Store:
         except OverflowError as error:
             raise StoreRefusedError(f"database {self.name}: {error}") from error
 
-    def _error(self, error: exc.DBAPIError | psycopg.Error) -> StoreError:
+    def _error(self, error: exc.DBAPIError | psycopg.Error | sqlite3.Error) -> StoreError:
         original = error.orig if isinstance(error, exc.DBAPIError) else error
         text = f"database {self.name}: {str(original).strip()}"
         if isinstance(original, sqlite3.OperationalError) and "open" in str(original):
             text += "; check that its directory exists and is writable"
-        if (
-            isinstance(error, (exc.DataError, exc.IntegrityError))
-            or isinstance(original, _REFUSALS)
-            or str(original).startswith("Error binding parameter")
-        ):
+        if isinstance(original, _REFUSALS) or str(original).startswith("Error binding parameter"):
             return StoreRefusedError(text)
-        if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or isinstance(
-            original, (psycopg.OperationalError, psycopg.InterfaceError)
-        ):
+        if isinstance(original, _OUTAGES):
             return StoreUnavailableError(text)
         return StoreError(text)
 

@@ -7,7 +7,7 @@ import redis
 
 from paceline.wire import INGEST_GROUP, TELEMETRY, Message, RunState, State, StepBatch, live
 from paceline.wire.bus import publish
-from paceline_backend.control.consumer import Consumer, Entry, in_order
+from paceline_backend.control.consumer import _LINGER_S, Consumer, Entry, in_order
 from paceline_backend.requests.rejected import REJECTED
 from paceline_backend.store import Store
 from support.ingesting import heard, ingesting, said, settled
@@ -54,6 +54,25 @@ def test_a_batch_grows_until_it_has_many_bytes(bus: redis.Redis) -> None:
         assert consumer.read(4_000, 0.01) == [], "the group is made"
         assert len(consumer.read(4_000, 0.01, 10 * 2**20)) == min(3_000, most * 5 + 41)
         assert consumer.unread == ({"large"} if stream == "large" else set())
+
+
+def test_a_batch_waits_for_entries_that_arrive_at_about_the_same_time(
+    bus: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = Consumer(bus, ["one", "two"], INGEST_GROUP, "one")
+    for _ in range(2):
+        assert consumer.read(4_000, 0.01) == [], "the groups are made"
+    bus.xadd("one", {"data": b"x"})
+    waits: list[float] = []
+
+    def sleep(duration_s: float) -> None:
+        waits.append(duration_s)
+        bus.xadd("two", {"data": b"x"})
+
+    monkeypatch.setattr("paceline_backend.control.consumer.time.sleep", sleep)
+    assert [entry.stream for entry in consumer.read(4_000, 0.01)] == ["one", "two"]
+    assert waits == [_LINGER_S]
+    assert not consumer.unread
 
 
 def test_a_stream_of_large_entries_does_not_hold_up_others(bus: redis.Redis) -> None:

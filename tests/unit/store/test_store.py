@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from paceline_backend.store import (
     Store,
     StoreError,
+    StoreRefusedError,
     StoreUnavailableError,
     schema,
 )
@@ -78,3 +79,16 @@ def test_locked_sqlite_is_unavailable_not_refused(tmp_path: Path) -> None:
         other.execute("ROLLBACK")
         other.close()
         add_run(store, "r")
+
+
+def test_errors_of_statements_that_bypass_sqlalchemy_are_translated(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'x.db'}") as store:
+        for statement, error in {
+            "INSERT INTO steps (run, step) VALUES (1, 1)": StoreRefusedError,
+            "SELECT * FROM nothing": StoreUnavailableError,
+        }.items():
+            with pytest.raises(StoreError) as caught, store.write() as connection:
+                driver = connection.connection.driver_connection
+                assert driver is not None
+                driver.execute(statement)
+            assert type(caught.value) is error

@@ -132,8 +132,10 @@ def launch(
 def of_runs(connection: sa.Connection, keys: Collection[int]) -> dict[int, list[RunNode]]:
     """Return the nodes of all launches of the runs, ordered by name, by the run's key."""
     by_run: dict[int, list[RunNode]] = {key: [] for key in keys}
+    if not keys:
+        return by_run
     query = sa.select(run_nodes).where(run_nodes.c.run.in_(keys)).order_by(run_nodes.c.node)
-    for row in connection.execute(query) if keys else ():
+    for row in connection.execute(query):
         by_run[row.run].append(RunNode(*row))
     return by_run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
@@ -118,7 +119,7 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
         for attempt, rank in {(record.attempt, record.rank) for record in records}:
             run.check_rank(attempt, rank)
             run.repeated |= attempt > 0
-        run.touched.update([record.step for record in records])
+        run.touched.update(map(_STEP, records))
         of_runs.append((run.key, records))
     count = sum(len(records) for _, records in of_runs)
     if not count:
@@ -226,13 +227,18 @@ def _spans(run: LockedRun, parts: Iterable[range]) -> Iterator[dict[str, Any]]:
 
 
 def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[StepRecord]]]) -> None:
-    flat: dict[int, list[tuple[Any, ...]]] = {size: [] for size in _INSERTS}
+    by_size: dict[int, list[tuple[int, Sequence[StepRecord]]]] = {size: [] for size in _INSERTS}
     for key, records in of_runs:
         for chunk in in_chunks(records, tuple(_INSERTS)):
-            flat[len(chunk)].append((key, *chain.from_iterable(map(as_tuple, chunk))))
-    for size, chunks in flat.items():
+            by_size[len(chunk)].append((key, chunk))
+    # Pass the values to the driver itself, which takes them a chunk at a time. SQLAlchemy would need
+    # all of them in memory at once.
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    for size, chunks in by_size.items():
         if chunks:
-            connection.exec_driver_sql(_INSERTS[size], chunks)
+            values = ((key, *chain.from_iterable(map(as_tuple, chunk))) for key, chunk in chunks)
+            driver.executemany(_INSERTS[size], values)
 
 
 def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
