@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,18 +20,14 @@ from paceline_backend.testing.engines import (
     assert_ends_exact,
     start,
 )
-from support.machines import TOKEN, Cluster
+from support.machines import NEEDS_NETWORKS, TOKEN, Cluster
 from support.network import network
 from support.slurm import MISSING, slurm
 from support.slurm_harness import SlurmHarness
 from support.waiting import until
 
 pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip"
-    ),
+    *NEEDS_NETWORKS,
     pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: {', '.join(MISSING)}"),
 ]
 
