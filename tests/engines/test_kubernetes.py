@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import tempfile
@@ -27,17 +26,13 @@ from support.kubernetes import (
 from support.kubernetes_harness import KubernetesHarness, named
 from support.kubernetes_machine import IMAGE
 from support.kubernetes_objects import MANIFESTS, NAMESPACE
-from support.machines import Cluster
+from support.machines import NEEDS_NETWORKS, Cluster
 from support.network import network
 from support.waiting import until
 
 pytestmark = [
-    pytest.mark.ranks,
     pytest.mark.long,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip"
-    ),
+    *NEEDS_NETWORKS,
     pytest.mark.skipif(
         bool(MISSING), reason=f"make kubernetes builds it in {BIN}: missing {', '.join(MISSING)}"
     ),

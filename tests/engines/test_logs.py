@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import PacelineError
-from support.machines import TOKEN, Cluster
-from support.network import network
+from support.machines import NEEDS_NETWORKS, SCRIPT, TOKEN, Cluster
 from support.node import script
 from support.waiting import until
 
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip"
-    ),
-]
-TRAINS = Path(__file__).parents[1] / "support" / "several_script.py"
-SCRIPT = """
+pytestmark = NEEDS_NETWORKS
+SPEAKS = """
     import json, os, runpy, sys
     rank, placement = int(os.environ["RANK"]), json.loads(os.environ["PACELINE_PLACEMENT"])
     print("rank", rank, "on", placement[rank], flush=True)
@@ -37,24 +26,11 @@ SCRIPT = """
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with network(2) as nodes, Cluster(nodes, tmp_path) as made:
-        yield made
-
-
 def start(cluster: Cluster) -> str:
-    shared = cluster.folder / "shared"
-    shared.mkdir()
-    body = {
-        "script": script(cluster.folder, SCRIPT),
-        "args": [str(TRAINS), str(shared), "1000", "2", "0.1"],
-        "nproc": 1,
-        "nodes_min": 1,
-        "nodes_max": 2,
-        "join_check": 0,
-    }
-    return str(cluster.api("POST", "/runs", body)["id"])
+    path = script(cluster.folder, SPEAKS)
+    return cluster.start_run(
+        1, 2, script=path, args=[str(SCRIPT), str(cluster.shared), "1000", "2", "0.1"]
+    )
 
 
 @pytest.mark.long
@@ -86,7 +62,7 @@ def test_each_ranks_log_comes_from_its_node(cluster: Cluster) -> None:
     before = next(rank for rank, part in enumerate(parts) if part["node"] == name)
     with pytest.raises(PacelineError, match=name):
         cluster.api("GET", f"/runs/{run}/logs/{before}?attempt={parts[before]['attempt']}")
-    (cluster.folder / "shared" / "enough").touch()
+    (cluster.shared / "enough").touch()
     assert cluster.ends(run)["state"] == "finished"
 
 

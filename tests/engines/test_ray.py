@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +14,7 @@ from paceline.core.errors import InputError
 from paceline_backend import backends
 from paceline_backend.backends.ray import RayOptions
 from paceline_backend.testing.engines import WAIT_S, EngineContract, assert_ends_exact, start
-from support.machines import Cluster
+from support.machines import NEEDS_NETWORKS, Cluster
 from support.network import network
 from support.ray import MISSING, ray
 from support.ray_harness import RayHarness
@@ -24,11 +22,8 @@ from support.waiting import until
 
 pytestmark = [
     pytest.mark.long,  # Ray is there for `make test-engines` only
-    pytest.mark.ranks,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip"
-    ),
+    *NEEDS_NETWORKS,
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
 ]
 

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.machines import Cluster
-from support.network import network
+from support.machines import NEEDS_NETWORKS, Cluster
 from support.waiting import until
 
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip"
-    ),
-]
+pytestmark = NEEDS_NETWORKS
 SCRIPT = Path(__file__).parents[1] / "support" / "slow_script.py"
 WITHIN = 100  # steps
 TIMEOUT_S = 180.0
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with network(3) as nodes, Cluster(nodes, tmp_path) as made:
-        made.start_agents(1, 2, 3)
-        yield made
 
 
 def start(cluster: Cluster, *, host: bool, **fields: Any) -> tuple[str, str, str]:
@@ -41,25 +24,14 @@ def start(cluster: Cluster, *, host: bool, **fields: Any) -> tuple[str, str, str
         host: the slow node is the one that serves the rendezvous.
         fields: of the run.
     """
-    shared = cluster.folder / "shared"
-    shared.mkdir()
-    body = {
-        "script": str(SCRIPT),
-        "args": [str(shared), "1000", "4", "0"],
-        "nproc": 1,
-        "nodes_min": 2,
-        "nodes_max": 2,
-        "join_check": 0,
-        "spares": 1,
-        "policy": "bsp",
-        **fields,
-    }
-    run = str(cluster.api("POST", "/runs", body)["id"])
+    cluster.start_agents(1, 2, 3)
+    args = [str(cluster.shared), "1000", "4", "0"]
+    run = cluster.start_run(2, 2, script=str(SCRIPT), args=args, spares=1, policy="bsp", **fields)
     [spare] = [node["id"] for node in cluster.api("GET", "/nodes") if node["spare_of"] == run]
     serves = until(lambda: cluster.run(run)["node"], "a host", TIMEOUT_S, 0.1)
     nodes = [row["node"] for row in cluster.api("GET", f"/runs/{run}/nodes")]
     slow = next(node for node in nodes if (node == serves) == host)
-    (shared / f"slow-{slow}").touch()
+    (cluster.shared / f"slow-{slow}").touch()
     return run, slow, spare
 
 
@@ -73,15 +45,6 @@ def replacement(cluster: Cluster, run: str, state: str) -> dict[str, Any] | None
     """The run's replacement, once it is in this state."""
     made = cluster.api("GET", f"/runs/{run}/replacements")
     return made[0] if made and made[0]["state"] == state else None
-
-
-def assert_ends_exact(cluster: Cluster, run: str) -> None:
-    (cluster.folder / "shared" / "enough").touch()
-    ended = cluster.ends(run)
-    assert ended["state"] == "finished", ended["message"]
-    covered = cluster.api("GET", f"/runs/{run}/coverage")
-    assert covered["epochs"]
-    assert all(epoch["exact"] for epoch in covered["epochs"]), covered
 
 
 @pytest.mark.long
@@ -115,7 +78,7 @@ def test_a_slow_node_is_named_and_replaced(cluster: Cluster, host: bool) -> None
     assert shown[spare]["spare_of"] is None
     history = cluster.api("GET", f"/nodes/{slow}/history")
     assert [row["run"] for row in history["slow"]] == [run]
-    assert_ends_exact(cluster, run)
+    cluster.assert_ends_exact(run)
     assert replacement(cluster, run, "done")["after_steps"] > 0
 
 
@@ -124,4 +87,4 @@ def test_the_control_plane_replaces_a_slow_node_where_it_may(cluster: Cluster) -
     run, slow, spare = start(cluster, host=False, replace_slow_nodes=True)
     made = until(lambda: replacement(cluster, run, "done"), "the other node", 300, 0.2)
     assert (made["who"], made["node"], made["other"]) == ("the control plane", slow, spare)
-    assert_ends_exact(cluster, run)
+    cluster.assert_ends_exact(run)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,22 +18,16 @@ from paceline_backend.testing.engines import (
     SCRIPT,
     EngineContract,
     assert_ends_exact,
-    gone,
-    queued,
     start,
 )
-from support.machines import TOKEN, Cluster
+from support.machines import NEEDS_NETWORKS, TOKEN, Cluster
 from support.network import network
 from support.slurm import MISSING, slurm
 from support.slurm_harness import SlurmHarness
 from support.waiting import until
 
 pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip"
-    ),
+    *NEEDS_NETWORKS,
     pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: {', '.join(MISSING)}"),
 ]
 
@@ -125,86 +117,6 @@ def test_a_node_is_replaced(harness: SlurmHarness) -> None:
     assert_ends_exact(harness, run)
     cluster.api("DELETE", f"/nodes/{slow}/cordon")
     until(lambda: harness.state(host) == "idle", "the idle node", 60, 0.1)
-
-
-@pytest.mark.long
-def test_a_job_that_somebody_cancels_ends_its_run(harness: SlurmHarness) -> None:
-    """The run says why, in Slurm's word."""
-    run = start(harness, 2, 2)
-    harness.cluster.reaches(run, 8, 2)
-    [job] = harness.jobs()
-    harness.slurm.ask("scancel", job)
-    words = f"job {job} of Slurm ended"
-
-    def said() -> bool:
-        message = str(harness.cluster.run(run)["message"])
-        return words in message and "CANCELLED" in message
-
-    until(said, "why it ended", 120, 0.1)
-    # `srun` kills the nodes, which may not have said anything by then.
-    until(lambda: harness.cluster.run(run)["state"] == "stopped", "the stopped run", 120, 0.1)
-    harness.cluster.api("POST", f"/runs/{run}/resume")
-    until(lambda: harness.cluster.run(run)["attempt"] > 0, "the next attempt", 300, 0.1)
-    assert_ends_exact(harness, run)
-
-
-@pytest.mark.long
-def test_a_run_goes_on_elsewhere_and_comes_back(harness: SlurmHarness) -> None:
-    """From Slurm to a node with an agent, and back: from its checkpoint, each sample once."""
-    cluster = harness.cluster
-    run = start(harness, 1, 1)
-    cluster.reaches(run, 8, 1)
-    stopped(harness, run)
-    cluster.start_agents(1)
-    cluster.api("POST", f"/runs/{run}/resume", {"backend": "local"})
-    until(lambda: cluster.run(run)["attempt"] == 1, "the attempt on the node", 300, 0.1)
-    cluster.reaches(run, cluster.run(run)["step"] + 4, 1)
-    assert cluster.run(run)["node"] == cluster.network.name(1)
-    stopped(harness, run)
-    body = {"backend": "slurm", "backend_options": harness.options()}
-    cluster.api("POST", f"/runs/{run}/resume", body)
-    until(lambda: cluster.run(run)["attempt"] == 2, "the attempt on Slurm", 300, 0.1)
-    cluster.reaches(run, cluster.run(run)["step"] + 4, 1)
-    assert len(harness.jobs()) == 1
-    assert_ends_exact(harness, run)
-    cluster.end_agent(1, signal.SIGTERM)
-    attempts = cluster.api("GET", f"/runs/{run}/attempts")
-    assert all(attempt["step"] > 0 for attempt in attempts[1:]), attempts
-    changes = cluster.api("GET", f"/audit?run={run}&action=run.resume")["items"]
-    assert [change["details"]["backend"] for change in changes] == ["slurm", "local"]
-
-
-@pytest.mark.long
-def test_a_job_that_is_left_on_a_slurm_that_was_away_is_cancelled(harness: SlurmHarness) -> None:
-    """Its run went to a node with an agent meanwhile, which it does not disturb."""
-    cluster = harness.cluster
-    harness.occupy()
-    run = start(harness, 1, 1)
-    job = queued(harness, run)
-    harness.vanish()
-    cluster.api("POST", f"/runs/{run}/stop")
-    cluster.start_agents(1)
-    cluster.api("POST", f"/runs/{run}/resume", {"backend": "local"})
-    cluster.reaches(run, 4, 1)
-    harness.come_back()
-
-    def reachable() -> bool:
-        listed = cluster.api("GET", "/backends")
-        return next(bool(each["reachable"]) for each in listed if each["name"] == "slurm")
-
-    until(reachable, "slurmctld", 120, 0.5)
-    until(lambda: job not in harness.jobs(), "the end of the job", 120, 0.2)
-    harness.free()
-    cluster.reaches(run, cluster.run(run)["step"] + 4, 1)
-    assert_ends_exact(harness, run)
-    cluster.end_agent(1, signal.SIGTERM)
-
-
-def stopped(harness: SlurmHarness, run: str) -> None:
-    """Ends a run at once."""
-    harness.cluster.api("POST", f"/runs/{run}/stop", {"force": True})
-    assert harness.cluster.ends(run)["state"] == "stopped"
-    gone(harness)
 
 
 @pytest.mark.long

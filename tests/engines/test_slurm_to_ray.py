@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 from paceline_backend.testing.engines import WAIT_S, assert_ends_exact, start
 from support import ray as ray_support
 from support import slurm as slurm_support
-from support.machines import TOKEN, Cluster
+from support.machines import NEEDS_NETWORKS, TOKEN, Cluster
 from support.network import network
 from support.ray_harness import RayHarness
 from support.slurm_harness import SlurmHarness
@@ -21,11 +20,8 @@ from support.waiting import until
 
 pytestmark = [
     pytest.mark.long,  # Ray is there for `make test-engines` only
-    pytest.mark.ranks,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip"
-    ),
+    *NEEDS_NETWORKS,
     pytest.mark.skipif(bool(slurm_support.MISSING), reason="Slurm is not installed"),
     pytest.mark.skipif(bool(ray_support.MISSING), reason=ray_support.MISSING),
 ]

@@ -1,4 +1,4 @@
-"""What most tests here start from: an empty SQLite database, a server, a bus, a command line."""
+"""What most tests here start from: an empty SQLite database, a server, a bus, commands, ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from paceline_backend.store import Store
     from support.command_line import Main
+    from support.ranks import Ranks
 
 
 @pytest.fixture
@@ -47,3 +48,13 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     from support.command_line import in_process
 
     return in_process(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """As many as the module's `WORLD`; two where it has none."""
+    from support.ranks import Ranks
+
+    pool = Ranks(getattr(request.module, "WORLD", 2))
+    yield pool
+    pool.stop()

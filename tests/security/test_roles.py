@@ -11,6 +11,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from paceline_backend.api import event_streams
 from paceline_backend.store import schema
 from support.sites import ROLES, RUN, Site
 from support.waiting import DEADLINE_S, until
@@ -222,7 +223,10 @@ def test_cookies_end_with_their_token(site: Site, end: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "end"), [("token", "revoked"), ("cookie", "expired")])
-def test_an_open_stream_ends_with_its_token(site: Site, kind: str, end: str) -> None:
+def test_an_open_stream_ends_with_its_token(
+    site: Site, monkeypatch: pytest.MonkeyPatch, kind: str, end: str
+) -> None:
+    monkeypatch.setattr(event_streams, "CHECK_S", 0.2)
     made = site.token("viewer", expires_s=3600)
     client = (site.bearer if kind == "token" else site.browser)(made["token"])
     over = threading.Event()

@@ -44,6 +44,7 @@ def main() -> int:
             pid, status = os.wait()
             ranks.remove(pid)
             if status:
+                print(f"a rank ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
                 for other in ranks:
                     os.kill(other, signal.SIGKILL)
                 return 1

@@ -43,7 +43,9 @@ def change(
     return client.request(method, f"{RUN}/{what}", json=body, headers=headers)
 
 
-@pytest.mark.parametrize(("first", "second"), zip(CHANGES, [*CHANGES[1:], CHANGES[0]], strict=True))
+@pytest.mark.parametrize(
+    ("first", "second"), list(zip(CHANGES, [*CHANGES[1:], CHANGES[0]], strict=True))
+)
 def test_the_second_operator_is_told_who_was_first(
     client: httpx.Client,
     store: Store,

@@ -42,6 +42,8 @@ Start = Callable[[str], Node]
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "ALIVE_S", 3600.0)  # the machine may be busy,
     monkeypatch.setattr(asking, "ANSWER_S", 60.0)  # very busy
+    monkeypatch.setattr(logs, "_SOON_S", 0.05)
+    monkeypatch.setattr(logs, "_LATER_S", 0.1)
 
 
 @pytest.fixture
@@ -503,7 +505,6 @@ def test_a_node_that_goes_away_is_told_once(
         assert next(events)["text"] == "one\n"
         with monkeypatch.context() as hurry:
             hurry.setattr(asking, "ANSWER_S", 0.3)
-            hurry.setattr(logs, "_LATER_S", 0.1)
             here.deaf = True
             assert next(events)["type"] == "problem"
             before = len(here.asked)

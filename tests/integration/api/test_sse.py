@@ -249,7 +249,10 @@ def test_a_client_hears_that_the_bus_is_away(store: Store, tmp_path: Path) -> No
         assert not events.ended.is_set()
 
 
-def test_a_client_hears_that_the_database_is_away(store: Store, bus_url: str) -> None:
+def test_a_client_hears_that_the_database_is_away(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_reader, "_CHECK_S", 0.1)
     add_run(store, RUN)
     path = Path(str(store.url.database))
     with serving(store, bus_url) as client, following(client) as events:
@@ -274,6 +277,7 @@ def test_a_client_hears_that_the_database_hangs(
 
     monkeypatch.setattr(change_reader.meta, "ask", ask)
     monkeypatch.setattr(change_reader, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(change_reader, "_CHECK_S", 0.1)
     with serving(store, bus_url) as client, following(client) as events:
         try:
             until(lambda: waits(events) == "database", "nobody says that the database hangs")

@@ -8,6 +8,7 @@ import redis
 import sqlalchemy as sa
 
 from paceline.wire import CHANGES
+from paceline_backend.api import event_streams
 from paceline_backend.store import Store, tokens
 from support.records import add_run
 from support.waiting import DEADLINE_S, until
@@ -40,6 +41,7 @@ def test_a_stream_outlives_tokens_of_others_and_a_database_that_is_away(
     mine = made(client)
     headers = {"Authorization": f"Bearer {mine['token']}"}
     monkeypatch.setattr(tokens, "is_valid", watched)
+    monkeypatch.setattr(event_streams, "CHECK_S", 0.2)
     with client.stream("GET", EVENTS, headers=headers, timeout=DEADLINE_S) as response:
         lines = response.iter_lines()
         assert next(lines) == ": welcome"

@@ -1,4 +1,4 @@
-"""A database and a bus, each new for a test, and an engine over them."""
+"""A database of each kind, and an engine over it and a bus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from paceline.wire.bus import connect
 from paceline_backend.store import Store, nodes
 from support.engine import TableRuns, table_engine
 
@@ -16,12 +15,6 @@ from support.engine import TableRuns, table_engine
 def store(database_url: str) -> Iterator[Store]:
     with Store.open(database_url) as opened:
         yield opened
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -16,16 +16,9 @@ from paceline.node.delivery import Delivery
 from paceline.node.rundir import Record
 from paceline.node.spool import Spool
 from paceline.wire import TELEMETRY, State, StopTraining, decode, encode
-from paceline.wire.bus import connect
 from support.node import link_to
 
 MOST = 10
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-import redis
 
-from paceline.wire.bus import connect
 from paceline_backend.store import Store, nodes
 from support.web import ANY, serving
 
@@ -26,9 +24,3 @@ def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
         made.headers.update(ANY)
         made.base_url = httpx.URL(f"{made.base_url}/api/v1/")
         yield made
-
-
-@pytest.fixture
-def bus(bus_url: str) -> Iterator[redis.Redis]:
-    with connect(bus_url) as opened:
-        yield opened

@@ -42,11 +42,10 @@ from support.waiting import until
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        add_run(opened, "mine", node="here")
-        add_run(opened, "theirs", node="there")
-        yield opened
+def store(store: Store) -> Store:
+    add_run(store, "mine", node="here")
+    add_run(store, "theirs", node="there")
+    return store
 
 
 @pytest.fixture

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support import ending
 from support.ranks import RankError, Ranks
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
 
 
 @pytest.mark.parametrize(
@@ -29,9 +21,9 @@ def pair() -> Iterator[Ranks]:
     ],
 )
 def test_a_declared_checkpoint_is_saved_and_then_the_scripts_handler_runs(
-    number: int | None, rank: int, late: bool, pair: Ranks, tmp_path: Path
+    number: int | None, rank: int, late: bool, ranks: Ranks, tmp_path: Path
 ) -> None:
-    first, second = pair.run(ending.signalled, tmp_path, number, rank, late)
+    first, second = ranks.run(ending.signalled, tmp_path, number, rank, late)
     step = first[0]
     assert 5 <= step == second[0], "all ranks ended after the same step"
     assert first[1] and second[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ import torch
 
 from support import lost_ranks, sessions
 from support.ranks import RankError, Ranks
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
 
 
 @pytest.mark.parametrize(
@@ -60,8 +52,8 @@ def test_a_rank_out_of_step_is_named_on_all(
 @pytest.mark.parametrize(
     "kind", ["all skip", "accumulates", "two models", "sometimes two", "all break"]
 )
-def test_an_unusual_rhythm_of_all_ranks_is_in_step(kind: str, pair: Ranks) -> None:
-    (first, step), (second, same) = pair.run(lost_ranks.regular, kind)
+def test_an_unusual_rhythm_of_all_ranks_is_in_step(kind: str, ranks: Ranks) -> None:
+    (first, step), (second, same) = ranks.run(lost_ranks.regular, kind)
     assert torch.equal(first, second)
     assert step == same
 
@@ -74,24 +66,24 @@ def test_a_killed_rank_is_named() -> None:
     assert "rank 1: died" in str(caught.value)
 
 
-def test_batches_of_two_sessions_with_different_weights_are_refused(pair: Ranks) -> None:
-    for said in pair.run(lost_ranks.two_sessions, False, (6, 8)):
+def test_batches_of_two_sessions_with_different_weights_are_refused(ranks: Ranks) -> None:
+    for said in ranks.run(lost_ranks.two_sessions, False, (6, 8)):
         assert "the session of Sized (global_batch=8)" in said
         assert "the session of Sized (global_batch=6) has wrapped" in said
-    assert pair.run(lost_ranks.two_sessions, False, (8, 8)) == ["trained", "trained"]
-    assert pair.run(lost_ranks.two_sessions, True, (6, 8)) == ["trained", "trained"]
+    assert ranks.run(lost_ranks.two_sessions, False, (8, 8)) == ["trained", "trained"]
+    assert ranks.run(lost_ranks.two_sessions, True, (6, 8)) == ["trained", "trained"]
 
 
-def test_a_gather_of_uneven_parts_is_an_error_on_all_ranks(pair: Ranks) -> None:
+def test_a_gather_of_uneven_parts_is_an_error_on_all_ranks(ranks: Ranks) -> None:
     for kind, name in {
         "all_gather": "all_gather",
         "differentiable": "all_gather",
         "into_tensor": "all_gather_into_tensor",
         "reduce_scatter": "reduce_scatter",
     }.items():
-        for said in pair.run(lost_ranks.gathers, kind, [2, 6]):
+        for said in ranks.run(lost_ranks.gathers, kind, [2, 6]):
             assert said.startswith(f"PacelineError: {name} in step 0: the ranks' tensors have")
             assert "(2, 1) on rank 0, (6, 1) on rank 1" in said
         if kind != "reduce_scatter":  # gloo has none
-            assert pair.run(lost_ranks.gathers, kind, [4, 4]) == ["trained", "trained"]
-    assert pair.run(lost_ranks.gathers, "numbers", [2, 6]) == ["trained", "trained"]
+            assert ranks.run(lost_ranks.gathers, kind, [4, 4]) == ["trained", "trained"]
+    assert ranks.run(lost_ranks.gathers, "numbers", [2, 6]) == ["trained", "trained"]
