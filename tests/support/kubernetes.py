@@ -11,11 +11,12 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
 from support import kubernetes_machine as machine
+from support.daemons import Daemons
 from support.kubernetes_objects import NAMESPACE, USER, claims, rights, shared_folders
 from support.network import Network
 from support.waiting import until
@@ -35,8 +36,8 @@ _SET_BY_KUBELET = [
 ]
 
 
-class Kubernetes:
-    """The daemons, as children of this process.
+class Kubernetes(Daemons):
+    """The daemons. Pods go on where some of them end.
 
     Args:
         network: each of its nodes is a machine of the cluster. Pods use their network.
@@ -44,13 +45,11 @@ class Kubernetes:
     """
 
     def __init__(self, network: Network, folder: Path) -> None:
+        super().__init__(folder)
         self._network = network
-        self._folder = folder
         self._url = f"https://{network.head}:6443"
         self._tokens = {name: secrets.token_hex(16) for name in ("admin", USER)}
         self.configuration = folder / USER  # a kubeconfig
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs: list[IO[bytes]] = []
         self._pki = folder / "pki"
 
     def start(self) -> None:
@@ -103,20 +102,6 @@ class Kubernetes:
         until((self._pki / "apiserver.crt").exists, "the API server's certificate", 120, 0.1)
         self._write_kubeconfig("admin")
         until(lambda: self._asked("get", "--raw", "/readyz").returncode == 0, "kube-apiserver", 180)
-
-    def stop(self, *names: str) -> None:
-        """Ends some daemons; without names all. Pods go on."""
-        for name in names or reversed(list(self.processes)):
-            process = self.processes.pop(name)
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if not names:
-            for log in self._logs:
-                log.close()
 
     def ask(self, *words: str, text: str = "") -> str:
         """What `kubectl` prints for an admin."""
@@ -232,12 +217,7 @@ class Kubernetes:
             # Not `ip netns exec`: it hides /sys/fs/cgroup.
             inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', node]
             command = ["nsenter", f"--net=/run/netns/{node}", *inside, *command]
-        log = (self._folder / f"{name}.log").open("ab")
-        self._logs.append(log)
-        env = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-        self.processes[name] = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        super()._spawn(name, command)
 
 
 @contextlib.contextmanager

@@ -7,10 +7,10 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
+from support.daemons import Daemons
 from support.network import Network
 from support.waiting import until
 
@@ -47,8 +47,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class Slurm:
-    """The daemons, as children of this process.
+class Slurm(Daemons):
+    """The daemons. Jobs of a slurmd that ends go on.
 
     Args:
         network: each of its nodes is a node of Slurm, with two processors.
@@ -57,15 +57,8 @@ class Slurm:
 
     def __init__(self, network: Network, folder: Path) -> None:
         self._network = network
-        self._folder = folder
         self.configuration = folder / "slurm.conf"
-        self._env = {
-            **os.environ,
-            "SLURM_CONF": str(self.configuration),
-            "PATH": f"{os.environ['PATH']}:/usr/sbin",
-        }
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs: list[IO[bytes]] = []
+        super().__init__(folder, {"SLURM_CONF": str(self.configuration)})
 
     def start(self) -> None:
         """Starts all daemons, and waits until all nodes are idle."""
@@ -112,20 +105,6 @@ class Slurm:
         """Starts slurmctld, again with what it knew."""
         self._spawn("slurmctld", ["slurmctld", "-D"])
 
-    def stop(self, *names: str) -> None:
-        """Ends some daemons; without names all. Jobs of a slurmd that ends go on."""
-        for name in names or reversed(list(self.processes)):
-            process = self.processes.pop(name)
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if not names:
-            for log in self._logs:
-                log.close()
-
     def ask(self, *words: str) -> str:
         """What a command of Slurm prints."""
         done = subprocess.run(
@@ -168,13 +147,6 @@ class Slurm:
             return 0
         return sum(
             map(int, self.ask("sinfo", "--noheader", "--format=%D", "--states=idle").split())
-        )
-
-    def _spawn(self, name: str, command: Sequence[str]) -> None:
-        log = (self._folder / f"{name}.out").open("ab")
-        self._logs.append(log)
-        self.processes[name] = subprocess.Popen(
-            command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
 
 

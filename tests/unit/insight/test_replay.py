@@ -18,6 +18,7 @@ from paceline_backend.store import Store, blobs, schema
 from support.drawn_parts import Kind
 from support.drawn_runs import Chances, DrawnRun
 
+EXAMPLES = settings.default.max_examples  # of the profile in force: 10, 30 or 500
 EVERY = policies.names()
 # Training stays that of plain DDP under these, so they keep a token budget.
 EXACT = [name for name in EVERY if policies.make(name).changes == "nothing"]
@@ -98,7 +99,7 @@ def chances(names: list[tuple[str, dict[str, Any]]]) -> st.SearchStrategy[Chance
 
 
 @pytest.mark.parametrize("what", KINDS)
-@settings(max_examples=max(3, settings.default.max_examples // 6))
+@settings(max_examples=EXAMPLES // 4 if EXAMPLES >= 500 else max(3, EXAMPLES // 6))
 @given(data=st.data())
 def test_replay_makes_each_plan_again(what: str, store: Store, data: st.DataObject) -> None:
     """Invariant 6, across switches, takeovers, coasting, late reports, restarts and lost ranks."""

@@ -20,8 +20,9 @@ from paceline_backend.policies.solve.order import epoch_order
 from support.cluster import Cluster
 
 NAMES = policies.names()
-# Each preset is drawn for itself, and beside that in the segments of others.
-EXAMPLES = max(10, settings.default.max_examples // 2)
+# Each preset is drawn for itself, and beside that in the segments of others. All 500 of `long`.
+EXAMPLES = settings.default.max_examples
+EXAMPLES = EXAMPLES if EXAMPLES >= 500 else max(10, EXAMPLES // 2)
 
 
 @st.composite
