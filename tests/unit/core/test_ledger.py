@@ -69,6 +69,16 @@ def test_limits_that_do_not_bind_change_nothing(data: st.DataObject) -> None:
         np.testing.assert_array_equal(free, limited)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_smaller_last_step_follows_all_whole_ones(drop_last: bool) -> None:
+    """32 samples in steps of 10: a plan of the three whole steps does not include it."""
+    ledger = Ledger(0, np.arange(32), BatchRules(10, drop_last))
+    epoch = [10, 10, 10] if drop_last else [10, 10, 10, 2]
+    for steps in range(1, 6):
+        assert ledger.batch_sizes(steps) == epoch[:steps]
+        assert len(ledger.coast(steps, 2, np.ones(32), [])) == len(epoch[:steps])
+
+
 def test_dealing_goes_on_past_ranks_at_their_limit() -> None:
     assert equal_counts(7, np.array([9, 9, 9])).tolist() == [3, 2, 2]
     counts = equal_counts(8, np.array([5, 0, 1, 9]))
