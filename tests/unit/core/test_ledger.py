@@ -53,6 +53,12 @@ def test_coasting_keeps_limits(data: st.DataObject) -> None:
     assert sorted(seen) == list(range(samples))
 
 
+def test_each_rank_has_its_own_limit_where_some_get_nothing() -> None:
+    ledger = Ledger(0, np.arange(12), BatchRules(12, limits=np.array([0, 2, 10])))
+    [step] = ledger.coast(1, 3, np.ones(12), [0.2, 0.4, 0.4])
+    assert [len(part) for part in step] == [0, 2, 10]
+
+
 @given(data=st.data())
 def test_limits_that_do_not_bind_change_nothing(data: st.DataObject) -> None:
     world, batch = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 20))
