@@ -104,6 +104,18 @@ def test_a_key_is_of_one_request_and_of_one_requester(client: httpx.Client) -> N
     assert runs(client) == 2
 
 
+def test_tokens_of_the_same_name_share_no_key(client: httpx.Client) -> None:
+    """Otherwise one would get the other's answer, which may hold a secret."""
+    body = {"name": "ada", "scope": "admin"}
+    answers = []
+    for _ in range(2):
+        made = client.post(f"{V1}/tokens", json=body).json()["token"]
+        headers = {**keyed("a"), "Authorization": f"Bearer {made}"}
+        answers.append(client.post(f"{V1}/tokens", json=body, headers=headers))
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[0].json()["token"] != answers[1].json()["token"]
+
+
 def test_a_refused_request_may_be_repeated(client: httpx.Client, store: Store) -> None:
     headers = keyed("a")
     assert client.post(f"{V1}/runs/r/stop", headers=headers).status_code == 404

@@ -98,6 +98,31 @@ def test_a_batch_of_large_entries_does_not_grow_beyond_its_bytes(bus: redis.Redi
     assert max(len(consumer.read(4_000, 0.01, 500_000)) for _ in range(12)) <= 50
 
 
+def test_a_stream_that_ends_while_its_entries_are_claimed_stops_no_reading(
+    bus: redis.Redis,
+) -> None:
+    """It has no group any more, so each further XAUTOCLAIM on it would fail."""
+    streams = ["ends", "stays"]
+    for stream in streams:
+        for _ in range(20):
+            bus.xadd(stream, {"data": b"x"})
+    dead = Consumer(bus, streams, INGEST_GROUP, "dead")
+    assert dead.read(40, 0.01) == [], "the groups are made"
+    for entry in [entry for _ in range(20) for entry in dead.read(40, 0.01)]:
+        bus.xclaim(entry.stream, INGEST_GROUP, "dead", 0, [entry.number], idle=3_600_000)
+    consumer = Consumer(bus, streams, INGEST_GROUP, "one", claim_idle_s=600.0)
+    claimed = consumer.read(40, 0.01)
+    assert {entry.stream for entry in claimed} == set(streams)
+    assert len(claimed) < 20, "the scan of both goes on"
+    bus.delete("ends")
+    consumer.follow(["stays"])
+    numbers = [entry.number for entry in claimed if entry.stream == "stays"]
+    while more := consumer.read(40, 0.01):
+        assert consumer.repeated
+        numbers += [entry.number for entry in more]
+    assert len(set(numbers)) == len(numbers) == 20
+
+
 def test_entries_are_dealt_with_in_order_and_in_parts_of_so_many_bytes() -> None:
     def entry(number: str, size: int, stream: str = "paceline:run:r:telemetry") -> Entry:
         return Entry(stream, number.encode(), {b"data": bytes(size)})

@@ -321,6 +321,33 @@ def test_without_its_lease_a_controller_is_silent(store: Store, bus_url: str) ->
         assert len(training.proposals()) <= made + 1
 
 
+def test_a_plan_that_took_longer_than_the_lease_is_not_proposed(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then another controller may plan the run."""
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url)),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        training.coast(1)
+        training.stored(store)
+        lease = leases.acquire(store, training.key(store), "me", 60)
+        assert lease is not None
+        real, planned = controller.offer, list[Segment]()
+
+        def offer(*arguments: Any) -> Any:
+            made = real(*arguments)
+            planned.append(made.segment)
+            lease.prolong(0.0)
+            return made
+
+        monkeypatch.setattr(controller, "offer", offer)
+        Controller(store, bus_url, training.key(store), run, lease).run(threading.Event())
+        assert len(planned) == 1
+        assert training.proposals() == []
+
+
 @pytest.mark.parametrize(
     ("policy", "parameters", "why"),
     [

@@ -571,3 +571,29 @@ def test_a_database_that_is_away_for_long_makes_no_entry_suspicious(
     assert stored(store) == 2
     assert bus.xlen(REJECTED) == 0
     assert max(counts) <= 2
+
+
+def test_a_database_that_is_away_counts_as_no_try_of_a_suspicious_entry(
+    store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was delivered often, so it is tried alone; only failures of its own reject it."""
+    add_run(store, "r")
+    send(bus, StepBatch([record(0, 0)]))
+    bus.xgroup_create(TELEMETRY, INGEST_GROUP, id="0")
+    read: Any = bus.xreadgroup(INGEST_GROUP, "one", {TELEMETRY: ">"})
+    [[_, [[number, _]]]] = read.items() if isinstance(read, dict) else read
+    bus.xclaim(TELEMETRY, INGEST_GROUP, "one", 0, [number], retrycount=10)
+    real, tried_alone = Writers.receive, list[int]()
+
+    def receive(self: Writers, entries: Any) -> Any:
+        if entries and len(tried_alone) < 6:
+            tried_alone.append(bus.exists("paceline:tried-alone"))
+            raise StoreUnavailableError("gone")
+        return real(self, entries)
+
+    monkeypatch.setattr(Writers, "receive", receive)
+    with ingesting(store, bus_url, "one"):
+        until(lambda: settled(bus), "all is acknowledged")
+    assert tried_alone == [1] * 6
+    assert (stored(store), bus.xlen(REJECTED)) == (1, 0)
+    assert not bus.exists("paceline:tried-alone")

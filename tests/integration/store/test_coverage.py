@@ -97,6 +97,18 @@ def test_an_epoch_is_complete_when_its_last_step_is_reported(store: Store) -> No
     assert (covering["epochs"][0]["complete"], covering["exact"]) == (True, True)
 
 
+def test_an_epoch_is_not_complete_while_a_rank_has_reported_nothing(store: Store) -> None:
+    """Its records may be on their way, though the other rank is an epoch ahead."""
+    key = start(store)
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), plan(2, 2, FIRST, False))
+    write(store, "r", StepBatch([record(step, 0, segment=step) for step in range(3)]))
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["complete"], covering["exact"]) == (False, True)
+    write(store, "r", StepBatch([record(step, 1, segment=step) for step in range(3)]))
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["complete"], covering["exact"]) == (True, True)
+
+
 @pytest.mark.parametrize("state", ["finished", "failed"])
 def test_the_end_of_a_run_settles_what_is_missing(store: Store, state: str) -> None:
     """A run that finished trained all that it adopted; one that failed perhaps not its last."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -10,9 +12,11 @@ import sqlalchemy as sa
 from paceline_backend.store import (
     Store,
     StoreRefusedError,
+    meta,
     schema,
 )
 from support.records import add_run
+from support.waiting import DEADLINE_S
 
 
 def test_plain_postgresql_url_is_enough(database_url: str) -> None:
@@ -66,3 +70,31 @@ def test_writers_that_read_first_take_turns(database_url: str) -> None:
         assert errors == []
         with store.read() as connection:
             assert connection.execute(sa.select(schema.runs.c.dropped)).scalar() == 60
+
+
+@pytest.mark.parametrize("read", [meta.secret, meta.control_id])
+def test_processes_that_open_a_new_database_at_once_have_one_secret_and_id(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, read: Callable[[Store], bytes | str]
+) -> None:
+    """Both find none, and store one: that of the first counts for both."""
+    write, found_none, values = Store.write, threading.Barrier(2), []
+
+    def write_together(store: Store) -> Any:
+        found_none.wait(DEADLINE_S)
+        return write(store)
+
+    def open_and_read() -> None:
+        with Store.open(database_url) as store:
+            values.append(read(store))
+
+    with Store.open(database_url):
+        pass  # its tables are there
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "write", write_together)
+        threads = [threading.Thread(target=open_and_read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    with Store.open(database_url) as store:
+        assert values == [read(store)] * 2

@@ -53,6 +53,12 @@ def test_coasting_keeps_limits(data: st.DataObject) -> None:
     assert sorted(seen) == list(range(samples))
 
 
+def test_each_rank_has_its_own_limit_where_some_get_nothing() -> None:
+    ledger = Ledger(0, np.arange(12), BatchRules(12, limits=np.array([0, 2, 10])))
+    [step] = ledger.coast(1, 3, np.ones(12), [0.2, 0.4, 0.4])
+    assert [len(part) for part in step] == [0, 2, 10]
+
+
 @given(data=st.data())
 def test_limits_that_do_not_bind_change_nothing(data: st.DataObject) -> None:
     world, batch = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 20))
@@ -67,6 +73,16 @@ def test_limits_that_do_not_bind_change_nothing(data: st.DataObject) -> None:
     ]
     for free, limited in zip(chain(*parts[0]), chain(*parts[1]), strict=True):
         np.testing.assert_array_equal(free, limited)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_smaller_last_step_follows_all_whole_ones(drop_last: bool) -> None:
+    """32 samples in steps of 10: a plan of the three whole steps does not include it."""
+    ledger = Ledger(0, np.arange(32), BatchRules(10, drop_last))
+    epoch = [10, 10, 10] if drop_last else [10, 10, 10, 2]
+    for steps in range(1, 6):
+        assert ledger.batch_sizes(steps) == epoch[:steps]
+        assert len(ledger.coast(steps, 2, np.ones(32), [])) == len(epoch[:steps])
 
 
 def test_dealing_goes_on_past_ranks_at_their_limit() -> None:

@@ -298,6 +298,20 @@ def test_claims_of_ranks_at_once_do_not_overlap() -> None:
     assert len(taken) == len(set(taken)) == 200 * PARTS
 
 
+def test_a_rank_whose_view_is_old_claims_what_others_left() -> None:
+    """Both would have written the same number of claimed parts, in their first try."""
+    word = [""]
+
+    def change(old: str, new: str) -> str:
+        if word[0] == old:
+            word[0] = new
+        return word[0]
+
+    first = ShardClaims(lambda: word[0], change, 0).take(100, 0.25)
+    second = ShardClaims(lambda: "", change, 1).take(100, 0.25)
+    assert (first, second) == ((0, 0, PARTS), (1, 0, PARTS))
+
+
 def test_a_slow_rank_claims_little_towards_the_end() -> None:
     assert next_claim(0, 100, 0.1) == (0, 0, PARTS)
     assert next_claim(100 * PARTS - 2 * PARTS, 100, 0.1) == (98, 0, 1)

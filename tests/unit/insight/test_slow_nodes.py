@@ -12,7 +12,7 @@ from paceline_backend.insight.verdict import (
     judge,
     slow_node,
 )
-from support.timings import observed
+from support.timings import in_steps, observed
 
 STEPS = 40
 
@@ -74,6 +74,16 @@ def test_a_slow_loader_of_a_node_names_it() -> None:
     slow = named([1.0, 1.0], ["n1", "n2"], late={1: 0.1})
     assert slow is not None
     assert (slow.cause, slow.words) == ("input", "The slow rank is that of n2.")
+
+
+@pytest.mark.parametrize(("steps", "node"), [((40, 59), None), ((90, 99), "n2")])
+def test_a_slowness_that_has_passed_names_no_node(steps: tuple[int, int], node: str | None) -> None:
+    """Only one that lasts into the newest steps does."""
+    speed = in_steps(*steps, 2, 4.0, world=4)
+    seen = judge(observed(4, 100, noise=0.005, speed=speed, nodes=["n1", "n1", "n2", "n2"]))
+    assert [(cause.kind, cause.ranks) for cause in seen.causes] == [("transient", (2,))]
+    slow = slow_node(seen)
+    assert (slow and slow.node) == node
 
 
 @pytest.mark.parametrize(

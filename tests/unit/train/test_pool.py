@@ -232,3 +232,27 @@ def test_two_ranks_that_want_the_same_batch_do_not_both_get_it(
     assert taken[0] is not None
     assert taken[0].indices == third.indices
     assert not pools[2].begins(third, may_leave=False)
+
+
+def test_of_two_ranks_that_leave_at_once_one_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have become slow, and know only how fast the other was: somebody must train the rest."""
+    parts = parts_of([[2] * 4] * 2, RNA)
+    store = HashStore()
+    put(store, parts)
+    pools = [SharedBatches(store, rank, 2, []) for rank in range(2)]
+    steps = [list(part.steps()) for part in parts]
+    for pool, (first, *_) in zip(pools, steps, strict=True):
+        pool.worked(1.0)
+        assert pool.begins(first, may_leave=True)
+        pool.worked(1_000.0)
+    read, begun = pools[0]._read_entries, []
+
+    def read_late() -> object:
+        entries = read()
+        monkeypatch.setattr(pools[0], "_read_entries", read)
+        begun.append(pools[1].begins(steps[1][1], may_leave=True))  # between the read and the write
+        return entries
+
+    monkeypatch.setattr(pools[0], "_read_entries", read_late)
+    begun.append(pools[0].begins(steps[0][1], may_leave=True))
+    assert begun == [False, True]

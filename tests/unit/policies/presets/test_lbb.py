@@ -124,6 +124,12 @@ def test_fine_tuning_moves_as_many_as_it_takes(step: int) -> None:
     assert loop.run() == [100 + step, 100 + step, 100 - 2 * step]
 
 
+def test_fine_tuning_passes_over_ranks_without_room() -> None:
+    limits = np.array([100, 300, 300])
+    loop = Loop(LbbAllocator(), line(1.0, 1.0, 1.2), 300, limits=limits)
+    assert loop.run() == [100, 101, 99]
+
+
 def test_a_worker_left_out_is_tried_again() -> None:
     allocator = LbbAllocator(retry_steps=20, window_steps=2)
     slow, recovered = line(1.0, 1.0, 99.0), line(1.0, 1.0, 1.0)
