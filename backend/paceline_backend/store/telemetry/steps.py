@@ -231,8 +231,8 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
     for key, records in of_runs:
         for chunk in in_chunks(records, tuple(_INSERTS)):
             by_size[len(chunk)].append((key, chunk))
-    # Pass the values to the driver itself, which takes them a chunk at a time. SQLAlchemy would need
-    # all of them in memory at once.
+    # Pass the values to the driver itself, which takes them a chunk at a time. SQLAlchemy would
+    # need all of them in memory at once.
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
     for size, chunks in by_size.items():
