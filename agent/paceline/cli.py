@@ -38,6 +38,7 @@ from paceline.commands.printing import print_json, print_table
 from paceline.commands.starting import doctor, observe, run
 from paceline.commands.switching import switch, switches
 from paceline.core.errors import InputError, MissingExtraError, PacelineError
+from paceline.core.importing import uncollected
 from paceline.core.version import __version__
 
 app = typer.Typer(
@@ -105,9 +106,10 @@ def agent(
     notice: Notice = None,
 ) -> None:
     """Register this node and supervise the runs that the server starts on it."""
-    from paceline.node import session
-    from paceline.node.agent import Agent
-    from paceline.node.health.notice import Notices, provider_of
+    with uncollected():
+        from paceline.node import session
+        from paceline.node.agent import Agent
+        from paceline.node.health.notice import Notices, provider_of
 
     directory = data_directory(data)
     name = node_name(node)
@@ -310,7 +312,8 @@ def _add_plugin(entry: EntryPoint) -> None:
     """Add the commands of an entry point; if packages are missing, add commands that report it."""
     try:
         # Loading may succeed although packages are missing: a command may import them when called.
-        entry.load()(app)
+        with uncollected():
+            entry.load()(app)
     except ImportError as error:
         for name in _commands_of(entry):
             _add_missing(MissingExtraError(f"paceline {name}", "server", error), name)

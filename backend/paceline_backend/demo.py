@@ -341,7 +341,8 @@ def _let_in(stack: Stack, page: str) -> None:
 def _wait_for_end(stack: Stack) -> None:
     while True:
         _check(stack)
-        time.sleep(0.2)
+        # A signal ends the pause.
+        time.sleep(1)
 
 
 def _check(stack: Stack) -> None:

@@ -1,5 +1,5 @@
 """Dashboard for operators: Dash pages in the web process, with live data directly from the API."""
 
-from paceline_dashboard.app import mount
+from paceline_dashboard.lazy import mount
 
 __all__ = ["mount"]

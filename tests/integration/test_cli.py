@@ -105,14 +105,15 @@ def test_help_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_what_only_some_plans_need_is_not_imported_at_the_start() -> None:
+def test_what_only_some_plans_and_pages_need_is_not_imported_at_the_start() -> None:
     code = (
         "import sys\n"
+        "import paceline_dashboard\n"
         "from paceline_backend import policies\n"
         "from paceline_backend.api import web\n"
         "from paceline_backend.control import worker\n"
         "policies.names()\n"
-        "heavy = {'torch', 'sklearn', 'scipy.optimize'} & set(sys.modules)\n"
+        "heavy = {'torch', 'sklearn', 'scipy.optimize', 'dash', 'plotly'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -25,7 +25,7 @@ from paceline.node.duty import Duty
 from paceline.node.health.check import Checker
 from paceline.node.health.gpus import Gpus
 from paceline.node.health.notice import Notices
-from paceline.node.link import Commands, Link
+from paceline.node.link import Command, Commands, Link
 from paceline.node.output import Output
 from paceline.node.rundir import Record
 from paceline.node.session import BusSession
@@ -36,10 +36,16 @@ from paceline.wire.sealing import SealError, unseal
 
 HEARTBEAT_S = 2.0
 _TICK_S = 0.2
+# Maximum pause between two ticks of an agent without runs. A command or a signal ends it.
+_IDLE_TICK_S = 1.0
 _RECOVER_S = 10.0
 # Maximum number of seconds for the last deliveries after the runs were stopped.
 _LAST_DELIVERY_S = 10.0
 _log = logging.getLogger(__name__)
+
+
+class _Interrupted(BaseException):
+    """A signal arrived while an agent without runs waited for commands."""
 
 
 class _ReplayedError(PacelineError):
@@ -88,6 +94,8 @@ class Agent:
         # Directories of runs whose reports cannot be delivered; each was logged.
         self._unreadable: set[Path] = set()
         self._signal: int | None = None
+        # True while a signal should end the wait for commands.
+        self._interruptible = False
         self._beat_at = self._recover_at = 0.0
         self._lock = (data / "agent.lock").open("ab")
         try:
@@ -130,9 +138,11 @@ class Agent:
             for supervisor in self._runs.values():
                 supervisor.kill()
         self._signal = number
+        if self._interruptible:
+            raise _Interrupted
 
     def _tick(self) -> None:
-        for run, command in self._commands.read(_TICK_S):
+        for run, command in self._read():
             if isinstance(command, Launch):
                 self._launch(run, command)
             elif isinstance(command, Ask):
@@ -155,6 +165,21 @@ class Agent:
         if time.monotonic() >= self._recover_at:
             self._recover_at = time.monotonic() + _RECOVER_S
             self._recover()
+
+    def _read(self) -> list[tuple[str, Command]]:
+        if self._runs or self._left_over or self._duty is not None:
+            return self._commands.read(_TICK_S)
+        until_beat_s = self._beat_at - time.monotonic()
+        try:
+            try:
+                self._interruptible = True
+                return self._commands.read(max(_TICK_S, min(until_beat_s, _IDLE_TICK_S)))
+            finally:
+                self._interruptible = False
+        except _Interrupted:
+            # The signal may have arrived before the bus's answer, so drop the connection.
+            self._link.move(self._link.session)
+            return []
 
     def _over(self) -> bool:
         if self._duty is None:

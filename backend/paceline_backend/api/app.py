@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 
 from paceline.core.version import __version__
 from paceline.wire.bus import connect
@@ -136,6 +137,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.control_id = meta.control_id(store)
     # `web.run` replaces this function, so that event streams end when the server shuts down.
     app.state.closing = lambda: False
+    # Pages that import modules after the start call this function, which `web.run` replaces.
+    app.state.loaded = lambda: None
     app.state.figures = Figures(store)
     # Client for short commands. Its connections stay open.
     app.state.bus = connect(settings.bus)
@@ -150,9 +153,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # The middleware that is added first runs last, next to the routes.
     app.add_middleware(Repeats, store=store)
     app.add_middleware(WakeWorkers, bus=app.state.bus)
-    # Pages are mounted first, because Dash registers a catch-all route.
-    for entry in entry_points(group="paceline.web"):
-        entry.load()(app)
+    app.add_middleware(GZipMiddleware)
     before = [*CREDENTIALS, Depends(known_parameters)]
     for router in _ROUTERS:
         app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=before)
@@ -161,6 +162,9 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.include_router(monitoring.metrics_router, responses=_REFUSALS, dependencies=before)
     app.include_router(openapi.router)
     app.include_router(_rest)
+    # Pages are mounted last, because the dashboard answers all other paths.
+    for entry in entry_points(group="paceline.web"):
+        entry.load()(app)
     openapi.complete(app)
     # The middleware that is added last runs first. Authentication must come before middleware of
     # the pages, which reads request bodies.

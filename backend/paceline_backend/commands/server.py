@@ -22,6 +22,7 @@ import typer
 from paceline.commands.options import TokenOptions, grouped
 from paceline.core import logs
 from paceline.core.errors import PacelineError
+from paceline.core.importing import uncollected
 from paceline.wire.bus import is_loopback
 from paceline_backend.commands.options import DATA, Data, Database
 from paceline_backend.server import users
@@ -292,8 +293,9 @@ def _start(settings: Settings, data: Path, part: ServerPart) -> int:
 
 def start_everything(settings: Settings, data: Path, name: str | None) -> int:
     """Start all parts. Embed a database or bus that is not given. Return the exit code."""
-    from paceline_backend.server.supervisor import DataDirectory, ServerSupervisor, listen
-    from paceline_backend.store import Store, tokens
+    with uncollected():
+        from paceline_backend.server.supervisor import DataDirectory, ServerSupervisor, listen
+        from paceline_backend.store import Store, tokens
 
     with contextlib.ExitStack() as held:
         database, bus, embedded = settings.database, settings.bus, None
@@ -318,8 +320,9 @@ def start_everything(settings: Settings, data: Path, name: str | None) -> int:
 
 
 def _parts(settings: Settings, listener: socket.socket, name: str) -> dict[str, Callable[[], int]]:
-    from paceline_backend.api import web
-    from paceline_backend.control import worker
+    with uncollected():
+        from paceline_backend.api import web
+        from paceline_backend.control import worker
 
     def work() -> int:
         listener.close()
@@ -341,15 +344,16 @@ def _embedded_bus(directory: DataDirectory, settings: Settings) -> EmbeddedBus:
 
 def start_worker(settings: Settings, name: str | None) -> int:
     """Run the worker process. Return the exit code."""
-    from paceline_backend.control import worker as process
-
+    with uncollected():
+        from paceline_backend.control import worker as process
     return process.run(settings, name or f"{socket.gethostname()}:pid-{os.getpid()}")
 
 
 def start_web(settings: Settings) -> int:
     """Run the web process. Return the exit code."""
-    from paceline_backend.api import web as process
-    from paceline_backend.server.supervisor import listen
+    with uncollected():
+        from paceline_backend.api import web as process
+        from paceline_backend.server.supervisor import listen
 
     listener = listen(settings)
     if settings.token is None:

@@ -119,6 +119,8 @@ _part = msgspec.msgpack.Decoder(HelloPart)
 # `_IDLE_BLOCK_S` applies once nothing but heartbeats of nodes has arrived for `_IDLE_AFTER_S`.
 _BLOCK_S, _IDLE_BLOCK_S = 0.25, 1.0
 _IDLE_AFTER_S = 30.0
+# Maximum pause between two queries for new streams while ingest is idle and nothing has changed.
+_FOLLOW_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +208,9 @@ class Ingest:
         # entries.
         self._held: list[Received] = []
         self._idle_at = time.monotonic() + _IDLE_AFTER_S
+        # The newest entry on `CHANGES` when an idle ingest last looked for new streams.
+        self._newest: bytes | None = None
+        self._follow_at = 0.0
         # Function that ingest calls after each batch, and regularly while idle.
         self.on_step: Callable[[], None] = lambda: None
 
@@ -250,16 +255,20 @@ class Ingest:
 
     def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
         """Handle one batch, and return its number of entries."""
-        if self._writers.due():
+        idle = time.monotonic() > self._idle_at
+        if self._writers.due() and (not idle or self._has_news(client)):
             names = self._writers.streams()
             consumer.follow(names)
             self.stats.lag = streams.entries(client, names)
+            self._follow_at = time.monotonic() + _FOLLOW_S
+            # The database did not answer, so there may still be news.
+            if self._writers.due():
+                self._newest = None
         held = [each.entry for each in self._held]
         kept = consumer.keep([*held, *(each.entry for each in self._wholes.values())])
         self._held = [each for each in self._held if each.entry[:2] in kept]
         self._wholes = {n: each for n, each in self._wholes.items() if each.entry[:2] in kept}
         self._take_wholes(client, stop)
-        idle = time.monotonic() > self._idle_at
         entries = consumer.read(_BATCH, _IDLE_BLOCK_S if idle else _BLOCK_S)
         self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
@@ -275,6 +284,16 @@ class Ingest:
         if suspects:
             self._handle_alone(client, suspects, often, stop)
         return count
+
+    def _has_news(self, client: redis.Redis) -> bool:
+        """Return True if nodes or runs may have got streams since the last call.
+
+        The web process adds an entry to `CHANGES` after it has given a node or a run a session.
+        """
+        entries: Any = client.xrevrange(CHANGES, count=1)
+        newest, before = entries[0][0] if entries else b"", self._newest
+        self._newest = newest
+        return newest != before or time.monotonic() >= self._follow_at
 
     def _handle_alone(
         self,

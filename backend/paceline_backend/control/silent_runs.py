@@ -14,7 +14,6 @@ from typing import TypeAlias, TypeVar
 import redis
 
 from paceline.wire import TELEMETRY, State, node_telemetry, run_telemetry
-from paceline.wire.bus import connect
 from paceline.wire.states import WAITING
 from paceline_backend import backends
 from paceline_backend.control.listening import ListeningClock
@@ -60,13 +59,11 @@ class SilentRuns:
     def __init__(
         self,
         store: Store,
-        bus_url: str,
         silent_s: float = SILENT_S,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._bus_url = bus_url
         self._silent_s = silent_s
         self._listened = ListeningClock(LOOK_S, clock)
         # Silences, by run.
@@ -78,7 +75,7 @@ class SilentRuns:
         # Silences by run and node, for launches from which nothing has arrived yet.
         self._launches_since: _Silences[tuple[str, str]] = {}
 
-    def look(self) -> list[str]:
+    def look(self, client: redis.Redis) -> list[str]:
         """Check all runs once, and return the ids of those that it failed.
 
         Raises:
@@ -89,33 +86,32 @@ class SilentRuns:
         known_agents, self._agents_since = self._agents_since, {}
         known_launches, self._launches_since = self._launches_since, {}
         at = self._listened()
-        with connect(self._bus_url) as client:
-            behind = _behind(client, self._store)
-            # Read the database after the bus: if ingest is not behind on a stream, the messages
-            # that arrived on it more than `_LATE_S` before are stored by now.
-            with self._store.read() as connection:
-                unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
-                heartbeats = run_nodes.heartbeats(connection)
-                pending = run_nodes.pending(connection)
-            signs = {run.id: (run.seen_at, _speaks_on(run)) for run in unfinished}
-            since = _silences(known, signs, behind, at)
-            agents_since = _silences(known_agents, _of_nodes(heartbeats), behind, at)
-            heard = {(run_id, node): sign for run_id, node, sign in heartbeats}
-            quiet = [name for name, (_, since_at) in agents_since.items() if since_at < at]
-            training = {name for name in quiet if self._trains(*name, at)}
-            self._steps = {name: self._steps[name] for name in quiet if name in self._steps}
-            for (run_id, node), (_, silent_since) in agents_since.items():
-                if at - silent_since >= nodes.ALIVE_S and (run_id, node) not in training:
-                    self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
-            silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
-            failed = [run.id for run in silent if self._failed(client, run)]
-            # Check launches on single nodes last: a run has failed by now if none of its nodes
-            # started.
-            launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
-            for (run_id, node), (_, silent_since) in launches_since.items():
-                if at - silent_since >= self._silent_s:
-                    why = f"its agent did not start it within {self._silent_s:g} s"
-                    self._lose(client, run_id, node, why)
+        behind = _behind(client, self._store)
+        # Read the database after the bus: if ingest is not behind on a stream, the messages
+        # that arrived on it more than `_LATE_S` before are stored by now.
+        with self._store.read() as connection:
+            unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
+            heartbeats = run_nodes.heartbeats(connection)
+            pending = run_nodes.pending(connection)
+        signs = {run.id: (run.seen_at, _speaks_on(run)) for run in unfinished}
+        since = _silences(known, signs, behind, at)
+        agents_since = _silences(known_agents, _of_nodes(heartbeats), behind, at)
+        heard = {(run_id, node): sign for run_id, node, sign in heartbeats}
+        quiet = [name for name, (_, since_at) in agents_since.items() if since_at < at]
+        training = {name for name in quiet if self._trains(*name, at)}
+        self._steps = {name: self._steps[name] for name in quiet if name in self._steps}
+        for (run_id, node), (_, silent_since) in agents_since.items():
+            if at - silent_since >= nodes.ALIVE_S and (run_id, node) not in training:
+                self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
+        silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
+        failed = [run.id for run in silent if self._failed(client, run)]
+        # Check launches on single nodes last: a run has failed by now if none of its nodes
+        # started.
+        launches_since = _silences(known_launches, _of_nodes(pending), behind, at)
+        for (run_id, node), (_, silent_since) in launches_since.items():
+            if at - silent_since >= self._silent_s:
+                why = f"its agent did not start it within {self._silent_s:g} s"
+                self._lose(client, run_id, node, why)
         self._since, self._agents_since = since, agents_since
         self._launches_since = launches_since
         return failed

@@ -108,7 +108,7 @@ def _parts(
             log.warning("the heartbeat could not be removed, and stays until it expires: %s", error)
 
     return [
-        Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye, quiet_s=heartbeat.BEAT_S),
+        Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye, quiet_s=heartbeat.IDLE_BEAT_S),
         Periodic("controllers", 0.25, controllers.look, controllers.end),
         Periodic("multi-node runs", 0.5, partial(multi_node.look, bus)),
         # Short intervals, because a malicious client can write about 300 MB per second.
@@ -127,7 +127,7 @@ def _parts(
         Periodic("alerts", 5.0, alerts.look, alerts.end),
         Periodic("effects", 5.0, partial(effects.look, stop)),
         Periodic(
-            "silent runs", silent_runs.LOOK_S, silent_runs.SilentRuns(store, settings.bus).look
+            "silent runs", silent_runs.LOOK_S, partial(silent_runs.SilentRuns(store).look, bus)
         ),
         Periodic("roll-ups", 5.0, partial(upkeep.fill_rollups, store, stop)),
         Periodic("daily totals", 5.0, partial(upkeep.sum_up, store, stop)),

@@ -1,7 +1,8 @@
 """Heartbeats of worker processes on the bus.
 
-A worker calls `beat` every second; the web process reads `beats` for `/readyz` and metrics. All
-functions raise `redis.RedisError` while the bus is away.
+A worker calls `beat` every second, or every `IDLE_BEAT_S` while nothing happens. The web process
+reads `beats` for `/readyz` and metrics. All functions raise `redis.RedisError` while the bus is
+away.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import msgspec
 import redis
 
 _PREFIX = "paceline:worker:"
-BEAT_S = 1.0  # seconds
+BEAT_S, IDLE_BEAT_S = 1.0, 3.0  # seconds
 _EXPIRES_S = 10  # seconds
 
 

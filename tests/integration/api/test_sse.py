@@ -210,9 +210,10 @@ def test_the_stream_ends_when_the_server_itself_ends_the_run(
     with following(client) as events:
         with store.write() as connection:
             connection.execute(sa.update(schema.runs).values(state="running"))
-        silent = SilentRuns(store, bus_url, silent_s=1e-9)
-        assert silent.look() == []
-        assert silent.look() == [RUN]
+        silent = SilentRuns(store, silent_s=1e-9)
+        with redis.Redis.from_url(bus_url) as bus:
+            assert silent.look(bus) == []
+            assert silent.look(bus) == [RUN]
         assert events.ended.wait(DEADLINE_S), "the stream goes on"
     assert events.items[-1]["type"] == "end"
     assert client.get(f"/api/v1/runs/{RUN}").json()["state"] == "failed"

@@ -16,16 +16,16 @@ from support.records import hello, record
 class Looks:
     """A check every five seconds, and what comes of a run on two nodes meanwhile."""
 
-    def __init__(self, store: Store, bus_url: str) -> None:
-        self._store, self._now, self._seq = store, 0.0, 0
-        self._silent_runs = SilentRuns(store, bus_url, clock=lambda: self._now)
+    def __init__(self, store: Store, bus: redis.Redis, bus_url: str) -> None:
+        self._store, self._bus, self._now, self._seq = store, bus, 0.0, 0
+        self._silent_runs = SilentRuns(store, clock=lambda: self._now)
         self.run = launch(store, bus_url)
         for node in ("n1", "n2", "n3"):
             ready(store, self.run, node)
         telemetry.write(store, [(self.run, hello(world=3))])
         for node in ("n1", "n2", "n3"):
             report(store, self.run, node, State.RUNNING)
-        self._silent_runs.look()
+        self._silent_runs.look(self._bus)
 
     def look(self, step: int, step_s: float = 0.1, *, attempt: int = 0) -> str:
         """Nodes 1 and 3 are heard, with their ranks' steps; the state of node 2 afterwards."""
@@ -35,7 +35,7 @@ class Looks:
             telemetry.write(self._store, [(self.run, StepBatch([made]))])
         self._seq += 1
         self._now += 5.0
-        self._silent_runs.look()
+        self._silent_runs.look(self._bus)
         return states(self._store, self.run)["n2"]
 
 
@@ -44,7 +44,7 @@ def looks(store: Store, bus: redis.Redis, bus_url: str) -> Looks:
     answer(store, "n1", "n2", "n3")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
-        return Looks(store, bus_url)
+        return Looks(store, bus, bus_url)
 
 
 def test_a_node_that_is_cut_off_and_trains_is_not_lost(store: Store, looks: Looks) -> None:

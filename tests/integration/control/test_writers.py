@@ -204,6 +204,21 @@ def test_the_lag_is_of_all_streams(
         until(lambda: worker.stats.lag == 7, "the others' entries again")
 
 
+def test_an_idle_ingest_reads_a_new_stream_once_something_has_changed(
+    store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline_backend.control.ingest._IDLE_AFTER_S", -1.0)
+    monkeypatch.setattr("paceline_backend.control.ingest._FOLLOW_S", 3600.0)
+    add_run(store, "r")
+    with ingesting(store, bus_url) as worker:
+        publish(bus, TELEMETRY, state("here"))
+        until(lambda: worker.stats.batches == 1, "what is on the streams so far")
+        sessions.of_run(store, bus_url, "r")
+        publish(bus, run_telemetry("r"), hello(), "r")
+        streams.wake(bus)
+        until(lambda: worker.stats.batches == 2, "what is on the new stream")
+
+
 def long_run(store: Store, bus: redis.Redis, bus_url: str, steps: int) -> None:
     """A run whose end its agent tells on another stream while much of the run's own waits."""
     add_run(store, "r", node="here")
