@@ -23,7 +23,8 @@ def recompilations() -> int:
     cover. ``torch._dynamo.reset()`` resets the number.
     """
     counter = _of_dynamo(*_COUNTER)
-    if not isinstance(counter, dict):
+    # This is read in each step, and the counter is empty unless torch.compile is used.
+    if not counter or not isinstance(counter, dict):
         return 0
     return sum(count - 1 for count in list(counter.values()) if count > 1)
 

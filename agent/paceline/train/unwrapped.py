@@ -131,15 +131,16 @@ class UnwrappedModels:
         """
         if self._current.world == 1:
             return
-        if optimiser not in self._apart:
-            self._apart[optimiser] = self._to_compare(optimiser)
-        for apart in self._apart[optimiser].copy():
+        waiting = self._apart.get(optimiser)
+        if waiting is None:
+            waiting = self._apart[optimiser] = self._to_compare(optimiser)
+        for apart in waiting.copy() if waiting else ():
             if apart.warning is _NOT_REDUCED and not reduces:
                 continue
             norms = _norms(apart.parameters)
             # Norms that are zero or not finite prove nothing, so a later step is compared.
             if all(norm > 0 and math.isfinite(norm) for norm in norms):
-                self._apart[optimiser].remove(apart)
+                waiting.remove(apart)
                 self._publish(apart, norms)
 
     def refuse_mixed(self) -> None:
@@ -147,8 +148,10 @@ class UnwrappedModels:
 
         The model would train on both batches. A PacelineError is raised if their weights differ.
         """
+        if len(_watches) < 2:
+            return
         running = self._current.running
-        if len(_watches) < 2 or running is None or not self._current.weighs:
+        if running is None or not self._current.weighs:
             return
         weight = running.step.weight
         for other in _watches:

@@ -185,9 +185,11 @@ class RankMonitor(Feature):
             return
         step, gate = running.step.step, self._state.gate
         passes = running.passes or not gate.models
+        # The thread may publish in between, and must not miss the skip of a step that is through.
         if not passes:
             self._progress.skip(step)
-        self._progress.through = max(self._progress.through, step)
+        if step > self._progress.through:
+            self._progress.through = step
         if not passes and gate.relaxed is None:
             with running.waiting():
                 self._wait_at(f"body/{step}")
