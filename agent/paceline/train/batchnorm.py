@@ -361,7 +361,7 @@ class RunningStatistics:
 
     def trained(self, step: Step) -> None:
         """Count the samples of a step that this rank has trained."""
-        self._samples += step.samples
+        self._samples += len(step.indices)
 
     @property
     def differ(self) -> bool:

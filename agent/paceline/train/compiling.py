@@ -23,7 +23,7 @@ def recompilations() -> int:
     cover. ``torch._dynamo.reset()`` resets the number.
     """
     counter = _of_dynamo(*_COUNTER)
-    # This is read in each step, and the counter is empty unless torch.compile is used.
+    # Each step reads the counter, which is empty unless torch.compile is used.
     if not counter or not isinstance(counter, dict):
         return 0
     return sum(count - 1 for count in list(counter.values()) if count > 1)

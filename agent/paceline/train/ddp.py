@@ -6,7 +6,7 @@ batch, as a single process would compute it. Ranks compute this sum as the mean 
 the M ranks. Once reduced, a gradient is equal on all ranks. If a script adds new gradients to it
 and the sum is reduced again, the mean over ranks leaves the part reduced earlier unchanged.
 
-`Session.wrap` calls `wrap` for each model of the script. The loop sets `CurrentStep.running`.
+`Session.wrap` calls `wrap` for each model of the script. The loop calls `CurrentStep.enter`.
 """
 
 # No `from __future__ import annotations`: DDP checks the hook's annotations, but rejects strings.
@@ -77,7 +77,8 @@ class CurrentStep:
     ) -> None:
         self.world, self.group = world, group
         self.accumulates = accumulates
-        self._running: RunningStep | None = None
+        # The step that this rank is in; None outside the loop over the loader. `enter` sets it.
+        self.running: RunningStep | None = None
         # True if this rank's batch is a filler. Compiled models read this attribute.
         self.filler = False
         # If False, gradients are not weighted: they stay means over each rank's own batch.
@@ -106,15 +107,10 @@ class CurrentStep:
         # Returns the parameters of the wrapped models.
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list
 
-    @property
-    def running(self) -> RunningStep | None:
-        """Return the step that this rank is in; None outside the loop over the loader."""
-        return self._running
-
-    @running.setter
-    def running(self, running: RunningStep | None) -> None:
-        self._running = running
-        self.filler = running is not None and running.step.samples == 0
+    def enter(self, running: RunningStep | None) -> None:
+        """Set the step that this rank is in; None: it has left the loop over the loader."""
+        self.running = running
+        self.filler = running is not None and not running.step.indices
 
     @contextlib.contextmanager
     def own_collective(self) -> Iterator[None]:
@@ -128,10 +124,10 @@ class CurrentStep:
     @property
     def weight(self) -> float:
         """Return this rank's weight in the step: 1 for a local batch of the ranks' mean size."""
-        if self._running is None:
+        if self.running is None:
             return 1.0
-        step = self._running.step
-        if not step.samples:
+        step = self.running.step
+        if not step.indices:
             return 0.0
         return step.weight * self.world if self.weighs else step.share
 

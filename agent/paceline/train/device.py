@@ -107,6 +107,8 @@ class Device:
         Return None if no device is emulated, or if the rank has no samples in the step.
         """
         emulation = self._emulation
+        if emulation is None and step.threads == 0 and self._own_threads is None:
+            return None
         # If `serial` is below 1, more threads shorten the emulated time, so their real number is
         # left as it is.
         if emulation is None or emulation.serial == 1:

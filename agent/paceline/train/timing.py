@@ -102,8 +102,9 @@ class RunningStep:
         # is known once the step is over.
         self._compiled = recompilations()
         self.recompiles = 0
-        self._started = time.perf_counter()
-        self._stamps = [self._clock.stamp()]
+        first = self._clock.stamp()
+        self._started: float = first if self.on_cpu else time.perf_counter()
+        self._stamps = [first]
         # True if the time since the newest stamp is computing, even if no gradients follow.
         self._computes = True
         # True if the step has had a backward pass.
@@ -180,8 +181,9 @@ class RunningStep:
 
     def gradients_ready(self) -> None:
         """Record the time of this rank's last gradient, at which the reduction begins."""
-        self.passes = True
-        self._hold()
+        self.passes = self._held = True
+        if self._hold_s is not None:
+            self._hold()
         self._stamps.append(self._clock.stamp())
         self._kept, self._computes = None, False
 
@@ -214,7 +216,8 @@ class RunningStep:
             self._hold()
             self._kept = None
         self._done = self._clock.stamp()
-        self.worked_s = self.data_s + time.perf_counter() - self._started - self._waited_s
+        now: float = self._done if self.on_cpu else time.perf_counter()
+        self.worked_s = self.data_s + now - self._started - self._waited_s
         if self.on_cpu:
             # On a GPU the host waits in an exchange for the device; that time belongs to the batch.
             self.worked_s -= self._exchanged_s

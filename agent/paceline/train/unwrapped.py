@@ -114,7 +114,7 @@ class UnwrappedModels:
         self._comparisons: Counter[str] = Counter()
         # For each comparison that still lacks norms of other ranks, on rank 0: the number of checks
         # that are left.
-        self._uncompared: dict[_Apart, int] = {}
+        self.uncompared: dict[_Apart, int] = {}
         # Warnings that were logged.
         self._warned: set[str] = set()
         _watches[self] = None
@@ -175,15 +175,15 @@ class UnwrappedModels:
 
         A model that only some ranks train is never compared.
         """
-        for apart in list(self._uncompared):
+        for apart in list(self.uncompared):
             assert self._store is not None
             keys = [_key(apart, rank) for rank in range(self._current.world)]
-            self._uncompared[apart] -= 1
+            self.uncompared[apart] -= 1
             if not self._store.check(keys):
-                if not self._uncompared[apart]:
-                    del self._uncompared[apart]
+                if not self.uncompared[apart]:
+                    del self.uncompared[apart]
                 continue
-            del self._uncompared[apart]
+            del self.uncompared[apart]
             norms = zip(*(json.loads(self._store.get(key)) for key in keys), strict=True)
             differ = any(
                 max(of_ranks) - min(of_ranks) > _ALIKE * max(of_ranks) for of_ranks in norms
@@ -197,7 +197,7 @@ class UnwrappedModels:
         """End the checks of this session, which may then release the store."""
         _watches.pop(self, None)
         self._store = None
-        self._uncompared.clear()
+        self.uncompared.clear()
 
     @property
     def in_step(self) -> bool:
@@ -243,7 +243,7 @@ class UnwrappedModels:
         with contextlib.suppress(RuntimeError):
             self._store.set(_key(apart, self._rank), json.dumps(norms))
         if self._rank == 0:
-            self._uncompared[apart._replace(parameters=())] = _LOOKS
+            self.uncompared[apart._replace(parameters=())] = _LOOKS
 
 
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

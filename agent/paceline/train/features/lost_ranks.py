@@ -156,9 +156,10 @@ class RankMonitor(Feature):
 
     def begin_step(self, step: Step) -> None:
         """Note that this rank begins a step; raise a PacelineError if ranks are out of step."""
-        self._refuse()
-        self._progress.relaxed = self._state.gate.relaxed is not None
-        self._progress.step = step.step
+        if self._failure is not None:
+            self._refuse()
+        progress = self._progress
+        progress.relaxed, progress.step = self._state.gate.relaxed is not None, step.step
 
     def _reducing(self, running: RunningStep, model: int) -> None:
         """Note that this rank begins a reduction; wait for the other ranks if that is unexpected.
@@ -193,7 +194,8 @@ class RankMonitor(Feature):
         if not passes and gate.relaxed is None:
             with running.waiting():
                 self._wait_at(f"body/{step}")
-        self._refuse()
+        if self._failure is not None:
+            self._refuse()
 
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
         """Note that the loop over the loader has reached its end, or that the script left it."""

@@ -68,6 +68,9 @@ class Follower:
             PacelineError: the ranks are not in the same epoch, or the plan cannot continue.
             torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
         """
+        if not ahead:
+            yield from self._steps(epoch)
+            return
         planned: deque[Step] = deque()
         for step in self._steps(epoch):
             planned.append(step)
