@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from paceline.core.terms import Terms
+from paceline.train import compiling
 from paceline.train.compiling import is_compiled, recompilations
 from paceline.train.features.shapes import ShapeWarning, suggested_grid
 from paceline.train.parts import Step
@@ -50,6 +51,7 @@ def test_torchs_counter_counts_recompilations() -> None:
 def test_without_torchs_counter_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._dynamo.convert_frame as frames
 
+    monkeypatch.setattr(compiling, "_counter", None)
     monkeypatch.delattr(frames, "FRAME_COMPILE_COUNTER")
     assert recompilations() == 0
     monkeypatch.setitem(sys.modules, "torch._dynamo.convert_frame", None)  # nothing was compiled
