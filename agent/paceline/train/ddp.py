@@ -386,9 +386,9 @@ def _mean(
         try:
             work.wait()
         except RuntimeError as error:
-            raise current.explained(error) from error
-        finally:
             running.reduced()
+            raise current.explained(error) from error
+        running.reduced()
         over: Future[torch.Tensor] = Future()
         over.set_result(share)
         return over
