@@ -20,7 +20,7 @@ from torch.nn.functional import mse_loss
 import paceline
 from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep
-from paceline.train.fsdp.model import WeightedFSDP, begin
+from paceline.train.fsdp.model import WeightedFSDP
 from paceline.train.plan.leader import Leader
 from paceline.wire import ALLREDUCE, Segment, pack_samples
 from paceline.wire.synchronisation import Synchronisation
@@ -118,7 +118,7 @@ def compare(kind: str, counts: list[int], loss_mean: str, seed: int, how: Shardi
     for step in range(3):
         shifted = counts[step:] + counts[:step]
         parts = gradients.split(shifted, seed + step)
-        begin([wrapped])
+        wrapped.begin()
         current.enter(gradients.running(parts, rank, loss_mean))
         model.zero_grad()
         reference.zero_grad()
@@ -153,7 +153,7 @@ def accumulate(
         reference.zero_grad()
         for step, counts in enumerate(steps):
             parts = gradients.split(counts, seed + 10 * round_ + step)
-            begin([wrapped])
+            wrapped.begin()
             current.enter(gradients.running(parts, rank))
             last = step == len(steps) - 1
             if kept == "gradients":
@@ -180,7 +180,7 @@ def thawed() -> list[float]:
             each.zero_grad()
             each.deep.requires_grad_(not frozen)
         parts = gradients.split([3, 1, 0, 2][:world], int(frozen))
-        begin([wrapped])
+        wrapped.begin()
         current.enter(gradients.running(parts, rank))
         loss_of(model, parts[rank] or [FILLER], "samples").backward()
         loss_of(reference, list(chain(*parts)), "samples").backward()
@@ -211,7 +211,7 @@ def timed(slow: int, slow_s: float, where: str) -> list[tuple[float, float, floa
     times = []
     for step in range(3):
         parts = gradients.split([2] * world, step)
-        begin([wrapped])
+        wrapped.begin()
         dist.barrier()
         began = time.perf_counter()
         running = gradients.running(parts, rank)

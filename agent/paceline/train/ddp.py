@@ -214,11 +214,13 @@ class _Weighing:
         *,
         reduces_more: bool,
     ) -> None:
-        self.current, self._model = current, model
+        self.current, self.model = current, model
         # True if DDP starts another reduction after the last bucket's, in the same pass.
-        self._reduces_more = reduces_more
+        self.reduces_more = reduces_more
+        # The newest last bucket that the script's thread waited for, and a future that has it.
+        self._waited: tuple[torch.Tensor, Future[torch.Tensor]] | None = None
         # True if the backward pass has reduced some of its buckets.
-        self._reducing = False
+        self.reducing = False
         self._group = group
         # Options of a reduction that does not block. The group copies them.
         self._options = dist.AllreduceOptions()
@@ -233,7 +235,7 @@ class _Weighing:
         # True from the start of a forward pass until its backward pass has reduced all gradients.
         self._waits = False
         # True if the place of weighting can be chosen only when the next backward pass begins.
-        self._open = False
+        self.open = False
         # True if this backward pass's gradients are weighted by bucket; None: not decided yet.
         self._by_bucket: bool | None = None
         # True once the parameters have the hooks that weight their gradients.
@@ -249,31 +251,17 @@ class _Weighing:
             self._hook()
             return
         self._fresh = self._without_gradients()
-        self._open, self._waits = self._waits or not self._fresh, True
+        self.open, self._waits = self._waits or not self._fresh, True
 
     def watch(self, outputs: Any) -> None:
         """Add hooks to the outputs of the forward pass, because the backward pass begins there."""
-        if self._hooked or not self._open:
+        if self._hooked:
             return
         nodes = [output.grad_fn for output in _tensors(outputs) if output.grad_fn is not None]
         for node in nodes:
             node.register_prehook(self._begins)
         if not nodes:
             self._hook()
-
-    def begin_reduction(self, running: RunningStep | None) -> None:
-        """Note that a bucket is complete; call `CurrentStep.reducing` for the first of a pass."""
-        if not self._reducing:
-            self._reducing = True
-            if running is not None:
-                self.current.reducing(running, self._model)
-
-    def ends_pass(self, running: RunningStep) -> bool:
-        """Return True if the backward pass only waits after the last bucket.
-
-        The host does not wait for a GPU. With several models, the pass may continue in another one.
-        """
-        return running.on_cpu and self.current.models == 1 and not self._reduces_more
 
     def all_reduce(self, share: torch.Tensor) -> dist.Work:
         """Start a sum over ranks without the checks of `dist.all_reduce` (20 to 40 µs)."""
@@ -307,7 +295,15 @@ class _Weighing:
 
     def end(self) -> None:
         self._reduces, self._by_bucket, self._waits = False, None, False
-        self._reducing = False
+        self.reducing = False
+
+    def over(self, share: torch.Tensor) -> Future[torch.Tensor]:
+        """Return a future that has this reduced bucket already."""
+        # A bucket keeps its memory, so most steps need no new future.
+        if self._waited is None or self._waited[0] is not share:
+            self._waited = share, Future()
+            self._waited[1].set_result(share)
+        return self._waited[1]
 
     def _begins(self, _: Any) -> None:
         if not self._in_buckets():
@@ -373,7 +369,10 @@ def _mean(
     """Communication hook: mean over ranks of the weighted gradients, like DDP's own hook."""
     current = weighing.current
     running, last = current.running, bucket.is_last()
-    weighing.begin_reduction(running)
+    if not weighing.reducing:
+        weighing.reducing = True
+        if running is not None:
+            current.reducing(running, weighing.model)
     if last and running is not None:
         running.gradients_ready()
     share = weighing.divided(bucket.buffer())
@@ -382,16 +381,16 @@ def _mean(
     work = weighing.all_reduce(share)
     # This thread waits here instead of at the end of the backward pass, which follows at once. A
     # callback would run in gloo's thread, which needs the GIL for it and then wakes this thread.
-    if last and running is not None and weighing.ends_pass(running):
+    # The host does not wait for a GPU; and with several models, the pass may continue in another.
+    waits = last and current.models == 1 and not weighing.reduces_more
+    if waits and running is not None and running.on_cpu:
         try:
             work.wait()
         except RuntimeError as error:
             running.reduced()
             raise current.explained(error) from error
         running.reduced()
-        over: Future[torch.Tensor] = Future()
-        over.set_result(share)
-        return over
+        return weighing.over(share)
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         if last and running is not None:
@@ -468,7 +467,8 @@ class WeightedDDP(DistributedDataParallel):
                 outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         else:
             outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        self._weighing.watch(outputs)
+        if self._weighing.open:
+            self._weighing.watch(outputs)
         return outputs
 
     def reduce(self, reduces: bool) -> None:

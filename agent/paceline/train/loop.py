@@ -196,9 +196,13 @@ class Loop(TrainingState):
     def _begin_running(self, turn: Step, data_s: float) -> RunningStep:
         for begin_turn in self.on.begin_turn:
             begin_turn(turn)
-        self.gate.begin_turn(turn)
-        hold_s = self.context.device.begin(turn)
-        running = RunningStep(turn, self.context.device.clock, data_s, hold_s)
+        # Other sessions have no micro-batches.
+        if self.current.accumulates:
+            self.gate.begin_turn(turn)
+        device, hold_s = self.context.device, None
+        if device.changes_steps or turn.threads:
+            hold_s = device.begin(turn)
+        running = RunningStep(turn, device.clock, data_s, hold_s)
         self.current.enter(running)
         return running
 
@@ -218,18 +222,19 @@ class Loop(TrainingState):
                 raise
             self.fail_later(error)
         running.body_done()
-        self.statistics.trained(running.step)
+        self.statistics.samples += len(running.step.indices)
         for turn_over in self.on.turn_over:
             turn_over(running, closing)
 
     def end_step(self, step: Step) -> None:
         """End a planned step: this rank is done with its own batch, and with those taken over."""
-        self.gate.end_step(step)
+        if self.gate.relaxed is not None:
+            self.gate.end_step(step)
         # A checkpoint may hold the state after the optimiser's last step, so the leader must keep
         # the samples of all later steps.
         leader = self.wiring.leader if self.wiring is not None else None
-        if leader is not None and (self.gate.stepped or self._checkpoints is None):
-            leader.stepped(step.step)
+        if leader is not None and (self._checkpoints is None or self.gate.stepped):
+            leader.stepped = step.step
         for step_over in self.on.step_over:
             step_over(step)
 

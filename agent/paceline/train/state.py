@@ -148,11 +148,12 @@ class TrainingState:
         running = self.current.running
         if running is None:
             return
-        self.current.enter(None)
+        self.current.running, self.current.filler = None, False
         running.over()
         self._over.append(running)
-        for measured in self.on.measured:
-            measured(running)
+        if running.recompiles:
+            for recompiled in self.on.recompiled:
+                recompiled(running)
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.over(running)
 

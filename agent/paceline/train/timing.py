@@ -7,7 +7,7 @@ synchronisers record times in it (stamps), and `report.Reporter` reads them afte
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,7 @@ class CpuClock:
     """Clock of the host. A stamp is a time of the monotonic clock, in s."""
 
     # Returns the present time. A step takes several stamps, so this is the function itself.
-    stamp = staticmethod(time.perf_counter)
+    stamp: Callable[[], float] = staticmethod(time.perf_counter)
 
     def restamp(self, stamp: float | None) -> float:
         """Return the present time."""

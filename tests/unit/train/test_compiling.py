@@ -95,7 +95,7 @@ def test_a_rank_says_once_that_compiled_models_meet_changing_shapes(
 ) -> None:
     warning = warning_of(64, [torch.compile(nn.Linear(3, 1), backend="eager")])
     warning.connect()
-    warning.measured(told(3))
+    warning.recompiled(told(3))
     assert len(caplog.messages) == 1
     assert "a model is compiled by torch.compile" in caplog.text
     assert "Session(shapes=8)" in caplog.text
@@ -104,10 +104,9 @@ def test_a_rank_says_once_that_compiled_models_meet_changing_shapes(
 def test_a_rank_says_once_that_it_compiles_again(caplog: pytest.LogCaptureFixture) -> None:
     warning = warning_of(7, [nn.Linear(3, 1)])
     warning.connect()
-    warning.measured(told(0))
     assert not caplog.messages
-    warning.measured(told(3))
-    warning.measured(told(4))
+    warning.recompiled(told(3))
+    warning.recompiled(told(4))
     assert len(caplog.messages) == 1
     assert "recompiled 3 times in a step" in caplog.text
     assert "must divide global_batch, 7" in caplog.text

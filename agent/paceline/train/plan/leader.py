@@ -162,8 +162,9 @@ class Leader:
         self._waits = Waits()
         # The times at which the newest segments were chosen, and their first steps.
         self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)
-        # The newest step in which the optimiser stepped.
-        self._stepped = -1
+        # The newest step in which the optimiser stepped; the loop sets it. `used` is asked for no
+        # earlier step.
+        self.stepped = -1
         # The epoch's adopted segments that have later steps: the first step, the samples, and their
         # number up to the end of each step.
         self._ahead: deque[tuple[int, Ints, Ints]] = deque()
@@ -215,10 +216,6 @@ class Leader:
         return self.asked_to_end or (
             self._proposals is not None and self._proposals.stop_reason is not None
         )
-
-    def stepped(self, step: int) -> None:
-        """Note that the optimiser has stepped in `step`: `used` asks for no earlier step."""
-        self._stepped = step
 
     def used(self, step: int) -> Ints:
         """Return the epoch's samples used by steps up to and including `step`, ascending.
@@ -408,7 +405,7 @@ class Leader:
             ):
                 parts[rank] = msgspec.structs.replace(parts[rank], node=of_node)
         self._put(segment.seq, parts)
-        while self._ahead and self._ahead[0][0] + len(self._ahead[0][2]) - 1 <= self._stepped:
+        while self._ahead and self._ahead[0][0] + len(self._ahead[0][2]) - 1 <= self.stepped:
             self._ahead.popleft()
         ends = np.cumsum([sum(row) for row in segment.counts])
         self._ahead.append((segment.first_step, samples, ends))

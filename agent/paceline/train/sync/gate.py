@@ -156,7 +156,9 @@ class SyncGate:
         """Begin a step. If the synchroniser changes, all ranks synchronise first."""
         if self._unwrapped.uncompared:
             self._unwrapped.look()
-        sharded.begin(self.models)
+        for model in self.models:
+            if isinstance(model, sharded.WeightedFSDP):
+                model.begin()
         before, self._step = self._step, step
         same_segment = before is not None and before.segment == step.segment
         if self._agreement is not None and (
