@@ -208,7 +208,8 @@ class Loop(TrainingState):
 
     def end_turn(self, closing: bool) -> None:
         """End an iteration; `closing`: a break, a return or an exception has left the loop."""
-        running = self.running()
+        running = self.current.running
+        assert running is not None
         if not closing:
             for end_turn in self.on.end_turn:
                 end_turn(running)
