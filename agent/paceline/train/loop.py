@@ -199,9 +199,8 @@ class Loop(TrainingState):
         # Other sessions have no micro-batches.
         if self.current.accumulates:
             self.gate.begin_turn(turn)
-        device, hold_s = self.context.device, None
-        if device.changes_steps or turn.threads:
-            hold_s = device.begin(turn)
+        device = self.context.device
+        hold_s = device.begin(turn) if device.changes_steps or turn.threads else None
         running = RunningStep(turn, device.clock, data_s, hold_s)
         self.current.enter(running)
         return running
