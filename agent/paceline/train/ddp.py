@@ -382,8 +382,8 @@ def _mean(
     # This thread waits here instead of at the end of the backward pass, which follows at once. A
     # callback would run in gloo's thread, which needs the GIL for it and then wakes this thread.
     # The host does not wait for a GPU; and with several models, the pass may continue in another.
-    waits = last and current.models == 1 and not weighing.reduces_more
-    if waits and running is not None and running.on_cpu:
+    waits = last and current.models == 1 and not weighing.reduces_more and share.is_cpu
+    if waits and running is not None:
         try:
             work.wait()
         except RuntimeError as error:
