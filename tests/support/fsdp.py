@@ -20,7 +20,7 @@ from torch.nn.functional import mse_loss
 import paceline
 from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep
-from paceline.train.fsdp.model import WeightedFSDP, begin
+from paceline.train.fsdp.model import WeightedFSDP
 from paceline.train.plan.leader import Leader
 from paceline.wire import ALLREDUCE, Segment, pack_samples
 from paceline.wire.synchronisation import Synchronisation
@@ -116,14 +116,14 @@ def compare(kind: str, counts: list[int], loss_mean: str, seed: int, how: Shardi
     for step in range(3):
         shifted = counts[step:] + counts[:step]
         parts = gradients.split(shifted, seed + step)
-        begin([wrapped])
-        current.running = gradients.running(parts, rank, loss_mean)
+        wrapped.begin()
+        current.enter(gradients.running(parts, rank, loss_mean))
         model.zero_grad()
         reference.zero_grad()
         loss_of(model, parts[rank] or [FILLER], loss_mean).backward()
         loss_of(reference, list(chain(*parts)), loss_mean).backward()
         errors.append(difference(gradient(model), gradient(reference)))
-        current.running = None
+        current.enter(None)
     wrapped.close()
     return errors
 
@@ -149,8 +149,8 @@ def accumulate(
         reference.zero_grad()
         for step, counts in enumerate(steps):
             parts = gradients.split(counts, seed + 10 * round_ + step)
-            begin([wrapped])
-            current.running = gradients.running(parts, rank)
+            wrapped.begin()
+            current.enter(gradients.running(parts, rank))
             last = step == len(steps) - 1
             if kept == "gradients":
                 model.set_requires_gradient_sync(last)
@@ -158,7 +158,7 @@ def accumulate(
                 model.set_requires_all_reduce(last)
             loss_of(model, parts[rank] or [FILLER], "samples").backward()
             loss_of(reference, list(chain(*parts)), "samples").backward()
-            current.running = None
+            current.enter(None)
         errors.append(difference(gradient(model), gradient(reference)))
     wrapped.close()
     return errors
@@ -176,11 +176,11 @@ def thawed() -> list[float]:
             each.zero_grad()
             each.deep.requires_grad_(not frozen)
         parts = gradients.split([3, 1, 0, 2][:world], int(frozen))
-        begin([wrapped])
-        current.running = gradients.running(parts, rank)
+        wrapped.begin()
+        current.enter(gradients.running(parts, rank))
         loss_of(model, parts[rank] or [FILLER], "samples").backward()
         loss_of(reference, list(chain(*parts)), "samples").backward()
-        current.running = None
+        current.enter(None)
         errors.append(difference(gradient(model), gradient(reference)))
     wrapped.close()
     return errors
@@ -207,16 +207,17 @@ def timed(slow: int, slow_s: float, where: str) -> list[tuple[float, float, floa
     times = []
     for step in range(3):
         parts = gradients.split([2] * world, step)
-        begin([wrapped])
+        wrapped.begin()
         dist.barrier()
         began = time.perf_counter()
-        running = current.running = gradients.running(parts, rank)
+        running = gradients.running(parts, rank)
+        current.enter(running)
         loss_of(model, parts[rank], "samples").backward()
         running.body_done()
         spent = time.perf_counter() - began
         compute_s, sync_s, _ = running.read()
         times.append((compute_s, sync_s, spent))
-        current.running = None
+        current.enter(None)
     wrapped.close()
     return times
 

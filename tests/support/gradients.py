@@ -176,7 +176,7 @@ def compare(
     for step in range(3):
         shifted = counts[step:] + counts[:step]
         parts = split(shifted, seed + step)
-        current.running = running(parts, rank, loss_mean)
+        current.enter(running(parts, rank, loss_mean))
         model.zero_grad()
         reference.zero_grad()
         loss_of(model, parts[rank] or [FILLER], loss_mean).backward()
@@ -224,7 +224,7 @@ def _accumulate(
         loss_of(model, parts[rank] or [FILLER], "samples").backward()
 
     def begin(parts: list[list[Sample]]) -> None:
-        current.running = running(parts, rank)
+        current.enter(running(parts, rank))
 
     *first, last = batches
     if how == "all":
@@ -256,10 +256,10 @@ def discard_late() -> float:
     current = ddp.CurrentStep(world)
     model, reference = ddp.WeightedDDP(make("mlp", 1), current), make("mlp", 1)
     first, second = (split([3, 1, 2, 4][:world], seed) for seed in range(2))
-    current.running = running(first, rank)
+    current.enter(running(first, rank))
     with model.no_sync():
         loss_of(model, first[rank], "samples").backward()
-    current.running = running(second, rank)
+    current.enter(running(second, rank))
     loss = loss_of(model, second[rank], "samples")
     model.zero_grad()
     loss.backward()
@@ -273,11 +273,11 @@ def backward_outside() -> float:
     current = ddp.CurrentStep(world)
     model, reference = ddp.WeightedDDP(make("mlp", 1), current), make("mlp", 1)
     first, second = (split([3, 1, 2, 4][:world], seed) for seed in range(2))
-    current.running = running(first, rank)
+    current.enter(running(first, rank))
     with model.no_sync():
         loss = loss_of(model, first[rank], "samples")
     loss.backward()
-    current.running = running(second, rank)
+    current.enter(running(second, rank))
     loss_of(model, second[rank], "samples").backward()
     for parts in (first, second):
         loss_of(reference, list(chain(*parts)), "samples").backward()
@@ -292,7 +292,7 @@ def two_models(counts: list[int]) -> tuple[list[float], tuple[float, float, floa
     models = [ddp.WeightedDDP(make(kind, 1), current) for kind in ("mlp", "norm")]
     references = [make(kind, 1) for kind in ("mlp", "norm")]
     started = time.perf_counter()
-    step = current.running = running(parts, rank)
+    step = current.enter(running(parts, rank))
     for model, reference in zip(models, references, strict=True):
         loss_of(model, parts[rank] or [FILLER], "samples").backward()
         loss_of(reference, list(chain(*parts)), "samples").backward()
@@ -372,7 +372,7 @@ def hidden_outputs(decoy: bool) -> float | str:
     model, reference = ddp.WeightedDDP(Hiding(make("mlp", 1), decoy), current), make("mlp", 1)
     for seed in range(3):
         parts = split([3, 0, 2, 4][:world], seed)
-        current.running = running(parts, rank)
+        current.enter(running(parts, rank))
         try:
             loss_of(Showing(model), parts[rank] or parts[0], "samples").backward()
         except PacelineError as error:
@@ -394,7 +394,7 @@ def hooks(how: str, compiled: bool = False) -> tuple[int, float]:
     trained: Any = torch.compile(model, backend="eager") if compiled else model
     for seed in range(3):
         parts = split([3, 0, 2, 4][:world], seed)
-        current.running = running(parts, rank)
+        current.enter(running(parts, rank))
         for each in (trained, reference):
             of = list(chain(*parts)) if each is reference else parts[rank] or parts[0]
             if how == "before":
@@ -414,7 +414,7 @@ def frozen_between() -> float:
     model, reference = ddp.WeightedDDP(make("mlp", 1), current), make("mlp", 1)
     for seed in range(3):
         parts = split([3, 0, 2, 4][:world], seed)
-        current.running = running(parts, rank)
+        current.enter(running(parts, rank))
         for each in (model, reference):
             of = list(chain(*parts)) if each is reference else parts[rank] or parts[0]
             if seed == 1:  # as the discriminator while the generator is trained

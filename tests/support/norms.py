@@ -122,7 +122,7 @@ def compare(
         sizes = [float(1 + k % 3) if loss_mean == "size" else 1.0 for k in range(sum(counts))]
         of_rank = torch.tensor(sizes, dtype=parts[0].dtype).split(counts)
         weight = float(of_rank[rank].sum() / sum(sizes))
-        current.running = gradients.running_with(counts[rank], weight)
+        current.enter(gradients.running_with(counts[rank], weight))
         mine = (
             parts[rank] if counts[rank] else torch.full_like(inputs(setting, [1], 0)[0], math.nan)
         )
@@ -165,7 +165,7 @@ def of_one_value(existing: bool) -> str:
     current = ddp.CurrentStep(dist.get_world_size())
     model = _synchronised(setting, 1, current)
     mine = dist.get_rank() == 0
-    current.running = gradients.running_with(int(mine), float(mine))
+    current.enter(gradients.running_with(int(mine), float(mine)))
     try:
         model(torch.ones(1, CHANNELS))
     except ValueError as error:
@@ -181,7 +181,7 @@ def pretended(counts: list[int]) -> dict[str, Any]:
     model.running_mean.fill_(2.0)  # type: ignore[union-attr,operator]
     adapt(model, "local", current)
     wrapped = ddp.WeightedDDP(model, current)
-    current.running = gradients.running_with(count, count / sum(counts))
+    current.enter(gradients.running_with(count, count / sum(counts)))
     x = torch.arange(max(count, 1) * CHANNELS, dtype=torch.float).view(-1, CHANNELS)
     out = wrapped(x)
     out.square().sum().backward()
@@ -217,7 +217,8 @@ def waits(delay_s: float) -> tuple[float, float]:
     model.module.last.register_forward_hook(  # type: ignore[operator,union-attr]
         lambda *_: time.sleep(delay_s if late else 0.0)
     )
-    step = current.running = gradients.running_with(4, 1 / dist.get_world_size())
+    step = gradients.running_with(4, 1 / dist.get_world_size())
+    current.enter(step)
     losses(model, inputs(setting, [4], 1)[0], setting).mean().backward()
     step.body_done()
     compute_s, sync_s, _ = step.read()

@@ -76,9 +76,10 @@ class RankProgress(msgspec.Struct, array_like=True):
 
     def reduce(self, step: int, model: int) -> None:
         """Record the start of a reduction."""
-        self.newest.append((self.reductions, step, model))
-        if len(self.newest) > KEPT:
-            del self.newest[0]
+        newest = self.newest
+        newest.append((newest[-1][0] + 1 if newest else 0, step, model))
+        if len(newest) > KEPT:
+            del newest[0]
 
     def skip(self, step: int) -> None:
         """Record a step without a backward pass."""

@@ -38,7 +38,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.train.ddp import CurrentStep
 from paceline.train.fsdp.model import Wrapped
-from paceline.train.parts import Step
 from paceline.train.timing import RunningStep
 
 _REFUSED_CLASS = (
@@ -356,12 +355,9 @@ class RunningStatistics:
 
     def __init__(self, current: CurrentStep, models: Sequence[Wrapped]) -> None:
         self._current, self._models = current, models
-        # Number of samples that this rank has trained since the statistics were last averaged.
-        self._samples = 0
-
-    def trained(self, step: Step) -> None:
-        """Count the samples of a step that this rank has trained."""
-        self._samples += step.samples
+        # Number of samples that this rank has trained since the statistics were last averaged. The
+        # loop adds the samples of each turn.
+        self.samples = 0
 
     @property
     def differ(self) -> bool:
@@ -373,7 +369,7 @@ class RunningStatistics:
 
     def agree(self) -> None:
         """Average the statistics. Collective: all ranks call it after the same step."""
-        samples, self._samples = self._samples, 0
+        samples, self.samples = self.samples, 0
         if not self.differ:
             return
         layers = self._local()

@@ -12,6 +12,8 @@ from torch import nn
 
 # Module and name of TorchDynamo's counter of compilations per frame.
 _COUNTER = ("torch._dynamo.convert_frame", "FRAME_COMPILE_COUNTER")
+# The counter itself, once TorchDynamo is imported.
+_counter: dict[object, int] | None = None
 # Module and name of the class of models that torch.compile returns.
 _OPTIMIZED = ("torch._dynamo.eval_frame", "OptimizedModule")
 
@@ -22,10 +24,16 @@ def recompilations() -> int:
     TorchDynamo recompiles a function for shapes, types or modes that its earlier code does not
     cover. ``torch._dynamo.reset()`` resets the number.
     """
-    counter = _of_dynamo(*_COUNTER)
-    if not isinstance(counter, dict):
+    global _counter
+    if _counter is None:
+        counter = _of_dynamo(*_COUNTER)
+        if not isinstance(counter, dict):
+            return 0
+        _counter = counter
+    # Each step reads the counter, which is empty unless torch.compile is used.
+    if not _counter:
         return 0
-    return sum(count - 1 for count in list(counter.values()) if count > 1)
+    return sum(count - 1 for count in list(_counter.values()) if count > 1)
 
 
 def is_compiled(model: nn.Module) -> bool:

@@ -6,7 +6,7 @@ batch, as a single process would compute it. Ranks compute this sum as the mean 
 the M ranks. Once reduced, a gradient is equal on all ranks. If a script adds new gradients to it
 and the sum is reduced again, the mean over ranks leaves the part reduced earlier unchanged.
 
-`Session.wrap` calls `wrap` for each model of the script. The loop sets `CurrentStep.running`.
+`Session.wrap` calls `wrap` for each model of the script. The loop calls `CurrentStep.enter`.
 """
 
 # No `from __future__ import annotations`: DDP checks the hook's annotations, but rejects strings.
@@ -77,7 +77,8 @@ class CurrentStep:
     ) -> None:
         self.world, self.group = world, group
         self.accumulates = accumulates
-        self._running: RunningStep | None = None
+        # The step that this rank is in; None outside the loop over the loader. `enter` sets it.
+        self.running: RunningStep | None = None
         # True if this rank's batch is a filler. Compiled models read this attribute.
         self.filler = False
         # If False, gradients are not weighted: they stay means over each rank's own batch.
@@ -106,15 +107,10 @@ class CurrentStep:
         # Returns the parameters of the wrapped models.
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list
 
-    @property
-    def running(self) -> RunningStep | None:
-        """Return the step that this rank is in; None outside the loop over the loader."""
-        return self._running
-
-    @running.setter
-    def running(self, running: RunningStep | None) -> None:
-        self._running = running
-        self.filler = running is not None and running.step.samples == 0
+    def enter(self, running: RunningStep | None) -> None:
+        """Set the step that this rank is in; None: it has left the loop over the loader."""
+        self.running = running
+        self.filler = running is not None and not running.step.indices
 
     @contextlib.contextmanager
     def own_collective(self) -> Iterator[None]:
@@ -128,10 +124,10 @@ class CurrentStep:
     @property
     def weight(self) -> float:
         """Return this rank's weight in the step: 1 for a local batch of the ranks' mean size."""
-        if self._running is None:
+        if self.running is None:
             return 1.0
-        step = self._running.step
-        if not step.samples:
+        step = self.running.step
+        if not step.indices:
             return 0.0
         return step.weight * self.world if self.weighs else step.share
 
@@ -215,11 +211,20 @@ class _Weighing:
         parameters: list[nn.Parameter],
         group: dist.ProcessGroup,
         model: int,
+        *,
+        reduces_more: bool,
     ) -> None:
-        self.current, self._model = current, model
+        self.current, self.model = current, model
+        # True if DDP starts another reduction after the last bucket's, in the same pass.
+        self.reduces_more = reduces_more
+        # The newest last bucket that the script's thread waited for, and a future that has it.
+        self._waited: tuple[torch.Tensor, Future[torch.Tensor]] | None = None
         # True if the backward pass has reduced some of its buckets.
-        self._reducing = False
+        self.reducing = False
         self._group = group
+        # Options of a reduction that does not block. The group copies them.
+        self._options = dist.AllreduceOptions()
+        self._options.asyncOp = True
         self._parameters = parameters
         # True if the next backward pass reduces gradients.
         self._reduces = False
@@ -230,7 +235,7 @@ class _Weighing:
         # True from the start of a forward pass until its backward pass has reduced all gradients.
         self._waits = False
         # True if the place of weighting can be chosen only when the next backward pass begins.
-        self._open = False
+        self.open = False
         # True if this backward pass's gradients are weighted by bucket; None: not decided yet.
         self._by_bucket: bool | None = None
         # True once the parameters have the hooks that weight their gradients.
@@ -246,24 +251,17 @@ class _Weighing:
             self._hook()
             return
         self._fresh = self._without_gradients()
-        self._open, self._waits = self._waits or not self._fresh, True
+        self.open, self._waits = self._waits or not self._fresh, True
 
     def watch(self, outputs: Any) -> None:
         """Add hooks to the outputs of the forward pass, because the backward pass begins there."""
-        if self._hooked or not self._open:
+        if self._hooked:
             return
         nodes = [output.grad_fn for output in _tensors(outputs) if output.grad_fn is not None]
         for node in nodes:
             node.register_prehook(self._begins)
         if not nodes:
             self._hook()
-
-    def begin_reduction(self) -> None:
-        """Note that a bucket is complete; call `CurrentStep.reducing` for the first of a pass."""
-        if not self._reducing:
-            self._reducing = True
-            if (running := self.current.running) is not None:
-                self.current.reducing(running, self._model)
 
     def all_reduce(self, share: torch.Tensor) -> dist.Work:
         """Start a sum over ranks without the checks of `dist.all_reduce` (20 to 40 µs)."""
@@ -277,9 +275,7 @@ class _Weighing:
                 work: dist.Work | None = dist.all_reduce(share, group=self._group, async_op=True)
                 assert work is not None
                 return work
-            options = dist.AllreduceOptions()
-            options.asyncOp = True
-            return self._group.allreduce([share], options)
+            return self._group.allreduce([share], self._options)
         finally:
             current.reduces = before
 
@@ -290,16 +286,24 @@ class _Weighing:
             if not self._by_bucket:
                 raise PacelineError(_NO_OUTPUT)
         weight = self.current.weight if self._by_bucket else 1.0
-        if weight == 0:
-            return bucket.zero_()
         # Divide exactly as DDP does, so that results are bitwise equal.
         if weight == 1:
             return bucket.div_(self.current.world)
+        if weight == 0:
+            return bucket.zero_()
         return bucket.mul_(weight / self.current.world)
 
     def end(self) -> None:
         self._reduces, self._by_bucket, self._waits = False, None, False
-        self._reducing = False
+        self.reducing = False
+
+    def over(self, share: torch.Tensor) -> Future[torch.Tensor]:
+        """Return a future that has this reduced bucket already."""
+        # A bucket keeps its memory, so most steps need no new future.
+        if self._waited is None or self._waited[0] is not share:
+            self._waited = share, Future()
+            self._waited[1].set_result(share)
+        return self._waited[1]
 
     def _begins(self, _: Any) -> None:
         if not self._in_buckets():
@@ -338,7 +342,11 @@ class _Weighing:
         return self._by_bucket
 
     def _without_gradients(self) -> bool:
-        return all(parameter.grad is None for parameter in self._parameters)
+        # A loop, because each step runs this, and a generator would take twice as long.
+        for parameter in self._parameters:  # noqa: SIM110
+            if parameter.grad is not None:
+                return False
+        return True
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
@@ -361,13 +369,28 @@ def _mean(
     """Communication hook: mean over ranks of the weighted gradients, like DDP's own hook."""
     current = weighing.current
     running, last = current.running, bucket.is_last()
-    weighing.begin_reduction()
+    if not weighing.reducing:
+        weighing.reducing = True
+        if running is not None:
+            current.reducing(running, weighing.model)
     if last and running is not None:
         running.gradients_ready()
     share = weighing.divided(bucket.buffer())
     if last:
         weighing.end()
     work = weighing.all_reduce(share)
+    # This thread waits here instead of at the end of the backward pass, which follows at once. A
+    # callback would run in gloo's thread, which needs the GIL for it and then wakes this thread.
+    # The host does not wait for a GPU; and with several models, the pass may continue in another.
+    waits = last and current.models == 1 and not weighing.reduces_more and share.is_cpu
+    if waits and running is not None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            running.reduced()
+            raise current.explained(error) from error
+        running.reduced()
+        return weighing.over(share)
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         if last and running is not None:
@@ -400,7 +423,13 @@ class WeightedDDP(DistributedDataParallel):
         self._current = current
         parameters = [p for p in module.parameters() if p.requires_grad]
         current.reduced |= {id(p) for p in parameters}
-        self._weighing = _Weighing(current, parameters, self.process_group, current.models)
+        self._weighing = _Weighing(
+            current,
+            parameters,
+            self.process_group,
+            current.models,
+            reduces_more=self.find_unused_parameters,
+        )
         current.models += 1
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad and current.world > 1:
@@ -438,7 +467,8 @@ class WeightedDDP(DistributedDataParallel):
                 outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         else:
             outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        self._weighing.watch(outputs)
+        if self._weighing.open:
+            self._weighing.watch(outputs)
         return outputs
 
     def reduce(self, reduces: bool) -> None:

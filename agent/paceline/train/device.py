@@ -47,6 +47,8 @@ class Device:
         self._emulation = Emulation.parse(emulate, world) if emulate is not None else None
         # The script's own number of threads, while a plan's number is set; else None.
         self._own_threads: int | None = None
+        # False if `begin` does nothing in a step without a number of threads.
+        self.changes_steps = emulate is not None
         # The clock of the model's device.
         self.clock: Clock = CpuClock()
         # The model's device. In `_model` every device other than a GPU counts as CPU.
@@ -170,7 +172,7 @@ class Device:
                 return
             wanted, self._own_threads = self._own_threads, None
         elif self._own_threads is None:
-            self._own_threads = torch.get_num_threads()
+            self._own_threads, self.changes_steps = torch.get_num_threads(), True
         if wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
 

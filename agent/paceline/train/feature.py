@@ -57,8 +57,8 @@ class Feature:
     def turn_over(self, running: RunningStep, closing: bool) -> None:
         """Run after the gate at a turn's end; `closing`: the script left the loop in this turn."""
 
-    def measured(self, running: RunningStep) -> None:
-        """Run once the times of a finished turn are known."""
+    def recompiled(self, running: RunningStep) -> None:
+        """Run after a turn in which torch.compile has recompiled functions."""
 
     def step_over(self, step: Step) -> None:
         """Run after the gate at a planned step's end."""
@@ -106,7 +106,7 @@ class Hooks:
         self.loading, self.loaded = of("loading"), of("loaded")
         self.begin_step, self.begin_turn = of("begin_step"), of("begin_turn")
         self.end_turn, self.turn_over = of("end_turn"), of("turn_over")
-        self.measured, self.step_over = of("measured"), of("step_over")
+        self.recompiled, self.step_over = of("recompiled"), of("step_over")
         self.end_epoch, self.epoch_over = of("end_epoch"), of("epoch_over")
         self.left_epoch, self.stopped = of("left_epoch"), of("stopped")
         self.close, self.release = of("close"), of("release")

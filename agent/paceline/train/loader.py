@@ -41,10 +41,11 @@ class _Batches(Sampler[list[int]]):
         self._ahead = ahead
 
     def __iter__(self) -> Iterator[list[int]]:
+        sharing = None if self._ahead else self._loop.sharing
         for step in self._loop.steps():
-            for turn in step.turns:
+            for turn in step.micro or (step,):
                 self._turns.append((step, turn))
-                taken_over = not self._ahead and self._loop.is_taken_over(step)
+                taken_over = sharing is not None and sharing.is_taken_over(step)
                 yield self._loop.fillers if taken_over or not turn.indices else turn.indices
 
 
@@ -206,7 +207,7 @@ class Loader:
             self.proves = False
             replay.prove_first(loop, self, sys._getframe(1))
         ran_out = False
-        longer_s = loop.context.device.loading_s
+        longer_s, on, sharing = loop.context.device.loading_s, loop.on, loop.sharing
         try:
             self._begin_loading()
             # Making the iterator draws a random number, so the state of the random numbers is
@@ -214,7 +215,8 @@ class Loader:
             batches = iter(self._loader)
             loop.restore_random()
             while True:
-                self._begin_loading()
+                for loading in on.loading:
+                    loading()
                 asked = time.perf_counter()
                 try:
                     with self._epoch:
@@ -223,13 +225,14 @@ class Loader:
                     ran_out = True
                     break
                 step, turn = self._turns.popleft()
-                batch = self._loaded(batch, time.perf_counter() - asked)
-                if longer_s and not loop.is_taken_over(step):
+                if on.loaded:
+                    batch = self._loaded(batch, time.perf_counter() - asked)
+                if longer_s and not (sharing is not None and sharing.is_taken_over(step)):
                     time.sleep(longer_s)
                 yield from self._body(step, turn, batch, time.perf_counter() - asked)
                 if turn.more:
                     continue
-                while (taken := loop.take_over(step)) is not None:
+                while sharing is not None and (taken := sharing.take_over(step)) is not None:
                     asked = time.perf_counter()
                     batch = self._load(taken.indices)
                     batch = self._loaded(batch, time.perf_counter() - asked)

@@ -39,8 +39,8 @@ class Loop(TrainingState):
 
     The loader calls, in this order: `begin_epoch`; `steps`, which it reads ahead; for each batch
     `begin_step`, or `begin_turn` for the further micro-batches of a step, and `end_turn` once the
-    script's body has run; for each planned step, after its batch, `take_over` until that returns
-    None, and `end_step`; `end_epoch`.
+    script's body has run; for each planned step, after its batch, `take_over` of `sharing` until
+    that returns None, and `end_step`; `end_epoch`.
     """
 
     def __init__(self, context: RunContext, meeting: Meeting) -> None:
@@ -50,7 +50,8 @@ class Loop(TrainingState):
         self._checkpoints: Checkpoints | None = None
         self._add(*made(self, self.close))
         sharing = (each for each in self.features if isinstance(each, WorkSharing))
-        self._sharing = next(sharing, None)
+        # None unless ranks share batches.
+        self.sharing = next(sharing, None)
 
     def _add(self, *features: Feature) -> None:
         self.features = in_order([*self.features, *features])
@@ -145,7 +146,7 @@ class Loop(TrainingState):
             self.evaluated(evaluation)
 
     def _may_differ(self) -> bool:
-        return self._sharing is not None and self._sharing.may_differ
+        return self.sharing is not None and self.sharing.may_differ
 
     def restore_random(self) -> None:
         """Restore the random generators' states if training continues from a checkpoint."""
@@ -171,7 +172,7 @@ class Loop(TrainingState):
 
         Return True if the batch goes to the loop's body. If False, the batch is empty or another
         rank has taken it over, and the step is over on this rank. `step` is this rank's shard of
-        the step, as planned or as `take_over` returned it.
+        the step, as planned or as `WorkSharing.take_over` returned it.
         """
         assert self.wiring is not None
         for begin_step in self.on.begin_step:
@@ -179,10 +180,10 @@ class Loop(TrainingState):
         self.gate.begin(step)
         self.finish_step()
         mine = True
-        if self._sharing is not None:
-            step, mine = self._sharing.claim(step)
+        if self.sharing is not None:
+            step, mine = self.sharing.claim(step)
         self.progress.step = step.step
-        running = self._begin_running(step.turns[0], data_s)
+        running = self._begin_running(step.micro[0] if step.micro else step, data_s)
         if not mine:
             running.body_done()
         return mine
@@ -195,15 +196,19 @@ class Loop(TrainingState):
     def _begin_running(self, turn: Step, data_s: float) -> RunningStep:
         for begin_turn in self.on.begin_turn:
             begin_turn(turn)
-        self.gate.begin_turn(turn)
-        hold_s = self.context.device.begin(turn)
-        running = RunningStep(turn, self.context.device.clock, data_s, hold_s)
-        self.current.running = running
+        # Other sessions have no micro-batches.
+        if self.current.accumulates:
+            self.gate.begin_turn(turn)
+        device = self.context.device
+        hold_s = device.begin(turn) if device.changes_steps or turn.threads else None
+        running = RunningStep(turn, device.clock, data_s, hold_s)
+        self.current.enter(running)
         return running
 
     def end_turn(self, closing: bool) -> None:
         """End an iteration; `closing`: a break, a return or an exception has left the loop."""
-        running = self.running()
+        running = self.current.running
+        assert running is not None
         if not closing:
             for end_turn in self.on.end_turn:
                 end_turn(running)
@@ -217,26 +222,19 @@ class Loop(TrainingState):
                 raise
             self.fail_later(error)
         running.body_done()
-        self.statistics.trained(running.step)
+        self.statistics.samples += len(running.step.indices)
         for turn_over in self.on.turn_over:
             turn_over(running, closing)
 
-    def is_taken_over(self, step: Step) -> bool:
-        """Return True if this rank need not load a batch, because other ranks will train it."""
-        return self._sharing is not None and self._sharing.is_taken_over(step)
-
-    def take_over(self, step: Step) -> Step | None:
-        """Return another rank's batch, to be trained after this planned step, if there is one."""
-        return None if self._sharing is None else self._sharing.take_over(step)
-
     def end_step(self, step: Step) -> None:
         """End a planned step: this rank is done with its own batch, and with those taken over."""
-        self.gate.end_step(step)
+        if self.gate.relaxed is not None:
+            self.gate.end_step(step)
         # A checkpoint may hold the state after the optimiser's last step, so the leader must keep
         # the samples of all later steps.
         leader = self.wiring.leader if self.wiring is not None else None
-        if leader is not None and (self.gate.stepped or self._checkpoints is None):
-            leader.stepped(step.step)
+        if leader is not None and (self._checkpoints is None or self.gate.stepped):
+            leader.stepped = step.step
         for step_over in self.on.step_over:
             step_over(step)
 

@@ -52,7 +52,8 @@ class Step(msgspec.Struct, frozen=True):
     shared: bool = False
     # For a batch that was taken over: the step for which it was planned.
     planned: int | None = None
-    # The micro-batches of the step; empty: the step is computed in one pass.
+    # The micro-batches of the step, one for each iteration of the script's loop; empty: the step is
+    # computed in one iteration.
     micro: tuple[Step, ...] = ()
     # For a micro-batch: its weight in the mean over this rank's batch.
     share: float = 1.0
@@ -60,11 +61,6 @@ class Step(msgspec.Struct, frozen=True):
     place: int = 0
     # True if further micro-batches follow before the optimiser steps.
     more: bool = False
-
-    @property
-    def turns(self) -> tuple[Step, ...]:
-        """Return the batches of the loop's iterations: the step's micro-batches, or the step."""
-        return self.micro or (self,)
 
     @property
     def samples(self) -> int:

@@ -825,13 +825,15 @@ class Rehearsal:
             ett_s=None,
             threads=0,
         )
-        outer, current.running = current.running, RunningStep(step, CpuClock(), 0.0, None)
+        outer = current.running
+        current.enter(RunningStep(step, CpuClock(), 0.0, None))
         current.rehearsal = self
         try:
             with self._collectives_compared():
                 yield
         finally:
-            current.rehearsal, current.running = None, outer
+            current.rehearsal = None
+            current.enter(outer)
 
     # Methods that wrapped models and the gate call in a trial.
 

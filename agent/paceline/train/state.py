@@ -145,15 +145,17 @@ class TrainingState:
 
     def finish_step(self) -> None:
         """End the current iteration, if there is one, and report its times."""
-        running, self.current.running = self.current.running, None
+        running = self.current.running
         if running is None:
             return
+        self.current.running, self.current.filler = None, False
         running.over()
         self._over.append(running)
-        for measured in self.on.measured:
-            measured(running)
-        if (reporter := self.reporter) is not None:
-            reporter.over(running)
+        if running.recompiles:
+            for recompiled in self.on.recompiled:
+                recompiled(running)
+        if self.wiring is not None and self.wiring.reporter is not None:
+            self.wiring.reporter.over(running)
 
     def figures(self) -> dict[str, float]:
         """Return the figures of the newest iteration that has ended on host and device, or {}."""

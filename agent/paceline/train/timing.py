@@ -7,7 +7,7 @@ synchronisers record times in it (stamps), and `report.Reporter` reads them afte
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,10 @@ from paceline.wire import Phase
 class CpuClock:
     """Clock of the host. A stamp is a time of the monotonic clock, in s."""
 
-    def stamp(self, again: float | None = None) -> float:
+    # Returns the present time. A step takes several stamps, so this is the function itself.
+    stamp: Callable[[], float] = staticmethod(time.perf_counter)
+
+    def restamp(self, stamp: float | None) -> float:
         """Return the present time."""
         return time.perf_counter()
 
@@ -49,9 +52,13 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def stamp(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
-        """Record an event at this point of the current stream; reuse the event `again` if given."""
-        event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def stamp(self) -> torch.cuda.Event:
+        """Record an event at this point of the current stream."""
+        return self.restamp(None)
+
+    def restamp(self, stamp: torch.cuda.Event | None) -> torch.cuda.Event:
+        """Record an event, as `stamp` does; reuse the event `stamp` if there is one."""
+        event = stamp or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -86,6 +93,8 @@ class RunningStep:
         self.step_s = 0.0
         self.ended_at = 0.0
         self._clock: Any = clock
+        # True if the host's clock times the step.
+        self.on_cpu = isinstance(clock, CpuClock)
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
@@ -93,8 +102,9 @@ class RunningStep:
         # is known once the step is over.
         self._compiled = recompilations()
         self.recompiles = 0
-        self._started = time.perf_counter()
-        self._stamps = [self._clock.stamp()]
+        first = self._clock.stamp()
+        self._started: float = first if self.on_cpu else time.perf_counter()
+        self._stamps = [first]
         # True if the time since the newest stamp is computing, even if no gradients follow.
         self._computes = True
         # True if the step has had a backward pass.
@@ -171,8 +181,9 @@ class RunningStep:
 
     def gradients_ready(self) -> None:
         """Record the time of this rank's last gradient, at which the reduction begins."""
-        self.passes = True
-        self._hold()
+        self.passes = self._held = True
+        if self._hold_s is not None:
+            self._hold()
         self._stamps.append(self._clock.stamp())
         self._kept, self._computes = None, False
 
@@ -190,7 +201,7 @@ class RunningStep:
     def gradients_kept(self) -> None:
         """Record the time of newly computed gradients that stay on this rank."""
         self.passes = True
-        self._kept = self._clock.stamp(self._kept)
+        self._kept = self._clock.restamp(self._kept)
 
     def log(self, loss: Value, metrics: Mapping[str, Value]) -> None:
         """Keep the loss and further metrics, without waiting for the device."""
@@ -205,8 +216,9 @@ class RunningStep:
             self._hold()
             self._kept = None
         self._done = self._clock.stamp()
-        self.worked_s = self.data_s + time.perf_counter() - self._started - self._waited_s
-        if isinstance(self._clock, CpuClock):
+        now: float = self._done if self.on_cpu else time.perf_counter()
+        self.worked_s = self.data_s + now - self._started - self._waited_s
+        if self.on_cpu:
             # On a GPU the host waits in an exchange for the device; that time belongs to the batch.
             self.worked_s -= self._exchanged_s
         if self._computes or self._kept is not None:
@@ -217,11 +229,6 @@ class RunningStep:
         self.step_s = time.perf_counter() - self._started
         self.ended_at = time.time()
         self.recompiles = max(0, recompilations() - self._compiled)
-
-    @property
-    def on_cpu(self) -> bool:
-        """Return True if the host's clock times the step."""
-        return isinstance(self._clock, CpuClock)
 
     @property
     def readable(self) -> bool:

@@ -114,7 +114,7 @@ class UnwrappedModels:
         self._comparisons: Counter[str] = Counter()
         # For each comparison that still lacks norms of other ranks, on rank 0: the number of checks
         # that are left.
-        self._uncompared: dict[_Apart, int] = {}
+        self.uncompared: dict[_Apart, int] = {}
         # Warnings that were logged.
         self._warned: set[str] = set()
         _watches[self] = None
@@ -131,15 +131,16 @@ class UnwrappedModels:
         """
         if self._current.world == 1:
             return
-        if optimiser not in self._apart:
-            self._apart[optimiser] = self._to_compare(optimiser)
-        for apart in self._apart[optimiser].copy():
+        waiting = self._apart.get(optimiser)
+        if waiting is None:
+            waiting = self._apart[optimiser] = self._to_compare(optimiser)
+        for apart in waiting.copy() if waiting else ():
             if apart.warning is _NOT_REDUCED and not reduces:
                 continue
             norms = _norms(apart.parameters)
             # Norms that are zero or not finite prove nothing, so a later step is compared.
             if all(norm > 0 and math.isfinite(norm) for norm in norms):
-                self._apart[optimiser].remove(apart)
+                waiting.remove(apart)
                 self._publish(apart, norms)
 
     def refuse_mixed(self) -> None:
@@ -147,8 +148,10 @@ class UnwrappedModels:
 
         The model would train on both batches. A PacelineError is raised if their weights differ.
         """
+        if len(_watches) < 2:
+            return
         running = self._current.running
-        if len(_watches) < 2 or running is None or not self._current.weighs:
+        if running is None or not self._current.weighs:
             return
         weight = running.step.weight
         for other in _watches:
@@ -172,15 +175,15 @@ class UnwrappedModels:
 
         A model that only some ranks train is never compared.
         """
-        for apart in list(self._uncompared):
+        for apart in list(self.uncompared):
             assert self._store is not None
             keys = [_key(apart, rank) for rank in range(self._current.world)]
-            self._uncompared[apart] -= 1
+            self.uncompared[apart] -= 1
             if not self._store.check(keys):
-                if not self._uncompared[apart]:
-                    del self._uncompared[apart]
+                if not self.uncompared[apart]:
+                    del self.uncompared[apart]
                 continue
-            del self._uncompared[apart]
+            del self.uncompared[apart]
             norms = zip(*(json.loads(self._store.get(key)) for key in keys), strict=True)
             differ = any(
                 max(of_ranks) - min(of_ranks) > _ALIKE * max(of_ranks) for of_ranks in norms
@@ -194,7 +197,7 @@ class UnwrappedModels:
         """End the checks of this session, which may then release the store."""
         _watches.pop(self, None)
         self._store = None
-        self._uncompared.clear()
+        self.uncompared.clear()
 
     @property
     def in_step(self) -> bool:
@@ -240,7 +243,7 @@ class UnwrappedModels:
         with contextlib.suppress(RuntimeError):
             self._store.set(_key(apart, self._rank), json.dumps(norms))
         if self._rank == 0:
-            self._uncompared[apart._replace(parameters=())] = _LOOKS
+            self.uncompared[apart._replace(parameters=())] = _LOOKS
 
 
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -140,7 +140,7 @@ def test_stamps_are_in_the_streams_of_the_models_device(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
     clock: Any = CudaClock(torch.device("cuda", 1))
     first = clock.stamp()
-    assert clock.stamp(first) is first
+    assert clock.restamp(first) is first
     assert first.streams == ["stream of cuda:1"] * 2
 
 

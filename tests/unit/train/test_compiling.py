@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from paceline.core.terms import Terms
+from paceline.train import compiling
 from paceline.train.compiling import is_compiled, recompilations
 from paceline.train.features.shapes import ShapeWarning, suggested_grid
 from paceline.train.parts import Step
@@ -50,6 +51,7 @@ def test_torchs_counter_counts_recompilations() -> None:
 def test_without_torchs_counter_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._dynamo.convert_frame as frames
 
+    monkeypatch.setattr(compiling, "_counter", None)
     monkeypatch.delattr(frames, "FRAME_COMPILE_COUNTER")
     assert recompilations() == 0
     monkeypatch.setitem(sys.modules, "torch._dynamo.convert_frame", None)  # nothing was compiled
@@ -93,7 +95,7 @@ def test_a_rank_says_once_that_compiled_models_meet_changing_shapes(
 ) -> None:
     warning = warning_of(64, [torch.compile(nn.Linear(3, 1), backend="eager")])
     warning.connect()
-    warning.measured(told(3))
+    warning.recompiled(told(3))
     assert len(caplog.messages) == 1
     assert "a model is compiled by torch.compile" in caplog.text
     assert "Session(shapes=8)" in caplog.text
@@ -102,10 +104,9 @@ def test_a_rank_says_once_that_compiled_models_meet_changing_shapes(
 def test_a_rank_says_once_that_it_compiles_again(caplog: pytest.LogCaptureFixture) -> None:
     warning = warning_of(7, [nn.Linear(3, 1)])
     warning.connect()
-    warning.measured(told(0))
     assert not caplog.messages
-    warning.measured(told(3))
-    warning.measured(told(4))
+    warning.recompiled(told(3))
+    warning.recompiled(told(4))
     assert len(caplog.messages) == 1
     assert "recompiled 3 times in a step" in caplog.text
     assert "must divide global_batch, 7" in caplog.text

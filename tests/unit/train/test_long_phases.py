@@ -47,7 +47,7 @@ class Device(CpuClock):
         self.done = 0.0
         self.count = 0
 
-    def stamp(self, again: float | None = None) -> float:
+    def stamp(self) -> float:
         self.count += 1
         return float(self.count)
 

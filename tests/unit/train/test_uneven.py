@@ -42,7 +42,7 @@ def step(number: int, *, pooled: bool = False, samples: int = 1, first: int = 0)
 
 def in_turn(current: CurrentStep, of: Step, *, body: bool = True) -> None:
     running: Any = SimpleNamespace(step=of, in_body=body)
-    current.running = running
+    current.enter(running)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def rates(
         if (number + 1) % each == 0:
             scheduler.step()
         schedules.turn_over(of)
-        current.running = None
+        current.enter(None)
     schedules.reach(turns[-1], turns[-1].segment_end)
     seen.append(optimiser.param_groups[0]["lr"])
     schedules.close()

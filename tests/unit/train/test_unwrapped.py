@@ -17,7 +17,7 @@ from paceline.train.ddp import CurrentStep, SingleProcess
 from paceline.train.timing import RunningStep
 from paceline.train.unwrapped import UnwrappedModels
 
-IN_A_STEP = cast(RunningStep, SimpleNamespace(step=SimpleNamespace(samples=1)))
+IN_A_STEP = cast(RunningStep, SimpleNamespace(step=SimpleNamespace(indices=[0])))
 
 
 class Rank:
@@ -47,12 +47,12 @@ class Rank:
             nn.utils.clip_grad_norm_(given, 1.0)
         sessions = [self, *self.beside]
         for session in sessions:
-            session.current.running = IN_A_STEP
+            session.current.enter(IN_A_STEP)
             session.knows.look()
         for session in sessions:
             session.knows.stepping(optimiser, reduces=reduces)
         for session in sessions:
-            session.current.running = None
+            session.current.enter(None)
 
 
 Make = Callable[..., Rank]
@@ -218,9 +218,9 @@ def test_sparse_gradients_are_compared(ranks: list[Rank], caplog: pytest.LogCapt
     for number, rank in enumerate(ranks):
         embedding = nn.Embedding(8, 2, sparse=True)
         (embedding(torch.tensor([1, 1, 3])) * (number + 1)).sum().backward()
-        rank.current.running = IN_A_STEP
+        rank.current.enter(IN_A_STEP)
         rank.knows.stepping(torch.optim.SparseAdam(list(embedding.parameters())))
-        rank.current.running = None
+        rank.current.enter(None)
     ranks[0].knows.look()
     assert len(caplog.records) == 1
 

@@ -156,9 +156,10 @@ class RankMonitor(Feature):
 
     def begin_step(self, step: Step) -> None:
         """Note that this rank begins a step; raise a PacelineError if ranks are out of step."""
-        self._refuse()
-        self._progress.relaxed = self._state.gate.relaxed is not None
-        self._progress.step = step.step
+        if self._failure is not None:
+            self._refuse()
+        progress = self._progress
+        progress.relaxed, progress.step = self._state.gate.relaxed is not None, step.step
 
     def _reducing(self, running: RunningStep, model: int) -> None:
         """Note that this rank begins a reduction; wait for the other ranks if that is unexpected.
@@ -185,13 +186,16 @@ class RankMonitor(Feature):
             return
         step, gate = running.step.step, self._state.gate
         passes = running.passes or not gate.models
+        # The thread may publish in between, and must not miss the skip of a step that is through.
         if not passes:
             self._progress.skip(step)
-        self._progress.through = max(self._progress.through, step)
+        if step > self._progress.through:
+            self._progress.through = step
         if not passes and gate.relaxed is None:
             with running.waiting():
                 self._wait_at(f"body/{step}")
-        self._refuse()
+        if self._failure is not None:
+            self._refuse()
 
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
         """Note that the loop over the loader has reached its end, or that the script left it."""

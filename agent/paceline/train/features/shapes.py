@@ -53,11 +53,8 @@ class ShapeWarning(Feature):
         if any(map(is_compiled, self._models)):
             self._warn_of_compiling("a model is compiled by torch.compile")
 
-    def measured(self, running: RunningStep) -> None:
-        if running.recompiles:
-            self._warn_of_compiling(
-                f"functions were recompiled {running.recompiles} times in a step"
-            )
+    def recompiled(self, running: RunningStep) -> None:
+        self._warn_of_compiling(f"functions were recompiled {running.recompiles} times in a step")
 
     def _warn_of_compiling(self, began: str) -> None:
         if self._warned:

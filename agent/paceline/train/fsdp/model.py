@@ -146,13 +146,6 @@ def is_wrapped(model: nn.Module) -> bool:
     return model in _wrapped
 
 
-def begin(models: Iterable[Wrapped]) -> None:
-    """Prepare a step; see `WeightedFSDP.begin`."""
-    for model in models:
-        if isinstance(model, WeightedFSDP):
-            model.begin()
-
-
 def close(models: Iterable[Wrapped]) -> None:
     """Restore the models after the session's end; see `WeightedFSDP.close`."""
     for model in models:

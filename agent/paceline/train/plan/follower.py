@@ -59,15 +59,18 @@ class Follower:
         self.waits = False
 
     def steps(self, epoch: int, ahead: int = 0) -> Iterator[Step]:
-        """Yield the steps of an epoch, waiting for each segment until the leader has stored it.
+        """Return the steps of an epoch, waiting for each segment until the leader has stored it.
 
-        A step is only yielded when `ahead` later steps are planned, too. Rank 0 needs this if its
+        A step is only returned when `ahead` later steps are planned, too. Rank 0 needs this if its
         loader fetches fewer steps ahead than the loaders of other ranks.
 
         Raises:
             PacelineError: the ranks are not in the same epoch, or the plan cannot continue.
             torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
         """
+        return self._ahead(epoch, ahead) if ahead else self._steps(epoch)
+
+    def _ahead(self, epoch: int, ahead: int) -> Iterator[Step]:
         planned: deque[Step] = deque()
         for step in self._steps(epoch):
             planned.append(step)

@@ -162,9 +162,12 @@ class Leader:
         self._waits = Waits()
         # The times at which the newest segments were chosen, and their first steps.
         self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)
-        # Numbers and samples of the epoch's adopted steps after the newest step in which the
-        # optimiser stepped.
-        self._ahead: deque[tuple[int, Ints]] = deque()
+        # The newest step in which the optimiser stepped; the loop sets it. `used` is asked for no
+        # earlier step.
+        self.stepped = -1
+        # The epoch's adopted segments that have later steps: the first step, the samples, and their
+        # number up to the end of each step.
+        self._ahead: deque[tuple[int, Ints, Ints]] = deque()
 
     def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger | StreamLedger:
         terms = self._terms
@@ -214,17 +217,15 @@ class Leader:
             self._proposals is not None and self._proposals.stop_reason is not None
         )
 
-    def stepped(self, step: int) -> None:
-        """Forget the samples of steps up to `step`, in which the optimiser has stepped."""
-        while self._ahead and self._ahead[0][0] <= step:
-            self._ahead.popleft()
-
     def used(self, step: int) -> Ints:
         """Return the epoch's samples used by steps up to and including `step`, ascending.
 
         `step` is not before the newest one in which the optimiser stepped.
         """
-        planned = [samples for number, samples in self._ahead if number > step]
+        planned = [
+            samples[ends[min(step - first, len(ends) - 1)] if step >= first else 0 :]
+            for first, samples, ends in self._ahead
+        ]
         return np.setdiff1d(self._ledger.used(), np.concatenate([[], *planned]))
 
     def unread(self) -> bool:
@@ -404,9 +405,10 @@ class Leader:
             ):
                 parts[rank] = msgspec.structs.replace(parts[rank], node=of_node)
         self._put(segment.seq, parts)
+        while self._ahead and self._ahead[0][0] + len(self._ahead[0][2]) - 1 <= self.stepped:
+            self._ahead.popleft()
         ends = np.cumsum([sum(row) for row in segment.counts])
-        for k, of_step in enumerate(np.split(samples, ends[:-1])):
-            self._ahead.append((segment.first_step + k, of_step))
+        self._ahead.append((segment.first_step, samples, ends))
         self._ledger.use(samples)
         self._begun.append((time.monotonic(), self._step))
         self._step += segment.steps

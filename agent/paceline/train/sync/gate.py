@@ -106,8 +106,8 @@ class SyncGate:
         self.suitability = Suitability(self._script, self.models)
         # The newest step of this epoch that has begun; None before the first one.
         self._step: Step | None = None
-        # The current synchroniser if it is relaxed; None under the all-reduce.
-        self._relaxed: GradientSync | None = None
+        # The synchroniser in force if it is relaxed; None if gradients are all-reduced.
+        self.relaxed: GradientSync | None = None
         # True if ranks may have different loss scales.
         self._scales_differ = False
         self._scales = Scales(self._script)
@@ -137,11 +137,6 @@ class SyncGate:
         """Set the session's name for messages."""
         self._unwrapped.name = session
 
-    @property
-    def relaxed(self) -> GradientSync | None:
-        """Return the relaxed synchroniser in force; None if gradients are all-reduced."""
-        return self._relaxed
-
     def chosen(self) -> torch.optim.Optimizer:
         """Return the script's optimiser, while a relaxed synchroniser is in force."""
         return self._script.chosen()
@@ -159,8 +154,11 @@ class SyncGate:
 
     def begin(self, step: Step) -> None:
         """Begin a step. If the synchroniser changes, all ranks synchronise first."""
-        self._unwrapped.look()
-        sharded.begin(self.models)
+        if self._unwrapped.uncompared:
+            self._unwrapped.look()
+        for model in self.models:
+            if isinstance(model, sharded.WeightedFSDP):
+                model.begin()
         before, self._step = self._step, step
         same_segment = before is not None and before.segment == step.segment
         if self._agreement is not None and (
@@ -174,7 +172,7 @@ class SyncGate:
         if same_segment and not waits:
             return
         unchanged = before is not None and before.synchroniser == step.synchroniser
-        if unchanged and self._relaxed is not None:
+        if unchanged and self.relaxed is not None:
             return
         self._meet()
         # Gradients are also all-reduced if the script does not suit the new synchroniser.
@@ -199,7 +197,7 @@ class SyncGate:
             self._held_back = False
         if step.more and step.place == 0:
             self._scales.keep()
-        if self._relaxed is None and step.share != 1.0:
+        if self.relaxed is None and step.share != 1.0:
             for model in self.models:
                 model.reduce(not step.more)
 
@@ -230,7 +228,7 @@ class SyncGate:
             if self._missed >= _MISSED and not self._script.scalers():
                 assert self._step is not None
                 raise PacelineError(_STEPPED_BEFORE.format(step=self._step.step))
-        if self._relaxed is None:
+        if self.relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
         # The check for an exception comes first, because other ranks may wait in the script's
@@ -241,25 +239,25 @@ class SyncGate:
         elif raised:
             self._leave(raised)
         with self._current.running.waiting(), self._entered():
-            self._relaxed.body_done(self._step, self._script.chosen())
+            self.relaxed.body_done(self._step, self._script.chosen())
 
     def pools(self, step: Step) -> bool:
         """Return whether ranks may take over each other's batches in this step, which has begun."""
-        return self._relaxed is not None and step.pooled
+        return self.relaxed is not None and step.pooled
 
     def end_step(self, step: Step) -> None:
         """End a step of the plan, in which this rank had any number of batches.
 
         After a segment's last step, all ranks synchronise.
         """
-        if self._relaxed is None:
+        if self.relaxed is None:
             return
         if step.epoch_end and self.pools(step):
             self._through(step, raised=False)
         running = self._current.running
         with nullcontext() if running is None else running.waiting(), self._entered():
-            self._relaxed.end_step(step)
-        if step.last and not self._relaxed.goes_on:
+            self.relaxed.end_step(step)
+        if step.last and not self.relaxed.goes_on:
             self._meet()
 
     def end(self, ran_out: bool) -> None:
@@ -283,13 +281,13 @@ class SyncGate:
         if self._step is not None and self._agreement is not None:
             why = self._failure or "its session was closed"
             self._agreement.tell(self._step.step, why)
-            if self._relaxed is not None:
+            if self.relaxed is not None:
                 # The store may have ended with rank 0, and the script may have ended all groups.
                 with suppress(RuntimeError, ValueError):
-                    self._relaxed.abort(f"left its loop in step {self._step.step}: {why}")
+                    self.relaxed.abort(f"left its loop in step {self._step.step}: {why}")
         if self._ranks_made is not None:
             self._ranks_made.close()
-        self._relaxed = self._ranks_made = self._agreement = None
+        self.relaxed = self._ranks_made = self._agreement = None
         # Release the optimiser and the store.
         self._script = ScriptOptimiser()
         self._scales = Scales(self._script)
@@ -309,11 +307,11 @@ class SyncGate:
 
     def _refuse_to_leave(self, step: Step) -> None:
         """Leave with an error: ranks that share batches have no common step to leave after."""
-        assert self._relaxed is not None
+        assert self.relaxed is not None
         self._failure = f"left its loop in step {step.step}{_LEFT}"
         # The store may have ended with rank 0.
         with suppress(RuntimeError, ValueError):
-            self._relaxed.abort(self._failure)
+            self.relaxed.abort(self._failure)
         raise PacelineError(f"rank {self._rank} {self._failure}")
 
     def _through(self, step: Step, raised: bool) -> None:
@@ -322,9 +320,9 @@ class SyncGate:
             self._agreement.through(step.step, raised)
 
     def _meet(self) -> None:
-        if self._relaxed is None:
+        if self.relaxed is None:
             return
-        relaxed, self._relaxed = self._relaxed, None
+        relaxed, self.relaxed = self.relaxed, None
         running = self._current.running
         with nullcontext() if running is None else running.waiting(), self._entered():
             relaxed.meet(self._script.chosen())
@@ -336,7 +334,7 @@ class SyncGate:
 
     def _relax(self, step: Step) -> None:
         self._scales_differ = True
-        self._relaxed = make(
+        self.relaxed = make(
             step.synchroniser,
             Channel(self._ranks(), f"rounds/{step.segment}", self._report),
             Replica(self._parameters(), self._script.chosen()),
@@ -344,7 +342,7 @@ class SyncGate:
             self.outer,
         )
         self._reduce(False)
-        self._current.weighs = self._relaxed.weighs
+        self._current.weighs = self.relaxed.weighs
 
     def _equal_scales(self) -> None:
         """Set all ranks to the smallest loss scale, because the all-reduce needs equal ones."""
@@ -406,7 +404,7 @@ class SyncGate:
         if self._current.rehearsal is not None:
             self._current.rehearsal.stepping(optimiser, _closure(args, kwargs))
             return
-        self._unwrapped.stepping(optimiser, reduces=self._relaxed is None)
+        self._unwrapped.stepping(optimiser, reduces=self.relaxed is None)
         if running.step.more:
             self._hold_back(optimiser, args, kwargs)
             return
@@ -415,8 +413,9 @@ class SyncGate:
         self._stepped = self._step
         closure = _closure(args, kwargs) is not None
         self._script.closures |= closure
-        self._current.add_kept()
-        if self._relaxed is None:
+        if self._current.kept:
+            self._current.add_kept()
+        if self.relaxed is None:
             return
         if not self._script.is_chosen(optimiser):
             raise PacelineError(_ANOTHER_OPTIMISER)
@@ -425,7 +424,7 @@ class SyncGate:
         running.gradients_offered()
         with running.exchanging(), self._entered(), unscaled(optimiser, self._parameters()):
             assert self._step is not None
-            self._relaxed.stepping(self._step, optimiser)
+            self.relaxed.stepping(self._step, optimiser)
         running.reduced()
 
     def _hold_back(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
