@@ -74,9 +74,13 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
     The same policy code gives the same plan again for the run's sizes and the records of the steps
-    in `feedback`. Ranks validate nothing: the leader calls `problem` before it adopts a segment,
-    and ingest calls `problem` before it stores one. So every segment that a leader adopts can be
-    stored.
+    in `feedback`.
+
+    A segment is validated once in each process that it enters, by `problem`: the leader calls it
+    before it adopts a proposal, and ingest before it stores an adopted segment, so every segment
+    that a leader adopts can be stored. The controller calls it on the work of its policy, before it
+    proposes a segment. Ranks and readers of the store trust a segment. Ingest may get a segment
+    before its attempt's Hello, so whoever reads both compares them with `misfit`.
 
     A process unpacks the samples of a segment at most once, because `samples` caches the array, and
     not at all if it has packed them itself.
@@ -171,13 +175,25 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
             or problems.of_times(self, ("plan_s",))
             or _of_texts(self)
             or _of_counts(self, width)
-            or _of_indices(self, samples)
+            or self.misfit(world, samples)
             or _of_forecast_and_feedback(self, width)
             or _of_threads(self.threads, width)
-            or self.synchroniser.problem(world)
             or problems.of_plain(self.memory, "memory")
-            or (None if self.moves is None else self.moves.problem(width, samples))
             or (None if self.paces is None else self.paces.problem(width))
+        )
+
+    def misfit(self, world: int | None, samples: int | None) -> str | None:
+        """Return the reason why a valid segment does not fit its attempt; None if it does.
+
+        For `world` and `samples` see `problem`.
+        """
+        width = len(self.counts[0])
+        if world is not None and width != world:
+            return _misshapen(world)
+        return (
+            _of_indices(self, samples)
+            or self.synchroniser.problem(world)
+            or (None if self.moves is None else self.moves.problem(width, samples))
         )
 
 
@@ -204,13 +220,17 @@ def _of_counts(segment: Segment, width: int) -> str | None:
     if not segment.counts:
         return "counts is empty: a segment has at least one step"
     if not width or any(len(row) != width for row in segment.counts):
-        return f"counts does not have the shape [steps][{width or 1} ranks]"
+        return _misshapen(width or 1)
     if not all(min(row) >= 0 and max(row) < _INT for row in segment.counts):
         return "counts holds a number that is negative or too large"
     total = sum(map(sum, segment.counts))
     if len(segment.indices) != 4 * total:
         return f"indices has {len(segment.indices)} bytes for {total} samples"
     return None
+
+
+def _misshapen(width: int) -> str:
+    return f"counts does not have the shape [steps][{width} ranks]"
 
 
 def _of_indices(segment: Segment, samples: int | None) -> str | None:
