@@ -9,12 +9,12 @@ import sqlalchemy as sa
 
 from paceline.wire import (
     Adopted,
+    Assignment,
     Hello,
     RoundRecord,
     Segment,
     StepRecord,
     decode,
-    flatten,
     pack_samples,
 )
 from paceline.wire.parts import encode_hello
@@ -89,8 +89,8 @@ def hello(world: int = 2, attempt: int = 0, **fields: Any) -> Hello:
 
 def pack_indices(assignments: list[list[Any]]) -> tuple[list[list[int]], bytes]:
     """`counts` and `indices` of a segment with these samples, [step][rank]."""
-    counts, samples = flatten(assignments)
-    return counts, pack_samples(samples)
+    assignment = Assignment.of(assignments, len(assignments[0]))
+    return assignment.counts.tolist(), pack_samples(assignment.samples)
 
 
 def in_parts(whole: Hello) -> list[Any]:

@@ -88,7 +88,7 @@ class VirtualRun:
         self.homes.enter(segment.epoch)
         before = self.homes.of.copy()
         self.homes.parts(segment)
-        for k, step in enumerate(segment.assignments()):
+        for k, step in enumerate(segment.assignment.parts):
             for rank, samples in enumerate(step):
                 at = before[samples]
                 self.strays += int(((at >= 0) & (at != self.homes.nodes[rank])).sum())

@@ -220,7 +220,7 @@ class Controller:
         taken = next((made for made in self._offers if made.segment == segment), None)
         if taken is not None:
             # The memory stays the decoded one, which the policy cannot change.
-            segment.keeping(taken.segment.samples)
+            segment.keeping(taken.segment.assignment)
         # Ingest may have stored and forwarded the segment before the attempt's Hello.
         elif reason := segment.misfit(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)

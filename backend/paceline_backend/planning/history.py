@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.core.cost import SUM
 from paceline.wire import Hello, Moves, Segment
-from paceline_backend.policies import Batches, Plan, Problem
+from paceline_backend.policies import Plan, Problem
 from paceline_backend.policies.base import Floats, Ints, Policy, Storage
 from paceline_backend.policies.solve.nodes import dealt
 from paceline_backend.policies.solve.order import remaining_in_order
@@ -271,8 +271,7 @@ class History:
         self.forget_memory()
 
     def _trained(self, segment: Segment) -> None:
-        samples = segment.samples
-        batches = Batches(np.asarray(segment.counts, np.int64), samples)
+        samples = segment.assignment.samples
         self._remaining[samples] = False
         if segment.moves is not None:
             self._moves, self._moves_for = segment.moves, (segment.epoch + 1, segment.version)
@@ -285,7 +284,7 @@ class History:
         if self._holder_lent:
             self._holder = self._holder.copy()
             self._holder_lent = False
-        self._holder[samples] = batches.ranks()
+        self._holder[samples] = segment.assignment.ranks()
         self._holder_known[samples] = True
         self._use_up(samples)
 

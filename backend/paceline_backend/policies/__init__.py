@@ -18,7 +18,7 @@ policy.
 from paceline_backend.policies.base import (
     Allocation,
     Allocator,
-    Batches,
+    Assignment,
     BatchesOf,
     Changes,
     Choice,
@@ -44,7 +44,7 @@ from paceline_backend.policies.registry import UnknownPolicyError, get, make, na
 __all__ = [
     "Allocation",
     "Allocator",
-    "Batches",
+    "Assignment",
     "BatchesOf",
     "Changes",
     "Choice",

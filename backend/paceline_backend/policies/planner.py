@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.core.amounts.shapes import raised
 from paceline.core.cost import SUM, Cost, features
-from paceline.wire import Paces
+from paceline.wire import Assignment, Paces
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses
@@ -28,7 +28,7 @@ from paceline_backend.policies.parts import (
     Policy,
 )
 from paceline_backend.policies.solve.constraints import gridded, within_limits
-from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
+from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
 # With a token budget, an allocator computes counts for a global batch of at least this many samples
 # per worker.
@@ -39,7 +39,7 @@ _FINE = 8
 class Plan:
     """The plan of the next segment, with the models' forecast."""
 
-    batches: Batches
+    batches: Assignment
     # Expected compute times; empty while the models are unknown.
     ett_s: list[list[float]]  # [step][rank]
     # Each rank's share of the load, for the leader while no controller plans; empty: equal counts.
@@ -225,7 +225,7 @@ def _in_fine_counts(problem: Problem) -> Problem:
     return replace(problem, global_batch=max(problem.global_batch, _FINE * problem.world))
 
 
-def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[float]]:
+def _ett_s(problem: Problem, models: Models, batches: Assignment) -> list[list[float]]:
     if not models.known:
         return []
     ett_s = models.ett(features(problem.sizes[batches.samples], batches.counts))

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.wire import Paces
+from paceline.wire import Assignment, Paces
 from paceline_backend.policies.parts import Policy
 from paceline_backend.policies.planner import Plan, shares_of
 from paceline_backend.policies.predict.linear import LinearPredictor
-from paceline_backend.policies.values import Batches, Feedback
+from paceline_backend.policies.values import Feedback
 
 
 def problem_of(policy: Policy) -> str | None:
@@ -47,7 +47,7 @@ def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> P
     if models.known:
         paces = Paces(models.a.tolist(), models.c.tolist(), models.b.tolist())
     return Plan(
-        Batches(np.zeros((steps, world), np.int64), none),
+        Assignment(np.zeros((steps, world), np.int64), none),
         ett_s=[],
         shares=shares_of(policy, models, feedback),
         placement=none,
