@@ -74,11 +74,10 @@ class VirtualRun:
 
     def advance(self) -> Segment:
         """Plans a segment, adopts it and trains it."""
-        planned = offer(self.history, self.window, self.made, 0)
-        segment = planned.segment
+        segment, shuffle = offer(self.history, self.window, self.made, 0)
         assert segment.problem(self.hello.world, self.hello.samples) is None
-        if segment.shuffled:
-            self.history.shuffled(0, planned.plan)
+        if segment.shuffled and shuffle is not None:
+            self.history.shuffled(segment, shuffle)
         self.take(segment)
         return segment
 

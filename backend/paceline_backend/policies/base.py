@@ -39,7 +39,7 @@ from paceline_backend.policies.parts import (
     Scheduler,
     Shuffler,
 )
-from paceline_backend.policies.planner import Plan, plan, unsuited
+from paceline_backend.policies.planner import Shuffle, plan, unsuited
 from paceline_backend.policies.values import (
     Feedback,
     Floats,
@@ -67,12 +67,12 @@ __all__ = [
     "NodeChooser",
     "Parameters",
     "PerRank",
-    "Plan",
     "Policy",
     "Predictor",
     "Preset",
     "Problem",
     "Scheduler",
+    "Shuffle",
     "Shuffler",
     "Storage",
     "plan",

@@ -273,7 +273,7 @@ class Problem:
     limits: Ints | None = None  # [W]
     # Pairs (samples, seconds) of each worker, measured before training.
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]
-    # `Plan.memory` of the last segment.
+    # `Segment.memory` of the last segment.
     memory: Mapping[str, Any] = field(default_factory=dict)
     # Index of each rank's node; None: one node, or unknown.
     nodes: Ints | None = None  # [W]
@@ -292,6 +292,9 @@ class Problem:
     token_budget: float | None = None
     # Maximum total size of each worker's local batch, in the unit of the sizes.
     token_limits: Floats | None = None  # [W]
+    # The number of the segment to plan, and the version of its policy. They change no plan.
+    seq: int = 0
+    version: int = 0
 
     def across(self, before: Ints, after: Ints) -> int:
         """Return the number of K samples that change node if their ranks change.

@@ -34,7 +34,7 @@ def uses(ran: list[TrainedSegment]) -> Any:
     counts = np.zeros((2, 900), int)
     for trained in ran:
         # As many as were computed, whichever rank they moved to.
-        samples = trained.plan.batches.samples[: trained.features.samples.sum()]
+        samples = trained.segment.assignment.samples[: trained.features.samples.sum()]
         np.add.at(counts[trained.segment.epoch], samples, 1)
     return counts
 
@@ -155,7 +155,7 @@ def test_records_are_those_of_ranks_that_go_their_own_ways() -> None:
 def test_batches_that_changed_have_no_expected_time() -> None:
     simulation = Simulation.of(scenario(policy="flexrr", parameters={"batches": "lbb"}, epochs=1))
     ran = train(simulation)[-1]
-    moved = ran.features.samples != ran.plan.batches.counts
+    moved = ran.features.samples != ran.segment.assignment.counts
     assert moved.any()
     assert ran.ett_s is not None
     assert (np.isnan(ran.ett_s) == moved).all()

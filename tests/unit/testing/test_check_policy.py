@@ -118,7 +118,10 @@ def policy_of(**changes: Any) -> Policy:
     ("preset", "says"),
     [
         (preset_of(policy_of(scheduler=Broken(writes))), "Problem.placement was changed in place"),
-        (preset_of(policy_of(scheduler=Broken(remembers))), "batches.counts differs when planned"),
+        (
+            preset_of(policy_of(scheduler=Broken(remembers))),
+            "assignment.counts differs when planned",
+        ),
         (preset_of(policy_of(scheduler=Broken(repeats))), "a segment has a sample twice"),
         (preset_of(policy_of(scheduler=Broken(shortens))), r"steps have \[.*0\] samples, not "),
         (preset_of(policy_of(scheduler=Forgets())), "compose.. does not return each remaining"),
