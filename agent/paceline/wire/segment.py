@@ -1,6 +1,15 @@
-"""A planned segment: which samples each rank gets in the next steps.
+"""The plan of a segment: which samples each rank gets in the next steps, and how it was made.
 
-With the segment's `Paces`, the leader picks the samples of a stream without the controller.
+The planner returns a `Segment`, the leader adopts it, the bus carries it and the store keeps it:
+
+1. A policy's scheduler divides samples as an `Assignment`. `policies.plan` makes the segment from
+   it, and `planning.offer` adds what the policy does not know.
+2. The controller sends it to the leader in a `Proposal`. If none arrives in time, the leader makes
+   a segment itself. With the segment's `Paces`, it picks the samples of a stream.
+3. The leader adopts the segment and stores a `Part` of it for each rank. A rank unpacks its part
+   into a `Step` for each step, and the script sees the step's `Batch` (`paceline.train.parts`).
+4. The leader announces the segment as `Adopted`. Ingest stores it; controllers, charts and
+   `paceline replay` read it from the store.
 """
 
 from __future__ import annotations

@@ -368,8 +368,8 @@ class Leader:
         paces = last.paces if last is not None else None
         if self._stream is not None:
             self._stream.ledger.paces = paces
-        parts = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
-        assignment = Assignment.of(parts, self._world)
+        batches = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
+        assignment = Assignment.of(batches, self._world)
         made = Segment(
             seq=self.seq,
             epoch=self._ledger.epoch,
