@@ -188,7 +188,7 @@ def _check_training(preset: Preset[Any], case: _Case) -> None:
         if simulation.policy is policy:
             _check_plan(simulation)
         segment = simulation.advance().segment
-        given = segment.samples.tolist()
+        given = segment.assignment.samples.tolist()
         assert len(set(given)) == len(given), "a segment has a sample twice"
         again = used[segment.epoch].intersection(given)
         assert not again, f"samples {sorted(again)} used twice in epoch {segment.epoch}"
