@@ -124,11 +124,12 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     The same policy code gives the same plan again for the run's sizes and the records of the steps
     in `feedback`.
 
-    A segment is validated once in each process that it enters, by `problem`: the leader calls it
-    before it adopts a proposal, and ingest before it stores an adopted segment, so every segment
-    that a leader adopts can be stored. The controller calls it on the work of its policy, before it
-    proposes a segment. Ranks and readers of the store trust a segment. Ingest may get a segment
-    before its attempt's Hello, so whoever reads both compares them with `misfit`.
+    A segment is validated once where it enters a process, by `problem`: the leader calls it before
+    it adopts a proposal, and ingest before it stores an adopted segment, so every segment that a
+    leader adopts can be stored. The controller calls it on the work of its policy, before it
+    proposes a segment, and on adopted segments that it did not propose. Ranks and readers of the
+    store trust a segment. Ingest may get a segment before its attempt's Hello, so readers of both
+    compare them with `misfit`.
 
     A process unpacks the samples of a segment at most once, because `assignment` is cached, and not
     at all if it has packed them itself.

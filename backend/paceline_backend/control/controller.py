@@ -221,8 +221,7 @@ class Controller:
         if taken is not None:
             # The memory stays the decoded one, which the policy cannot change.
             segment.keeping(taken[0].assignment)
-        # Ingest may have stored and forwarded the segment before the attempt's Hello.
-        elif reason := segment.misfit(state.hello.world, state.hello.samples):
+        elif reason := segment.problem(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)
             return
         late = segment.seq < state.seq
