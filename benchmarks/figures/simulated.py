@@ -78,7 +78,7 @@ def trained(simulation: Simulation) -> Run:
     columns = (np.concatenate(c) for c in zip(*(each.features for each in ran), strict=True))
     parts: list[list[Ints]] = []
     for each in ran:
-        parts += [list(step) for step in each.plan.batches.parts[: len(each.started_at)]]
+        parts += [list(step) for step in each.segment.assignment.parts[: len(each.started_at)]]
     return Run(
         np.repeat([each.segment.epoch for each in ran], [len(each.step_s) for each in ran]),
         Features(*columns),

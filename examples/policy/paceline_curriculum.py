@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from paceline_backend.policies import (
-    Batches,
+    Assignment,
     KeepPlacement,
     Models,
     Parameters,
@@ -43,13 +43,13 @@ class Curriculum:
         chance = problem.rng().random(len(sizes))
         return problem.remaining[np.argsort(place + self.disorder * chance, kind="stable")]
 
-    def schedule(self, problem: Problem, models: Models) -> Batches:
+    def schedule(self, problem: Problem, models: Models) -> Assignment:
         """Gives each sample, longest first, to the rank that would finish it first."""
         parts, start = [], 0
         for count in problem.batch_sizes():
             parts.append(_deal(problem.order[start : start + count], problem, models))
             start += count
-        return Batches.of(parts, problem.world)
+        return Assignment.of(parts, problem.world)
 
 
 def _deal(batch: Ints, problem: Problem, models: Models) -> list[Ints]:

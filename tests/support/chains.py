@@ -114,7 +114,7 @@ def _errors(store: Store, run: str, directory: Path) -> dict[int, float]:
         for segment in segments_store.adopted(connection, key, hello):
             if segment.synchroniser != ALLREDUCE:
                 continue
-            for step, parts in enumerate(segment.assignments(), segment.first_step):
+            for step, parts in enumerate(segment.assignment.parts, segment.first_step):
                 parameters, gradient = torch.from_numpy(rows[step])
                 vector_to_parameters(parameters, model.parameters())
                 model.zero_grad()

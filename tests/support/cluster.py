@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import features
+from paceline.wire import Segment
 from paceline_backend.planning.feedback import COLUMNS, Window
-from paceline_backend.policies import Feedback, Plan, Policy, Problem, plan
+from paceline_backend.policies import Feedback, Policy, Problem, plan
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -86,21 +87,21 @@ class Cluster:
         """A switch, or another controller: the shuffler runs before the next segment."""
         self.placement = None
 
-    def plan(self, policy: Policy, steps: int | None = None) -> Plan:
+    def plan(self, policy: Policy, steps: int | None = None) -> Segment:
         if policy is not self.memory[0]:
             self.forget_placement()
         shuffle = self.placement is None
         steps = steps or self.steps_per_segment
         problem = self.problem(steps, shuffle=shuffle, policy=policy)
-        made = plan(policy, problem, self.feedback(), shuffle=shuffle)
-        self.placement, self.order = made.placement, made.order
+        made, shuffled = plan(policy, problem, self.feedback(), shuffle=shuffle)
+        self.placement, self.order = shuffled.placement, shuffled.order
         self.memory = (policy, dict(made.memory))
         self.moved += made.moved
         return made
 
-    def run(self, policy: Policy, steps: int | None = None) -> Plan:
+    def run(self, policy: Policy, steps: int | None = None) -> Segment:
         made = self.plan(policy, steps)
-        self.train(made.assignments, epoch_end=made.epoch_end)
+        self.train(made.assignment.parts, epoch_end=made.epoch_end)
         return made
 
     def train(self, assignments: list[list[Ints]], *, epoch_end: bool) -> None:

@@ -197,7 +197,7 @@ class _Attempt:
         run, rng, shards = self._run, self._run.rng, self._hello.shards
         sizes = self._leader._sizes
         slowness = run.data.slowness[min(segment.epoch, run.kind.epochs - 1)]
-        for step, parts in enumerate(segment.assignments(), segment.first_step):
+        for step, parts in enumerate(segment.assignment.parts, segment.first_step):
             if shards is not None:
                 for node, part in zip(shards.nodes, parts, strict=True):
                     run.data.held[part] = node

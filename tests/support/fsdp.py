@@ -22,7 +22,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep
 from paceline.train.fsdp.model import WeightedFSDP
 from paceline.train.plan.leader import Leader
-from paceline.wire import ALLREDUCE, Segment, pack_samples
+from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Problem
@@ -333,15 +333,15 @@ def by_presets(names: list[str], steps: int = 2) -> Iterator[list[str]]:
             world,
             seed=terms.seed,
         )
-        plan = policies.plan(policies.make(name, {}), problem, _measured(world), shuffle=True)
-        batches = plan.batches
+        policy = policies.make(name, {})
+        plan, _ = policies.plan(policy, problem, _measured(world), shuffle=True)
         assert plan.synchroniser == ALLREDUCE
         return Segment(
             seq=leader.seq,
             epoch=ledger.epoch,
             first_step=leader._step,
-            counts=batches.counts.tolist(),
-            indices=pack_samples(batches.samples),
+            counts=plan.counts,
+            indices=plan.indices,
             policy=name,
             version=0,
             source="coast",

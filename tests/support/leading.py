@@ -204,7 +204,7 @@ class Leading:
         """All ranks' records of a segment's steps."""
         for rank in range(self.world):
             records = []
-            for k, ranks in enumerate(segment.assignments()):
+            for k, ranks in enumerate(segment.assignment.parts):
                 step, load = segment.first_step + k, float(self.sizes[ranks[rank]].sum())
                 records.append(
                     StepRecord(

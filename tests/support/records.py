@@ -14,7 +14,6 @@ from paceline.wire import (
     Segment,
     StepRecord,
     decode,
-    flatten,
     pack_samples,
 )
 from paceline.wire.parts import encode_hello
@@ -89,8 +88,9 @@ def hello(world: int = 2, attempt: int = 0, **fields: Any) -> Hello:
 
 def pack_indices(assignments: list[list[Any]]) -> tuple[list[list[int]], bytes]:
     """`counts` and `indices` of a segment with these samples, [step][rank]."""
-    counts, samples = flatten(assignments)
-    return counts, pack_samples(samples)
+    counts = [[len(part) for part in step] for step in assignments]
+    flat = [part for step in assignments for part in step]
+    return counts, pack_samples(np.concatenate(flat) if flat else np.empty(0))
 
 
 def in_parts(whole: Hello) -> list[Any]:

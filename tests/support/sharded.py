@@ -69,11 +69,10 @@ class VirtualRun:
             self.advance()
 
     def advance(self) -> Segment:
-        planned = offer(self.history, self.window, self.made, 0)
-        segment = planned.segment
+        segment, shuffle = offer(self.history, self.window, self.made, 0)
         assert segment.problem(self.hello.world, self.hello.samples) is None
-        if segment.shuffled:
-            self.history.shuffled(0, planned.plan)
+        if segment.shuffled and shuffle is not None:
+            self.history.shuffled(segment, shuffle)
         self.take(segment)
         return segment
 
@@ -82,7 +81,7 @@ class VirtualRun:
         self.homes.enter(segment.epoch)
         before = self.homes.of.copy()
         self.homes.parts(segment)
-        for k, step in enumerate(segment.assignments()):
+        for k, step in enumerate(segment.assignment.parts):
             for rank, samples in enumerate(step):
                 at = before[samples]
                 self.strays += int(((at >= 0) & (at != self.homes.nodes[rank])).sum())

@@ -7,7 +7,7 @@ defines errors that the user can fix. The leader, the controller and the simulat
 
     ledger = Ledger(epoch=0, order=order, rules=BatchRules(global_batch=64))
     if (why := ledger.refusal(segment, world=4)) is None:
-        ledger.use(segment.samples)
+        ledger.use(segment.assignment.samples)
     else:
         assignments = ledger.coast(steps=2, world=4, sizes=sizes, shares=[])
 """

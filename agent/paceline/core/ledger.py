@@ -134,14 +134,14 @@ class Ledger:
         totals = [sum(row) for row in segment.counts]
         if totals != self.batch_sizes(len(totals)):
             return f"its steps have {totals} samples, not {self.batch_sizes(len(totals))}"
-        if limits is not None and (np.asarray(segment.counts) > limits).any():
+        if limits is not None and (segment.assignment.counts > limits).any():
             most = np.max(segment.counts, axis=0).tolist()
             return f"ranks get up to {most} samples a step; {limits.tolist()} fit in memory"
-        indices = segment.samples
+        indices = segment.assignment.samples
         if self._ends is not None and not self._in_order(indices, totals):
             return "its steps do not follow the epoch's order, which keeps them within the budget"
         if budget is not None:
-            over = budget.over(np.asarray(segment.counts), indices)
+            over = budget.over(segment.assignment.counts, indices)
             if over is not None:
                 return over
         if len(np.unique(indices)) != len(indices):

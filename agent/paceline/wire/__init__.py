@@ -71,7 +71,7 @@ from paceline.wire.metrics import (
     MetricBatch,
     MetricRecord,
 )
-from paceline.wire.segment import Paces, Segment, flatten, pack_samples
+from paceline.wire.segment import Assignment, Paces, Segment, pack_samples
 from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
@@ -114,6 +114,7 @@ __all__ = [
     "Adopted",
     "Answer",
     "Ask",
+    "Assignment",
     "CheckNode",
     "Committed",
     "DataEpoch",
@@ -157,7 +158,6 @@ __all__ = [
     "decode_signed",
     "encode",
     "encode_steps",
-    "flatten",
     "is_node",
     "live",
     "node_telemetry",

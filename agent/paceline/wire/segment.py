@@ -1,11 +1,22 @@
-"""A planned segment: which samples each rank gets in the next steps.
+"""The plan of a segment: which samples each rank gets in the next steps, and how it was made.
 
-With the segment's `Paces`, the leader picks the samples of a stream without the controller.
+The planner returns a `Segment`, the leader adopts it, the bus carries it and the store keeps it:
+
+1. A policy's scheduler divides samples as an `Assignment`. `policies.plan` makes the segment from
+   it, and `planning.offer` adds what the policy does not know.
+2. The controller sends it to the leader in a `Proposal`. If none arrives in time, the leader makes
+   a segment itself. With the segment's `Paces`, it picks the samples of a stream.
+3. The leader adopts the segment and stores a `Part` of it for each rank. A rank unpacks its part
+   into a `Step` for each step, and the script sees the step's `Batch` (`paceline.train.parts`).
+4. The leader announces the segment as `Adopted`. Ingest stores it; controllers, charts and
+   `paceline replay` read it from the store.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -70,16 +81,58 @@ class Paces(msgspec.Struct, frozen=True):
         return None
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """The samples of each rank in each step of a segment. No caller may modify the arrays."""
+
+    counts: Ints  # [S, W]
+    # Indices of the samples, ordered by step, and by rank within a step.
+    samples: Ints  # [counts.sum()]
+
+    @staticmethod
+    def of(parts: Sequence[Sequence[Ints]], world: int) -> Assignment:
+        """Make an assignment from ``[step][rank]`` arrays."""
+        counts = np.array([[len(part) for part in step] for step in parts], np.int64)
+        flat = [part for step in parts for part in step]
+        samples = np.concatenate(flat) if flat else np.empty(0)
+        return Assignment(counts.reshape(-1, world), samples.astype(np.int64, copy=False))
+
+    @staticmethod
+    def joined(counts: Sequence[Ints], samples: Sequence[Ints], world: int) -> Assignment:
+        """Make an assignment from each step's counts, [W], and its samples, ordered by rank."""
+        flat = np.concatenate(samples) if samples else np.empty(0, np.int64)
+        return Assignment(np.array(counts, np.int64).reshape(-1, world), flat)
+
+    @cached_property
+    def parts(self) -> list[list[Ints]]:
+        """The samples as ``[step][rank]`` arrays, some of which may be empty."""
+        ends = np.cumsum(self.counts)
+        flat = np.split(self.samples, ends[:-1]) if len(ends) else []
+        world = self.counts.shape[1]
+        return [flat[at : at + world] for at in range(0, len(flat), world)]
+
+    def ranks(self) -> Ints:
+        """Return the rank of each of `samples`."""
+        world = self.counts.shape[1]
+        ranks = np.tile(np.arange(world), len(self.counts))
+        return np.repeat(ranks, self.counts.ravel())
+
+
 class Segment(msgspec.Struct, frozen=True, dict=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
     The same policy code gives the same plan again for the run's sizes and the records of the steps
-    in `feedback`. Ranks validate nothing: the leader calls `problem` before it adopts a segment,
-    and ingest calls `problem` before it stores one. So every segment that a leader adopts can be
-    stored.
+    in `feedback`.
 
-    A process unpacks the samples of a segment at most once, because `samples` caches the array, and
-    not at all if it has packed them itself.
+    A segment is validated once where it enters a process, by `problem`: the leader calls it before
+    it adopts a proposal, and ingest before it stores an adopted segment, so every segment that a
+    leader adopts can be stored. The controller calls it on the work of its policy, before it
+    proposes a segment, and on adopted segments that it did not propose. Ranks and readers of the
+    store trust a segment. Ingest may get a segment before its attempt's Hello, so readers of both
+    compare them with `misfit`.
+
+    A process unpacks the samples of a segment at most once, because `assignment` is cached, and not
+    at all if it has packed them itself.
     """
 
     # Number of the segment among the adopted segments of this attempt, from 0.
@@ -88,7 +141,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     first_step: int
     # Number of samples of each rank in each step, [step][rank].
     counts: list[list[int]]
-    # Sample indices of all steps and ranks in order: little-endian uint32; see `samples`.
+    # Sample indices of all steps and ranks in order: little-endian uint32; see `assignment`.
     indices: bytes
     # Name of the preset.
     policy: str
@@ -142,20 +195,15 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
         return len(self.counts)
 
     @cached_property
-    def samples(self) -> Ints:
-        """Sample indices of all steps and ranks in order, [Σ counts]. Do not modify the array."""
-        return np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
+    def assignment(self) -> Assignment:
+        """`counts` and `indices` as arrays."""
+        samples = np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
+        return Assignment(np.array(self.counts, np.int64), samples)
 
-    def keeping(self, samples: Ints) -> Segment:
-        """Cache `samples`, from which this segment was packed; return this segment."""
-        self.__dict__["samples"] = samples.astype(np.int64, copy=False)
+    def keeping(self, assignment: Assignment) -> Segment:
+        """Cache the assignment from which this segment was packed; return this segment."""
+        self.__dict__["assignment"] = assignment
         return self
-
-    def assignments(self) -> list[list[Ints]]:
-        """Return sample indices, [step][rank] → int64 array (possibly empty)."""
-        ends = np.cumsum([n for row in self.counts for n in row])
-        parts = iter(np.split(self.samples, ends[:-1]) if len(ends) else [])
-        return [[next(parts) for _ in row] for row in self.counts]
 
     def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
         """Return the reason why no leader may adopt the segment; None if it is valid by itself.
@@ -171,26 +219,30 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
             or problems.of_times(self, ("plan_s",))
             or _of_texts(self)
             or _of_counts(self, width)
-            or _of_indices(self, samples)
+            or self.misfit(world, samples)
             or _of_forecast_and_feedback(self, width)
             or _of_threads(self.threads, width)
-            or self.synchroniser.problem(world)
             or problems.of_plain(self.memory, "memory")
-            or (None if self.moves is None else self.moves.problem(width, samples))
             or (None if self.paces is None else self.paces.problem(width))
         )
 
+    def misfit(self, world: int | None, samples: int | None) -> str | None:
+        """Return the reason why a valid segment does not fit its attempt; None if it does.
 
-def flatten(assignments: list[list[Ints]]) -> tuple[list[list[int]], Ints]:
-    """Convert sample indices, [step][rank], to a pair: `Segment.counts` and `Segment.samples`."""
-    counts = [[len(part) for part in step] for step in assignments]
-    flat = [part for step in assignments for part in step]
-    joined = np.concatenate(flat) if flat else np.empty(0)
-    return counts, joined.astype(np.int64, copy=False)
+        For `world` and `samples` see `problem`.
+        """
+        width = len(self.counts[0])
+        if world is not None and width != world:
+            return _misshapen(world)
+        return (
+            _of_indices(self, samples)
+            or self.synchroniser.problem(world)
+            or (None if self.moves is None else self.moves.problem(width, samples))
+        )
 
 
 def pack_samples(samples: Ints) -> bytes:
-    """Pack the array `Segment.samples` into the bytes `Segment.indices`."""
+    """Pack `Assignment.samples` into the bytes `Segment.indices`."""
     return samples.astype("<u4").tobytes()
 
 
@@ -204,7 +256,7 @@ def _of_counts(segment: Segment, width: int) -> str | None:
     if not segment.counts:
         return "counts is empty: a segment has at least one step"
     if not width or any(len(row) != width for row in segment.counts):
-        return f"counts does not have the shape [steps][{width or 1} ranks]"
+        return _misshapen(width or 1)
     if not all(min(row) >= 0 and max(row) < _INT for row in segment.counts):
         return "counts holds a number that is negative or too large"
     total = sum(map(sum, segment.counts))
@@ -213,10 +265,14 @@ def _of_counts(segment: Segment, width: int) -> str | None:
     return None
 
 
+def _misshapen(width: int) -> str:
+    return f"counts does not have the shape [steps][{width} ranks]"
+
+
 def _of_indices(segment: Segment, samples: int | None) -> str | None:
     if samples is None or not segment.indices:
         return None
-    # View the bytes as an array, without a copy: most callers need `samples` only later, or never.
+    # View the bytes as an array, without a copy: most callers need `assignment` later, or never.
     most = int(np.frombuffer(segment.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None

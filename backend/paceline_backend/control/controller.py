@@ -38,8 +38,8 @@ from paceline_backend.control.turns import Turns
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import AHEAD, History
 from paceline_backend.planning.load import load
-from paceline_backend.planning.offer import Offer, offer
-from paceline_backend.policies import Policy
+from paceline_backend.planning.offer import offer
+from paceline_backend.policies import Policy, Shuffle
 from paceline_backend.server import tracing
 from paceline_backend.server.keys import Keys
 from paceline_backend.store import Store, StoreUnavailableError, meta, runs, switches
@@ -102,7 +102,7 @@ class Controller:
         self._policy_name = ""
         self._version = -1
         # Offers for the next segment, oldest first.
-        self._offers: list[Offer] = []
+        self._offers: list[tuple[Segment, Shuffle | None]] = []
         # Attempt, segment, version and newest step that the last offer was based on.
         self._offered: tuple[int, ...] = ()
         self._offered_at = 0.0
@@ -217,10 +217,10 @@ class Controller:
     def _adopted(self, state: History, segment: Segment) -> None:
         # If the leader adopted one of the offers, use its samples: the offer was validated before
         # it was proposed, and its samples are unpacked already.
-        taken = next((made for made in self._offers if made.segment == segment), None)
+        taken = next((made for made in self._offers if made[0] == segment), None)
         if taken is not None:
             # The memory stays the decoded one, which the policy cannot change.
-            segment.keeping(taken.segment.samples)
+            segment.keeping(taken[0].assignment)
         elif reason := segment.problem(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)
             return
@@ -231,8 +231,8 @@ class Controller:
         if late or (segment.seq > state.seq and not state.lost):
             raise _GapError
         epoch = state.epoch
-        if taken is not None and segment.shuffled:
-            state.shuffled(segment.version, taken.plan)
+        if segment.shuffled and taken is not None and (shuffle := taken[1]) is not None:
+            state.shuffled(segment, shuffle)
         state.adopt(segment)
         self._offers = []
         if state.epoch != epoch and state.finished:
@@ -257,11 +257,10 @@ class Controller:
             # plan can import and compile modules.
             with self._turns.turn(self._key), tracing.now().plan(self._id, self._policy_name):
                 made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
+            segment = made[0]
             # Check the segment as the leader does, because the leader would refuse it for the same
             # reason.
-            reason: Exception | str | None = made.segment.problem(
-                state.hello.world, state.hello.samples
-            )
+            reason: Exception | str | None = segment.problem(state.hello.world, state.hello.samples)
         # Policies are plug-ins, and a stored state may come from another version of the plug-in, so
         # any error can occur.
         except Exception as error:
@@ -276,7 +275,7 @@ class Controller:
         # The lease may have expired while the policy planned.
         if not self._lease.held():
             return
-        proposal = Proposal(state.hello.attempt, made.segment, self._lease.owner)
+        proposal = Proposal(state.hello.attempt, segment, self._lease.owner)
         publish(
             bus, control(self._id), proposal, self._id, maxlen=CONTROL_LENGTH, key=self._signing
         )

@@ -26,6 +26,22 @@ from paceline_backend.policies.base import Policy
 from paceline_backend.policies.streams import plan_stream
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
+# Fields that are equal if a plan is the same, of a stream and of other data. The leader selects the
+# samples of a stream.
+_OF_STREAM = ("shares", "paces")
+_OF_DATA = (
+    "counts",
+    "indices",
+    "epoch_end",
+    "ett_s",
+    "shares",
+    "moved",
+    "memory",
+    "threads",
+    "synchroniser",
+    "why",
+    "moves",
+)
 # Number of steps whose feedback rows are read at a time.
 _CHUNK = 256  # steps
 # Maximum length of a differing value in the report; longer values are cut.
@@ -146,40 +162,27 @@ class _Replayer:
         else:
             self._look(segment, again)
 
-    def _planned_again(
-        self, segment: Segment, policy: Policy, feedback: Feedback
-    ) -> Mapping[str, Any]:
+    def _planned_again(self, segment: Segment, policy: Policy, feedback: Feedback) -> Segment:
         feedback = single_batches(feedback, self._history.newest)
         if segment.anew:
             self._history.forget_memory()
         self._history.recall(segment.feedback)
-        if self._history.hello.stream:
-            # The leader selects a stream's samples, so a plan has only shares and paces.
-            of_stream = plan_stream(policy, feedback, segment.steps, self._history.hello.world)
-            return {"shares": of_stream.shares, "paces": of_stream.paces}
         problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
+        if self._history.hello.stream:
+            return plan_stream(policy, problem, feedback)
         ahead = None
         if segment.moves is not None and self._history.shares_data(policy):
             ahead = self._history.next_epoch(segment.version)
-        plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled, ahead=ahead)
+        again, shuffle = policies.plan(
+            policy, problem, feedback, shuffle=segment.shuffled, ahead=ahead
+        )
         if segment.shuffled:
-            self._history.shuffled(segment.version, plan)
-        return {
-            "counts": plan.batches.counts.tolist(),
-            "indices": plan.batches.samples.astype("<u4").tobytes(),
-            "epoch_end": plan.epoch_end,
-            "ett_s": plan.ett_s,
-            "shares": plan.shares,
-            "moved": plan.moved,
-            "memory": plan.memory,
-            "threads": plan.threads,
-            "synchroniser": plan.synchroniser,
-            "why": plan.why,
-            "moves": plan.moves,
-        }
+            self._history.shuffled(again, shuffle)
+        return again
 
-    def _look(self, segment: Segment, again: Mapping[str, Any]) -> None:
-        pairs = {name: (value, getattr(segment, name)) for name, value in again.items()}
+    def _look(self, segment: Segment, again: Segment) -> None:
+        names = _OF_STREAM if self._history.hello.stream else _OF_DATA
+        pairs = {name: (getattr(again, name), getattr(segment, name)) for name in names}
         different = {name: both for name, both in pairs.items() if not _same(*both)}
         if different:
             values = "; ".join(f"{name}: {_difference(*both)}" for name, both in different.items())

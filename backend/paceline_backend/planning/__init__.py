@@ -1,13 +1,14 @@
 """Plan the next segment of a run from the run's history and feedback.
 
 `History` is the state of an attempt: which samples are left of its epoch, and which rank holds each
-sample. `Window` keeps the newest measurements of the attempt's ranks. `offer` requests a plan from
-a policy and wraps the plan as a segment. `load` rebuilds history and window from the store.
+sample. `Window` keeps the newest measurements of the attempt's ranks. `offer` requests the next
+segment from a policy. `load` rebuilds history and window from the store.
 
 The controller and what-if start with `load`; replay and the simulator maintain a history of their
 own.
 
     history, window = load(connection, key)
-    made = offer(history, window, policies.make("paceline"), version=0)
-    history.adopt(made.segment)
+    segment, shuffle = offer(history, window, policies.make("paceline"), version=0)
+    history.shuffled(segment, shuffle)  # if the shuffler ran: `Segment.shuffled`
+    history.adopt(segment)
 """

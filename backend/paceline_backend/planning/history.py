@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.cost import SUM
+from paceline.core.cost import SUM, Cost
 from paceline.wire import Hello, Moves, Segment
-from paceline_backend.policies import Batches, Plan, Problem
+from paceline_backend.policies import Problem, Shuffle
 from paceline_backend.policies.base import Floats, Ints, Policy, Storage
 from paceline_backend.policies.solve.nodes import dealt
 from paceline_backend.policies.solve.order import remaining_in_order
@@ -152,6 +152,8 @@ class History:
             storage=storage,
             token_budget=hello.token_budget,
             token_limits=np.array(hello.token_limits) if hello.token_limits else None,
+            seq=self.seq,
+            version=version,
         )
 
     def shares_data(self, policy: Policy) -> bool:
@@ -211,15 +213,15 @@ class History:
         self._memory, self._before = (-1, {}), None
         self.anew = True
 
-    def shuffled(self, version: int, plan: Plan) -> None:
+    def shuffled(self, segment: Segment, shuffle: Shuffle) -> None:
         """Store the shuffler's result for a segment; call this before the segment is adopted."""
-        self._placement, self._order = plan.placement, plan.order
-        self._shares, self._cost = np.array(plan.shares), plan.cost
-        self._shuffled_for, self._shuffled_seq = (self.epoch, version), self.seq
+        self._placement, self._order = shuffle.placement, shuffle.order
+        self._shares, self._cost = np.array(segment.shares), shuffle.cost
+        self._shuffled_for, self._shuffled_seq = (self.epoch, segment.version), self.seq
 
-    def outdated(self, plan: Plan) -> bool:
+    def outdated(self, segment: Segment, cost: Cost) -> bool:
         """Return True if the last shuffle assumed other speeds or another cost than this plan."""
-        shares, cost, then = plan.shares, plan.cost, self._cost
+        shares, then = segment.shares, self._cost
         low, high = sorted((cost.kappa, then.kappa))
         if cost.padded != then.padded or high > CURVED * low:
             return True
@@ -271,8 +273,7 @@ class History:
         self.forget_memory()
 
     def _trained(self, segment: Segment) -> None:
-        samples = segment.samples
-        batches = Batches(np.asarray(segment.counts, np.int64), samples)
+        samples = segment.assignment.samples
         self._remaining[samples] = False
         if segment.moves is not None:
             self._moves, self._moves_for = segment.moves, (segment.epoch + 1, segment.version)
@@ -285,7 +286,7 @@ class History:
         if self._holder_lent:
             self._holder = self._holder.copy()
             self._holder_lent = False
-        self._holder[samples] = batches.ranks()
+        self._holder[samples] = segment.assignment.ranks()
         self._holder_known[samples] = True
         self._use_up(samples)
 

@@ -1,24 +1,24 @@
 """Offer for the next segment, made from the history and feedback of a run.
 
 The controller and the simulator call `offer` before each segment. `offer` sets the segment's number
-of steps, requests a plan from the policy, and wraps the plan as a `Segment`. The leader may adopt
-the segment; `offer` itself changes neither the database nor the bus.
+of steps, requests its plan from the policy, and adds what the policy does not know. The leader may
+adopt the segment; `offer` itself changes neither the database nor the bus.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from paceline.core.pool import is_pooled
-from paceline.wire import ALLREDUCE, Segment, pack_samples
+from paceline.wire import ALLREDUCE, Segment
 from paceline_backend import policies
 from paceline_backend.planning.feedback import Window, single_batches
 from paceline_backend.planning.history import History
-from paceline_backend.policies import Choice, Feedback, Plan, Policy
+from paceline_backend.policies import Choice, Feedback, Policy, Shuffle
 from paceline_backend.policies.base import Floats, usable
 from paceline_backend.policies.streams import plan_stream
 
@@ -54,19 +54,12 @@ SURPRISE = math.log(1.25)
 NOTICED = 3
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A segment that the leader may adopt, and the plan from which it was made."""
-
-    segment: Segment
-    plan: Plan
-
-
 def offer(
     history: History, window: Window, policy: Policy, version: int, plan_s: float = 0.0
-) -> Offer:
+) -> tuple[Segment, Shuffle | None]:
     """Plan the next segment with a policy, which has this version in the run.
 
+    The second value is for `History.shuffled`; None: the run has a stream, which is not shuffled.
     `plan_s` is the expected duration of planning the segment after this one, in seconds; 0 in a
     simulation, where planning takes no time.
 
@@ -99,37 +92,19 @@ def offer(
         slowest=slowest_steps(feedback, hello.world) if shared else 0.0,
     )
     if hello.stream:
-        plan, shuffled = plan_stream(policy, feedback, steps, hello.world), False
+        problem = history.problem(steps, version, shuffle=False)
+        made, shuffle = plan_stream(policy, problem, feedback), None
     else:
-        plan, shuffled = _plan(history, policy, version, feedback, steps, choice)
-    segment = Segment(
-        seq=history.seq,
-        epoch=history.epoch,
-        first_step=history.step,
-        counts=plan.batches.counts.tolist(),
-        indices=pack_samples(plan.batches.samples),
-        policy=policy.name,
-        version=version,
-        source="controller",
-        epoch_end=plan.epoch_end,
-        ett_s=plan.ett_s,
-        shares=plan.shares,
+        made, shuffle = _plan(history, policy, version, feedback, steps, choice)
+    completed = msgspec.structs.replace(
+        made,
         feedback=window.ranges(),
-        shuffled=shuffled,
-        moved=plan.moved,
-        across=plan.across,
         plan_s=time.perf_counter() - started,
-        memory=dict(plan.memory),
-        threads=plan.threads,
-        synchroniser=plan.synchroniser,
-        why=plan.why,
         pooled=shared,
-        moves=plan.moves,
         homes=history.shares_data(policy),
-        paces=plan.paces,
         anew=history.anew,
     )
-    return Offer(segment, plan)
+    return completed.keeping(made.assignment), shuffle
 
 
 def _plan(
@@ -139,19 +114,18 @@ def _plan(
     feedback: Feedback,
     steps: int,
     choice: Choice,
-) -> tuple[Plan, bool]:
-    """Plan at most `steps` steps; return the plan, and True if the shuffler was called for it."""
+) -> tuple[Segment, Shuffle]:
+    """Plan at most `steps` steps."""
     ahead = history.ahead(steps, version, policy)
 
-    def planned(*, shuffle: bool) -> Plan:
+    def planned(*, shuffle: bool) -> tuple[Segment, Shuffle]:
         problem = history.problem(steps, version, shuffle=shuffle)
         return policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice, ahead=ahead)
 
-    shuffle = history.must_shuffle(version)
-    plan = planned(shuffle=shuffle)
-    if policy.recomposes and not shuffle and history.outdated(plan):
-        return planned(shuffle=True), True
-    return plan, shuffle
+    made, shuffle = planned(shuffle=history.must_shuffle(version))
+    if policy.recomposes and not made.shuffled and history.outdated(made, shuffle.cost):
+        return planned(shuffle=True)
+    return made, shuffle
 
 
 def segment_steps(

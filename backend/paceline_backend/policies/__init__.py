@@ -2,14 +2,14 @@
 
 A `Policy` is made of parts (`base`): a `Predictor` learns the ranks' speeds, an `Allocator` or a
 `Scheduler` divides the samples, a `Shuffler` places them, a `Chooser` picks the gradient
-synchronisation. A `Preset` is a policy that users choose by name. `plan` makes the next segment's
-`Plan`.
+synchronisation. A `Preset` is a policy that users choose by name. `plan` makes the next `Segment`.
 
 Controller, simulator, what-if and replay call `make` and `plan`. A third party's package registers
 a `Preset` with the entry point group ``paceline.policies``:
 
     policy = make("paceline", {"mode": "free"})
-    plan(policy, problem, feedback, shuffle=True).batches.parts[0][3]  # step 0, rank 3
+    segment, _ = plan(policy, problem, feedback, shuffle=True)
+    segment.assignment.parts[0][3]  # the samples of rank 3 in the first step
 
 Subpackages: `predict`, `solve`, `presets`. `paceline_backend.testing` checks a third party's
 policy.
@@ -18,7 +18,7 @@ policy.
 from paceline_backend.policies.base import (
     Allocation,
     Allocator,
-    Batches,
+    Assignment,
     BatchesOf,
     Changes,
     Choice,
@@ -28,12 +28,12 @@ from paceline_backend.policies.base import (
     Models,
     Parameters,
     PerRank,
-    Plan,
     Policy,
     Predictor,
     Preset,
     Problem,
     Scheduler,
+    Shuffle,
     Shuffler,
     plan,
     unsuited,
@@ -44,7 +44,7 @@ from paceline_backend.policies.registry import UnknownPolicyError, get, make, na
 __all__ = [
     "Allocation",
     "Allocator",
-    "Batches",
+    "Assignment",
     "BatchesOf",
     "Changes",
     "Choice",
@@ -54,13 +54,13 @@ __all__ = [
     "Models",
     "Parameters",
     "PerRank",
-    "Plan",
     "Policy",
     "PolicyParameterError",
     "Predictor",
     "Preset",
     "Problem",
     "Scheduler",
+    "Shuffle",
     "Shuffler",
     "UnknownPolicyError",
     "get",

@@ -22,6 +22,7 @@ a preset's parameters in `parameters`.
 
 from __future__ import annotations
 
+from paceline.wire import Assignment
 from paceline_backend.policies.parameters import BatchesOf, Parameters, PerRank
 from paceline_backend.policies.parts import (
     Accounts,
@@ -38,9 +39,8 @@ from paceline_backend.policies.parts import (
     Scheduler,
     Shuffler,
 )
-from paceline_backend.policies.planner import Plan, plan, unsuited
+from paceline_backend.policies.planner import Shuffle, plan, unsuited
 from paceline_backend.policies.values import (
-    Batches,
     Feedback,
     Floats,
     Ints,
@@ -54,7 +54,7 @@ __all__ = [
     "Accounts",
     "Allocation",
     "Allocator",
-    "Batches",
+    "Assignment",
     "BatchesOf",
     "Changes",
     "Choice",
@@ -67,12 +67,12 @@ __all__ = [
     "NodeChooser",
     "Parameters",
     "PerRank",
-    "Plan",
     "Policy",
     "Predictor",
     "Preset",
     "Problem",
     "Scheduler",
+    "Shuffle",
     "Shuffler",
     "Storage",
     "plan",

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, runtime_checkable
 
+from paceline.wire import Assignment
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies.parameters import P, Parameters
-from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
+from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
 # Kind of change that a policy makes to the training, compared with plain DDP. "nothing": only the
 # order of floating-point sums differs, and effects of dropout, bf16 or augmentation, which depend
@@ -77,7 +78,7 @@ class Scheduler(Protocol):
         """
         ...
 
-    def schedule(self, problem: Problem, models: Models) -> Batches:
+    def schedule(self, problem: Problem, models: Models) -> Assignment:
         """Return the samples of the next ``problem.batch_sizes()`` steps.
 
         Called last, for every segment. Step k holds exactly ``problem.batch_sizes()[k]`` samples,

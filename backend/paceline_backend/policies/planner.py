@@ -1,12 +1,11 @@
 """Plan of the next segment: `plan` calls the parts of a policy one after the other.
 
 Controller and simulator call `plan` through `planning.offer`. `plan` is pure:
-`insight.replay` calls it with the same arguments and gets the same plan.
+`insight.replay` calls it with the same arguments and gets the same segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +13,8 @@ import msgspec
 import numpy as np
 
 from paceline.core.amounts.shapes import raised
-from paceline.core.cost import SUM, Cost, features
-from paceline.wire import Paces
-from paceline.wire.shards import Moves
-from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
+from paceline.core.cost import Cost, features
+from paceline.wire import Assignment, Moves, Segment, pack_samples
 from paceline_backend.policies import pauses
 from paceline_backend.policies.parts import (
     CHOOSER,
@@ -28,7 +25,7 @@ from paceline_backend.policies.parts import (
     Policy,
 )
 from paceline_backend.policies.solve.constraints import gridded, within_limits
-from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
+from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
 # With a token budget, an allocator computes counts for a global batch of at least this many samples
 # per worker.
@@ -36,43 +33,18 @@ _FINE = 8
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The plan of the next segment, with the models' forecast."""
+class Shuffle:
+    """What the next plans of the epoch start from. It stays with the planner, outside the segment.
 
-    batches: Batches
-    # Expected compute times; empty while the models are unknown.
-    ett_s: list[list[float]]  # [step][rank]
-    # Each rank's share of the load, for the leader while no controller plans; empty: equal counts.
-    shares: list[float]  # [W]
-    # The worker that holds each sample, after `shuffle` if `plan` called it.
+    If `plan` did not call the shuffler, these are the values that it was called with.
+    """
+
+    # The worker that holds each sample.
     placement: Ints  # [N]
-    # `Problem.order`, or the result of `compose` if `plan` called it. Both include the samples that
-    # this segment uses.
+    # The order in which the steps use the samples, including those of the planned segment.
     order: Ints  # [R]
-    # Number of samples that get another holder, or are trained by a worker that does not hold them.
-    moved: int
-    epoch_end: bool
-    # The states of the allocator, of the chooser and of `pauses`, which the next plan gets as
-    # `Problem.memory`.
-    memory: Mapping[str, Any]
-    # CPU threads of each rank; empty: leave them unchanged.
-    threads: list[int]
     # The cost of a batch, according to the models.
-    cost: Cost = SUM
-    synchroniser: Synchronisation = ALLREDUCE
-    # The reason for this synchroniser.
-    why: str = ""
-    # Number of the samples in `moved` that go to another node.
-    across: int = 0
-    # Samples whose holder changes at the start of the next epoch, if the caller passed `ahead`.
-    moves: Moves | None = None
-    # Ranks' speeds for a stream; None: unknown, or not a stream.
-    paces: Paces | None = None
-
-    @property
-    def assignments(self) -> list[list[Ints]]:
-        """Samples, ``[step][rank]``."""
-        return self.batches.parts
+    cost: Cost
 
 
 def unsuited(policy: Policy, token_budget: float | None) -> str | None:
@@ -97,8 +69,11 @@ def plan(
     shuffle: bool,
     choice: Choice | None = None,
     ahead: Problem | None = None,
-) -> Plan:
+) -> tuple[Segment, Shuffle]:
     """Plan the next segment. Controller, replay, simulator and tests all call this function.
+
+    `planning.offer` completes the segment with what a policy does not know, such as the steps of
+    the feedback.
 
     Args:
         policy: the policy whose parts are called.
@@ -149,28 +124,34 @@ def plan(
         threads = list(allocation.threads)
     if choice.memory:
         memory[CHOOSER] = choice.memory
-    batches = gridded(policy.scheduler.schedule(problem, models), policy, problem, models)
-    batches = within_limits(batches, policy, problem, models)
-    holders, ranks = problem.placement[batches.samples], batches.ranks()
+    assignment = gridded(policy.scheduler.schedule(problem, models), policy, problem, models)
+    assignment = within_limits(assignment, policy, problem, models)
+    holders, ranks = problem.placement[assignment.samples], assignment.ranks()
     moved += int(np.count_nonzero(holders != ranks))
     across += problem.across(holders, ranks)
-    return Plan(
-        batches,
-        ett_s=_ett_s(problem, models, batches),
-        shares=shares_of(policy, models, feedback, problem.counts),
-        placement=problem.placement,
-        order=problem.order,
-        moved=moved,
+    made = Segment(
+        seq=problem.seq,
+        epoch=problem.epoch,
+        first_step=problem.first_step,
+        counts=assignment.counts.tolist(),
+        indices=pack_samples(assignment.samples),
+        policy=policy.name,
+        version=problem.version,
+        source="controller",
         epoch_end=problem.reaches_epoch_end,
+        ett_s=_ett_s(problem, models, assignment),
+        shares=shares_of(policy, models, feedback, problem.counts),
+        shuffled=shuffle,
+        moved=moved,
         # Convert the state to plain values, as the bus returns them.
         memory=msgspec.to_builtins(memory),
         threads=threads,
-        cost=models.cautious.cost,
         synchroniser=choice.synchroniser,
         why=choice.why,
         across=across,
         moves=moves,
-    )
+    ).keeping(assignment)
+    return made, Shuffle(problem.placement, problem.order, models.cautious.cost)
 
 
 def _fitted(policy: Policy, problem: Problem, feedback: Feedback) -> tuple[Models, dict[str, Any]]:
@@ -225,10 +206,10 @@ def _in_fine_counts(problem: Problem) -> Problem:
     return replace(problem, global_batch=max(problem.global_batch, _FINE * problem.world))
 
 
-def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[float]]:
+def _ett_s(problem: Problem, models: Models, assignment: Assignment) -> list[list[float]]:
     if not models.known:
         return []
-    ett_s = models.ett(features(problem.sizes[batches.samples], batches.counts))
+    ett_s = models.ett(features(problem.sizes[assignment.samples], assignment.counts))
     return list((ett_s if models.factors is None else ett_s * models.factors).tolist())
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.wire import Paces
+from paceline.wire import Assignment, Paces, Segment
 from paceline_backend.policies.parts import Policy
-from paceline_backend.policies.planner import Plan, shares_of
+from paceline_backend.policies.planner import shares_of
 from paceline_backend.policies.predict.linear import LinearPredictor
-from paceline_backend.policies.values import Batches, Feedback
+from paceline_backend.policies.values import Feedback, Problem
 
 
 def problem_of(policy: Policy) -> str | None:
@@ -27,10 +27,10 @@ def problem_of(policy: Policy) -> str | None:
     )
 
 
-def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> Plan:
-    """Plan the next segment of a stream: `steps` steps on `world` ranks.
+def plan_stream(policy: Policy, problem: Problem, feedback: Feedback) -> Segment:
+    """Plan the next segment of a stream.
 
-    The plan contains only the ranks' speeds, because the leader picks the samples.
+    The segment contains only the ranks' speeds, because the leader picks the samples.
 
     Raises:
         ValueError: the policy cannot plan a stream.
@@ -41,20 +41,21 @@ def plan_stream(policy: Policy, feedback: Feedback, steps: int, world: int) -> P
     # The leader balances the sums of the sizes, so the speeds must be fitted to the same cost.
     if isinstance(predictor, LinearPredictor):
         predictor = replace(predictor, cost="sum")
-    models = predictor.fit(feedback, world)
-    none = np.empty(0, np.int64)
+    models = predictor.fit(feedback, problem.world)
     paces = None
     if models.known:
         paces = Paces(models.a.tolist(), models.c.tolist(), models.b.tolist())
-    return Plan(
-        Batches(np.zeros((steps, world), np.int64), none),
-        ett_s=[],
-        shares=shares_of(policy, models, feedback),
-        placement=none,
-        order=none,
-        moved=0,
+    none = Assignment(np.zeros((problem.steps, problem.world), np.int64), np.empty(0, np.int64))
+    return Segment(
+        seq=problem.seq,
+        epoch=problem.epoch,
+        first_step=problem.first_step,
+        counts=none.counts.tolist(),
+        indices=b"",
+        policy=policy.name,
+        version=problem.version,
+        source="controller",
         epoch_end=False,
-        memory={},
-        threads=[],
+        shares=shares_of(policy, models, feedback),
         paces=paces,
-    )
+    ).keeping(none)

@@ -1,16 +1,15 @@
-"""Values that pass between a policy's parts: feedback, models, problem, batches.
+"""Values that pass between a policy's parts: feedback, models and problem.
 
 `planning` builds `Feedback` and `Problem` from a run's history; predictors return `Models`, and
-schedulers return `Batches`. `StepTable` is feedback as a table of steps and workers, for
-allocators. Arrays use the letters of `base`: W workers, N samples, F feedback rows, S steps; R is
-the number of remaining samples.
+schedulers return the `Assignment` of a segment. `StepTable` is feedback as a table of steps and
+workers, for allocators. Arrays use the letters of `base`: W workers, N samples, F feedback rows, S
+steps; R is the number of remaining samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -220,43 +219,6 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Batches:
-    """The samples of each worker in each step of a segment."""
-
-    counts: Ints  # [S, W]
-    # Indices of the samples, ordered by step, and by rank within a step.
-    samples: Ints  # [counts.sum()]
-
-    @staticmethod
-    def of(parts: list[list[Ints]], world: int) -> Batches:
-        """Make batches from ``[step][rank]`` arrays."""
-        counts = np.array([[len(part) for part in step] for step in parts], np.int64)
-        flat = [part for step in parts for part in step]
-        samples = np.concatenate(flat) if flat else np.empty(0, np.int64)
-        return Batches(counts.reshape(-1, world), samples)
-
-    @staticmethod
-    def joined(counts: list[Ints], samples: list[Ints], world: int) -> Batches:
-        """Make batches from each step's counts, [W], and its samples, ordered by rank."""
-        flat = np.concatenate(samples) if samples else np.empty(0, np.int64)
-        return Batches(np.array(counts, np.int64).reshape(-1, world), flat)
-
-    @cached_property
-    def parts(self) -> list[list[Ints]]:
-        """The samples as ``[step][rank]`` arrays."""
-        ends = np.cumsum(self.counts)
-        flat = np.split(self.samples, ends[:-1]) if len(ends) else []
-        world = self.counts.shape[1]
-        return [flat[at : at + world] for at in range(0, len(flat), world)]
-
-    def ranks(self) -> Ints:
-        """Return the rank of each of `samples`."""
-        world = self.counts.shape[1]
-        ranks = np.tile(np.arange(world), len(self.counts))
-        return np.repeat(ranks, self.counts.ravel())
-
-
-@dataclass(frozen=True)
 class Storage:
     """Storage of the nodes of a run whose data lives on the nodes.
 
@@ -311,7 +273,7 @@ class Problem:
     limits: Ints | None = None  # [W]
     # Pairs (samples, seconds) of each worker, measured before training.
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]
-    # `Plan.memory` of the last segment.
+    # `Segment.memory` of the last segment.
     memory: Mapping[str, Any] = field(default_factory=dict)
     # Index of each rank's node; None: one node, or unknown.
     nodes: Ints | None = None  # [W]
@@ -330,6 +292,9 @@ class Problem:
     token_budget: float | None = None
     # Maximum total size of each worker's local batch, in the unit of the sizes.
     token_limits: Floats | None = None  # [W]
+    # The number of the segment to plan, and the version of its policy. They change no plan.
+    seq: int = 0
+    version: int = 0
 
     def across(self, before: Ints, after: Ints) -> int:
         """Return the number of K samples that change node if their ranks change.

@@ -24,7 +24,7 @@ from paceline_backend import policies
 from paceline_backend.planning.feedback import COLUMNS, Window
 from paceline_backend.planning.history import History
 from paceline_backend.planning.offer import offer
-from paceline_backend.policies import Plan, Policy
+from paceline_backend.policies import Policy
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.scenario import Change, Scenario, WorkerFailure
@@ -63,7 +63,6 @@ class TrainedSegment:
     """
 
     segment: Segment
-    plan: Plan
     features: Features
     data_s: Floats
     compute_s: Floats
@@ -137,7 +136,9 @@ class TrainedSegment:
             return None
         steps = len(self.started_at)
         ett_s = np.array(self.segment.ett_s[:steps]).reshape(self.compute_s.shape)
-        return np.where(self.features.samples == self.plan.batches.counts[:steps], ett_s, np.nan)
+        return np.where(
+            self.features.samples == self.segment.assignment.counts[:steps], ett_s, np.nan
+        )
 
 
 class Simulation:
@@ -242,10 +243,10 @@ class Simulation:
             change = self.switches.popleft()
             self.switch(policies.make(change.policy, change.parameters))
         began = time.perf_counter()
-        made = offer(self.history, self.window, self.policy, self.version)
+        made, shuffle = offer(self.history, self.window, self.policy, self.version)
         plan_s = time.perf_counter() - began
         # Remove `plan_s`, which is real time, so that equal scenarios give equal segments.
-        segment = msgspec.structs.replace(made.segment, plan_s=0.0)
+        segment = msgspec.structs.replace(made, plan_s=0.0).keeping(made.assignment)
         end = segment.first_step + segment.steps
         if self._steps is not None:
             end = min(end, self._steps)
@@ -253,20 +254,20 @@ class Simulation:
         if self.failures and self.failures[0].step < end:
             failure = self.failures.popleft()
             end = max(failure.step, segment.first_step)
-        trained = self._train(segment, made.plan, end - segment.first_step)
+        trained = self._train(segment, end - segment.first_step)
         trained = replace(trained, plan_s=plan_s)
         if failure is not None:
             self._restart(failure, trained)
             return trained
-        if segment.shuffled:
-            self.history.shuffled(self.version, made.plan)
+        if segment.shuffled and shuffle is not None:
+            self.history.shuffled(segment, shuffle)
         self.history.adopt(segment)
         self._tell(trained)
         return trained
 
-    def _train(self, segment: Segment, plan: Plan, steps: int) -> TrainedSegment:
-        counts = plan.batches.counts[:steps]
-        sizes = self.history.sizes[plan.batches.samples[: counts.sum()]]
+    def _train(self, segment: Segment, steps: int) -> TrainedSegment:
+        counts = segment.assignment.counts[:steps]
+        sizes = self.history.sizes[segment.assignment.samples[: counts.sum()]]
         costs = Costs() if self._network is None else self._network.costs(self.hello.world)
         own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
         load_s = self._data_s + own_s
@@ -305,7 +306,6 @@ class Simulation:
             self._clocks = np.full(len(begun), self._clocks.max())
         return TrainedSegment(
             segment,
-            plan,
             batches.features,
             data_s,
             batches.compute_s,
@@ -356,7 +356,7 @@ class Simulation:
     def _restart(self, failure: WorkerFailure, trained: TrainedSegment) -> None:
         old = self.hello
         alive = failure.alive(old.world)
-        samples = trained.plan.batches.samples[: trained.features.samples.sum()]
+        samples = trained.segment.assignment.samples[: trained.features.samples.sum()]
         used = np.concatenate([self.history.used, samples]).astype("<u4")
         now = self.now + failure.restart_s
         hello = msgspec.structs.replace(

@@ -28,11 +28,11 @@ def unpack(blob: bytes, kind: type[T]) -> T:
 def segment(blob: bytes, world: int | None, samples: int | None) -> Segment | None:
     """Decode a stored segment; return None if it does not fit the Hello of its attempt.
 
-    A segment can arrive and be stored before that Hello, so it cannot be validated earlier. For
+    A segment can arrive and be stored before that Hello, so the two cannot be compared earlier. For
     `world` and `samples` see `Segment.problem`.
     """
     value = unpack(blob, Segment)
-    if (reason := value.problem(world, samples)) is None:
+    if (reason := value.misfit(world, samples)) is None:
         return value
     _warn_once(f"stored segment {value.seq} is ignored: {reason}")
     return None

@@ -204,7 +204,7 @@ def _used(
     world = len(segment.counts[0])
     everything = (segment.steps * world, segment.first_step, part.end - 1)
     if part.whole and reported.get((part.attempt, segment.seq)) == everything:
-        return segment.samples
+        return segment.assignment.samples
     rows = connection.execute(
         sa.select(worker_steps.c.step, worker_steps.c.rank).where(
             worker_steps.c.run == run,
@@ -214,8 +214,8 @@ def _used(
             worker_steps.c.segment == segment.seq,
         )
     )
-    assigned = segment.assignments()
-    parts = [assigned[step - segment.first_step][rank] for step, rank in rows if 0 <= rank < world]
+    of_steps = segment.assignment.parts
+    parts = [of_steps[step - segment.first_step][rank] for step, rank in rows if 0 <= rank < world]
     return _together(parts)
 
 

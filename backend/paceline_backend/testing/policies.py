@@ -20,10 +20,18 @@ import numpy as np
 
 from paceline.core.amounts.budget import ROUNDING, Budget
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello
+from paceline.wire import Hello, Segment
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.planning.feedback import single_batches
-from paceline_backend.policies.base import Feedback, Plan, Policy, Preset, Problem, plan, unsuited
+from paceline_backend.policies.base import (
+    Feedback,
+    Policy,
+    Preset,
+    Problem,
+    Shuffle,
+    plan,
+    unsuited,
+)
 from paceline_backend.policies.parameters import convert, properties
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve.order import remaining_in_order
@@ -180,7 +188,7 @@ def _check_training(preset: Preset[Any], case: _Case) -> None:
         if simulation.policy is policy:
             _check_plan(simulation)
         segment = simulation.advance().segment
-        given = segment.samples.tolist()
+        given = segment.assignment.samples.tolist()
         assert len(set(given)) == len(given), "a segment has a sample twice"
         again = used[segment.epoch].intersection(given)
         assert not again, f"samples {sorted(again)} used twice in epoch {segment.epoch}"
@@ -196,39 +204,41 @@ def _check_plan(simulation: Simulation) -> None:
     problem = simulation.history.problem(3, simulation.version, shuffle=shuffle)
     feedback = single_batches(simulation.window.feedback(), simulation.history.newest)
     before = _arrays(problem, feedback)
-    made = plan(simulation.policy, problem, feedback, shuffle=shuffle)
+    made, shuffled = plan(simulation.policy, problem, feedback, shuffle=shuffle)
     for name, array in _arrays(problem, feedback).items():
         assert np.array_equal(array, before[name]), f"{name} was changed in place"
-    again = plan(simulation.policy, problem, feedback, shuffle=shuffle)
-    for name, value in _values(made).items():
-        equal = np.array_equal(value, _values(again)[name])
+    again = _values(*plan(simulation.policy, problem, feedback, shuffle=shuffle))
+    for name, value in _values(made, shuffled).items():
+        equal = np.array_equal(value, again[name])
         assert equal, f"{name} differs when planned again from the same arguments"
     # With a token budget, the number of samples in a step depends on the samples' sizes.
     if problem.token_budget is not None:
         _check_plain(made, problem)
-    _check_legal(made, problem)
+    _check_legal(made, shuffled, problem)
     if simulation.policy.plain_batches:
         _check_plain(made, problem)
 
 
-def _check_plain(made: Plan, problem: Problem) -> None:
+def _check_plain(made: Segment, problem: Problem) -> None:
     """Check that each global batch has the same samples as under plain DDP."""
     order = remaining_in_order(len(problem.sizes), problem.seed, problem.epoch, problem.remaining)
     ends = np.cumsum(problem.batch_sizes())[:-1]
-    expected = np.split(order[: len(made.batches.samples)], ends)
-    for step, samples in enumerate(np.split(made.batches.samples, ends)):
+    expected = np.split(order[: len(made.assignment.samples)], ends)
+    for step, samples in enumerate(np.split(made.assignment.samples, ends)):
         assert np.array_equal(np.sort(samples), np.sort(expected[step])), (
             f"plain_batches: step {step} has other samples than under plain DDP"
         )
 
 
-def _check_legal(made: Plan, problem: Problem) -> None:
-    counts, world = made.batches.counts, problem.world
-    assert counts.shape[1:] == (world,), f"batches.counts: shape {counts.shape}, not [S, {world}]"
-    assert (counts >= 0).all(), "batches.counts: below 0"
+def _check_legal(made: Segment, shuffled: Shuffle, problem: Problem) -> None:
+    counts, world = made.assignment.counts, problem.world
+    assert counts.shape[1:] == (world,), (
+        f"assignment.counts: shape {counts.shape}, not [S, {world}]"
+    )
+    assert (counts >= 0).all(), "assignment.counts: below 0"
     totals = counts.sum(axis=1).tolist()
     assert totals == problem.batch_sizes(), (
-        f"batches.counts: steps have {totals} samples, not {problem.batch_sizes()}"
+        f"assignment.counts: steps have {totals} samples, not {problem.batch_sizes()}"
     )
     if problem.limits is not None:
         most = counts.max(axis=0, initial=0)
@@ -237,18 +247,18 @@ def _check_legal(made: Plan, problem: Problem) -> None:
         )
     if problem.token_budget is not None:
         _check_budget(made, problem)
-    unknown = np.setdiff1d(made.batches.samples, problem.remaining)
+    unknown = np.setdiff1d(made.assignment.samples, problem.remaining)
     assert not len(unknown), (
         f"samples {unknown.tolist()} are not among those that remain in this epoch"
     )
-    assert sorted(made.order.tolist()) == problem.remaining.tolist(), (
+    assert sorted(shuffled.order.tolist()) == problem.remaining.tolist(), (
         "compose() does not return each remaining sample exactly once"
     )
     outside = np.setdiff1d(np.arange(len(problem.sizes)), problem.remaining)
-    assert np.array_equal(made.placement[outside], problem.placement[outside]), (
+    assert np.array_equal(shuffled.placement[outside], problem.placement[outside]), (
         "shuffle() moved samples that do not remain"
     )
-    assert ((made.placement >= 0) & (made.placement < world)).all(), (
+    assert ((shuffled.placement >= 0) & (shuffled.placement < world)).all(), (
         "shuffle() returns a rank that does not exist"
     )
     if made.ett_s:
@@ -272,11 +282,11 @@ def _check_legal(made: Plan, problem: Problem) -> None:
     assert travelled == made.memory, "memory is not the same after it is sent in a segment"
 
 
-def _check_budget(made: Plan, problem: Problem) -> None:
+def _check_budget(made: Segment, problem: Problem) -> None:
     budget = Budget(problem.token_budget or 0.0, problem.sizes, problem.token_limits)
-    refused = budget.over(made.batches.counts, made.batches.samples)
+    refused = budget.over(made.assignment.counts, made.assignment.samples)
     assert refused is None, f"token limits: {refused}"
-    parts = np.split(made.batches.samples, np.cumsum(made.batches.counts.sum(axis=1))[:-1])
+    parts = np.split(made.assignment.samples, np.cumsum(made.assignment.counts.sum(axis=1))[:-1])
     for step, samples in enumerate(parts):
         held = float(problem.sizes[samples].sum())
         assert held <= budget.tokens * (1 + ROUNDING), (
@@ -293,12 +303,12 @@ def _arrays(problem: Problem, feedback: Feedback) -> dict[str, Any]:
     }
 
 
-def _values(made: Plan) -> dict[str, Any]:
+def _values(made: Segment, shuffled: Shuffle) -> dict[str, Any]:
     return {
-        "batches.counts": made.batches.counts,
-        "batches.samples": made.batches.samples,
-        "placement": made.placement,
-        "order": made.order,
+        "assignment.counts": made.assignment.counts,
+        "assignment.samples": made.assignment.samples,
+        "placement": shuffled.placement,
+        "order": shuffled.order,
         "ETT": made.ett_s,
         "shares": made.shares,
         "memory": str(made.memory),

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -427,10 +426,10 @@ def test_what_the_leader_would_refuse_is_not_proposed(
     real, failing = controller.offer, iter(range(1))
 
     def offer(*arguments: Any) -> Any:
-        made = real(*arguments)
+        segment, shuffle = real(*arguments)
         if next(failing, None) is None:
-            return made
-        return replace(made, segment=msgspec.structs.replace(made.segment, moved=-1))
+            return segment, shuffle
+        return msgspec.structs.replace(segment, moved=-1), shuffle
 
     monkeypatch.setattr(controller, "offer", offer)
     run = new_run(store)

@@ -319,7 +319,9 @@ def test_the_leader_hears_again_after_an_outage(tmp_path: Path) -> None:
     server.kill()
     with EmbeddedBus(tmp_path, server.port):
         next(epoch), next(epoch)
-        used = set(chain(*(part.tolist() for s in run.adopted for part in chain(*s.assignments()))))
+        used = set(
+            chain(*(part.tolist() for s in run.adopted for part in chain(*s.assignment.parts)))
+        )
         rest = sorted(set(range(40)) - used)
         plan = segment([[rest[:3], rest[3:4]]], seq=2, first_step=4)
         until(lambda: _reachable(run.client))

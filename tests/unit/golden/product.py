@@ -60,7 +60,7 @@ def described(trained: Any) -> Plain:
         "epoch_end": segment.epoch_end,
         "policy": segment.policy,
         "version": segment.version,
-        "assignment": [[part.tolist() for part in step] for step in segment.assignments()],
+        "assignment": [[part.tolist() for part in step] for step in segment.assignment.parts],
         "ett_s": segment.ett_s,
         "shares": segment.shares,
         "feedback": [list(span) for span in segment.feedback],

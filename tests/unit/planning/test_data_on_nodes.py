@@ -114,7 +114,7 @@ def test_a_controller_that_takes_over_knows_from_the_segments_what_moves() -> No
     assert np.array_equal(again.problem(2, 0, shuffle=False).placement, run.history._holder)
     assert not again.must_shuffle(0), "the epoch begins with what was decided before it"
     assert again.must_shuffle(1), "another policy version places anew"
-    first, second = (offer(h, run.window, run.made, 0).segment for h in (run.history, again))
+    first, second = (offer(h, run.window, run.made, 0)[0] for h in (run.history, again))
     assert msgspec.structs.replace(first, plan_s=second.plan_s) == second
 
 
@@ -122,15 +122,15 @@ def test_what_moves_does_not_depend_on_who_decides_it() -> None:
     """A controller that takes over does not know what the shuffler made before. A replay does."""
     for seed in range(10):
         run = a_run(seed, nodes=(0, 1, 2), slowness=(1e-4, 2e-4, 3e-4), epochs=2)
-        while offer(run.history, run.window, run.made, 0).segment.moves is None:
+        while offer(run.history, run.window, run.made, 0)[0].moves is None:
             run.advance()
         taken_over = History(run.hello)
         for segment in run.segments:
             taken_over.adopt(segment)
-        made = offer(taken_over, run.window, run.made, 0).segment
+        made, _ = offer(taken_over, run.window, run.made, 0)
         assert made.shuffled
         problem = run.history.problem(made.steps, 0, shuffle=True)
-        again = policies.plan(
+        again, _ = policies.plan(
             run.made, problem, run.window.feedback(), shuffle=True, ahead=run.history.next_epoch(0)
         )
         assert again.moves == made.moves
@@ -145,12 +145,13 @@ def test_a_controller_that_takes_over_after_the_shuffler_ran_runs_it_again() -> 
     for segment in run.segments:
         again.adopt(segment)
     assert not again.must_shuffle(0)
-    shuffled = msgspec.structs.replace(offer(again, run.window, run.made, 0).segment, shuffled=True)
+    shuffled = msgspec.structs.replace(offer(again, run.window, run.made, 0)[0], shuffled=True)
     again.adopt(shuffled)
     assert again.must_shuffle(0), "another controller ran it"
-    planned = offer(again, run.window, run.made, 0)
-    again.shuffled(0, planned.plan)
-    again.adopt(planned.segment)
+    segment, shuffle = offer(again, run.window, run.made, 0)
+    assert shuffle is not None
+    again.shuffled(segment, shuffle)
+    again.adopt(segment)
     assert not again.must_shuffle(0), "this one ran it"
 
 
@@ -186,11 +187,11 @@ def test_a_switch_in_mid_epoch_leaves_samples_on_their_nodes() -> None:
     run.made = policies.make("chronica", {})
     epoch, first = run.history.epoch, True
     while run.history.epoch == epoch:
-        planned = offer(run.history, run.window, run.made, 1)
-        assert planned.segment.shuffled == first
-        if first:
-            run.history.shuffled(1, planned.plan)
-        run.take(planned.segment)
+        segment, shuffle = offer(run.history, run.window, run.made, 1)
+        assert segment.shuffled == first
+        if first and shuffle is not None:
+            run.history.shuffled(segment, shuffle)
+        run.take(segment)
         first = False
     assert run.strays == strays
 

@@ -138,10 +138,10 @@ def test_placement_given_to_the_shuffler_is_who_used_a_sample_last() -> None:
     history = History(hello())
     before = history.problem(1, 0, shuffle=True).placement
     assert before.tolist() == [i % 2 for i in range(32)]
-    made = plan(
+    made, shuffle = plan(
         policies.make("bsp"), history.problem(1, 0, shuffle=True), Feedback.empty(), shuffle=True
     )
-    history.shuffled(0, replace(made, placement=np.zeros(32, np.int64)))
+    history.shuffled(made, replace(shuffle, placement=np.zeros(32, np.int64)))
     assert not history.must_shuffle(0)
     assert history.must_shuffle(1)
     history.adopt(segment(0).segment)  # 0, 1 and 3 on rank 0, 2 on rank 1

@@ -104,10 +104,12 @@ def test_plans_are_the_same_with_what_was_chosen_before() -> None:
         feedback = single_batches(run.window.feedback(), run.history.newest)
         problem = run.history.problem(LEAST_RELAXED, run.version, shuffle=shuffle)
         segment = run.advance().segment
-        again = plan(run.policy, replace(problem, steps=segment.steps), feedback, shuffle=shuffle)
+        again, _ = plan(
+            run.policy, replace(problem, steps=segment.steps), feedback, shuffle=shuffle
+        )
         assert (again.synchroniser, again.why) == (segment.synchroniser, segment.why)
         assert again.memory == segment.memory
-        assert again.batches.samples.astype("<u4").tobytes() == segment.indices
+        assert again.assignment.samples.astype("<u4").tobytes() == segment.indices
     assert segment.synchroniser == PARTIAL
 
 

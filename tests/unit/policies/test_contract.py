@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.ledger import BatchRules, Ledger
-from paceline.wire import ALLREDUCE
+from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
-from paceline_backend.policies import Plan, Policy, Problem, plan
+from paceline_backend.policies import Policy, Problem, Shuffle, plan
 from paceline_backend.policies.solve.order import epoch_order
 from support.cluster import Cluster
 
@@ -138,32 +138,36 @@ def test_plans_are_repeatable_values(name: str, data: st.DataObject) -> None:
         problem, feedback = training.problem(3, shuffle=shuffle), training.feedback()
         arguments = [getattr(o, f.name) for o in (problem, feedback) for f in fields(o)]
         before = [a.copy() for a in arguments if isinstance(a, np.ndarray)]
-        first = plan(policy, problem, feedback, shuffle=shuffle)
-        again = plan(policy, problem, feedback, shuffle=shuffle)
+        first, shuffled = plan(policy, problem, feedback, shuffle=shuffle)
+        again, shuffled_again = plan(policy, problem, feedback, shuffle=shuffle)
         assert_same(first, again)
+        assert_same_shuffle(shuffled, shuffled_again)
         assert_valid(policy, problem, first)
         after = [a for a in arguments if isinstance(a, np.ndarray)]
         for old, new in zip(before, after, strict=True):
             np.testing.assert_array_equal(old, new)
         outside = np.setdiff1d(np.arange(len(problem.sizes)), problem.remaining)
-        np.testing.assert_array_equal(first.placement[outside], problem.placement[outside])
-        assert ((first.placement >= 0) & (first.placement < problem.world)).all()
+        np.testing.assert_array_equal(shuffled.placement[outside], problem.placement[outside])
+        assert ((shuffled.placement >= 0) & (shuffled.placement < problem.world)).all()
 
 
-def assert_same(expected: Plan, made: Plan) -> None:
-    assert [[p.tolist() for p in s] for s in expected.assignments] == [
-        [p.tolist() for p in s] for s in made.assignments
-    ]
+def assert_same_shuffle(expected: Shuffle, made: Shuffle) -> None:
     np.testing.assert_array_equal(expected.placement, made.placement)
+
+
+def assert_same(expected: Segment, made: Segment) -> None:
+    assert [[p.tolist() for p in s] for s in expected.assignment.parts] == [
+        [p.tolist() for p in s] for s in made.assignment.parts
+    ]
     for name in ("ett_s", "shares", "moved", "epoch_end", "memory", "synchroniser", "why"):
         assert getattr(expected, name) == getattr(made, name), name
 
 
-def assert_valid(policy: Policy, problem: Problem, made: Plan) -> None:
+def assert_valid(policy: Policy, problem: Problem, made: Segment) -> None:
     """Batch sizes, ETT and shares have the right shapes and signs."""
     sizes, world = problem.batch_sizes(), problem.world
-    assert [sum(map(len, step)) for step in made.assignments] == sizes
-    assert all(len(step) == world for step in made.assignments)
+    assert [sum(map(len, step)) for step in made.assignment.parts] == sizes
+    assert all(len(step) == world for step in made.assignment.parts)
     how = made.synchroniser
     assert how.problem(world) is None
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(how), type=Synchronisation) == how

@@ -113,8 +113,8 @@ def test_the_rest_of_an_epoch_is_planned_alike_after_a_takeover() -> None:
     history = History(begun(epoch=1, step=5, used=np.sort(used).astype("<u4").tobytes()))
     problem = history.problem(3, 0, shuffle=True)
     assert problem.batch_sizes() == [len(step) for step in due(1)[5:8]]
-    made = plan(bsp.make(bsp.BspParameters()), problem, Feedback.empty(), shuffle=True)
-    given = [sorted(np.concatenate(step).tolist()) for step in made.assignments]
+    made, _ = plan(bsp.make(bsp.BspParameters()), problem, Feedback.empty(), shuffle=True)
+    given = [sorted(np.concatenate(step).tolist()) for step in made.assignment.parts]
     assert given == due(1)[5:8]
     assert not made.epoch_end
     used = np.concatenate([np.array(step) for step in due(1)[:-2]])

@@ -220,8 +220,8 @@ def test_a_rank_that_is_slow_for_good_holds_nobody_up(
     assert plain_s(slow) / simulation.now >= least
     used = np.zeros((2, 128 * 300), int)
     for trained_ in ran:
-        used[trained_.segment.epoch][trained_.plan.batches.samples] += 1
-        assert trained_.features.samples.sum() == trained_.plan.batches.counts.sum()
+        used[trained_.segment.epoch][trained_.segment.assignment.samples] += 1
+        assert trained_.features.samples.sum() == trained_.segment.assignment.counts.sum()
     assert (used == 1).all()
     # Times of steps sum up to the run's, and loads to what was trained.
     assert sum(each.evened_s.sum() for each in ran) == pytest.approx(simulation.now)

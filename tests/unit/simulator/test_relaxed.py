@@ -33,7 +33,7 @@ def uses(ran: list[TrainedSegment]) -> Any:
     counts = np.zeros((2, 900), int)
     for trained in ran:
         # As many as were computed, whichever rank they moved to.
-        samples = trained.plan.batches.samples[: trained.features.samples.sum()]
+        samples = trained.segment.assignment.samples[: trained.features.samples.sum()]
         np.add.at(counts[trained.segment.epoch], samples, 1)
     return counts
 
@@ -108,7 +108,7 @@ def test_nobody_has_a_segment_before_the_leader() -> None:
 def test_batches_that_changed_have_no_expected_time() -> None:
     simulation = Simulation.of(scenario(policy="flexrr", parameters={"batches": "lbb"}, epochs=1))
     ran = train(simulation)[-1]
-    moved = ran.features.samples != ran.plan.batches.counts
+    moved = ran.features.samples != ran.segment.assignment.counts
     assert moved.any()
     assert ran.ett_s is not None
     assert (np.isnan(ran.ett_s) == moved).all()

@@ -73,7 +73,7 @@ def test_each_sample_once_in_each_epoch_with_failures() -> None:
         trained = len(ran.step_s)
         assert (ran.segment.first_step, ran.begins_at >= now) == (step, True)
         np.add.at(
-            uses[ran.segment.epoch], ran.plan.batches.samples[: ran.features.samples.sum()], 1
+            uses[ran.segment.epoch], ran.segment.assignment.samples[: ran.features.samples.sum()], 1
         )
         step, now = step + trained, ran.begins_at + float(ran.step_s.sum())
         attempts.append((ran.attempt, ran.compute_s.shape[1]))

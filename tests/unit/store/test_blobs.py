@@ -19,3 +19,6 @@ def test_a_segment_that_does_not_fit_its_hello_is_left_out() -> None:
     assert blobs.segment(blobs.pack(segment), None, None) == segment
     assert blobs.segment(blobs.pack(segment), world, None) == segment
     assert blobs.segment(blobs.pack(segment), world + 1, None) is None
+    most = int(segment.assignment.samples.max())
+    assert blobs.segment(blobs.pack(segment), world, most + 1) == segment
+    assert blobs.segment(blobs.pack(segment), world, most) is None

@@ -12,7 +12,15 @@ import pytest
 from msgspec import Meta
 
 from paceline_backend import policies
-from paceline_backend.policies import Batches, Feedback, Models, Parameters, Policy, Preset, Problem
+from paceline_backend.policies import (
+    Assignment,
+    Feedback,
+    Models,
+    Parameters,
+    Policy,
+    Preset,
+    Problem,
+)
 from paceline_backend.policies.base import Allocation, Ints
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve import counts as counted
@@ -23,9 +31,9 @@ _calls = count()
 
 @dataclass(frozen=True)
 class Broken(bsp.EqualCounts):
-    after: Callable[[Problem, Batches], Batches]
+    after: Callable[[Problem, Assignment], Assignment]
 
-    def schedule(self, problem: Problem, models: Models) -> Batches:
+    def schedule(self, problem: Problem, models: Models) -> Assignment:
         return self.after(problem, super().schedule(problem, models))
 
 
@@ -66,24 +74,24 @@ def all_to_one(problem: Problem) -> Ints:
     return counts
 
 
-def writes(problem: Problem, made: Batches) -> Batches:
+def writes(problem: Problem, made: Assignment) -> Assignment:
     problem.placement[:] = 0
     return made
 
 
-def remembers(problem: Problem, made: Batches) -> Batches:
+def remembers(problem: Problem, made: Assignment) -> Assignment:
     turn = next(_calls) % problem.world
     return replace(made, counts=np.roll(made.counts, turn, axis=1))
 
 
-def repeats(problem: Problem, made: Batches) -> Batches:
+def repeats(problem: Problem, made: Assignment) -> Assignment:
     return replace(made, samples=np.full_like(made.samples, problem.remaining[0]))
 
 
-def shortens(problem: Problem, made: Batches) -> Batches:
+def shortens(problem: Problem, made: Assignment) -> Assignment:
     counts = made.counts.copy()
     counts[-1] = 0
-    return Batches(counts, made.samples[: counts.sum()])
+    return Assignment(counts, made.samples[: counts.sum()])
 
 
 class NoDefault(Parameters, frozen=True, kw_only=True):
@@ -110,7 +118,10 @@ def policy_of(**changes: Any) -> Policy:
     ("preset", "says"),
     [
         (preset_of(policy_of(scheduler=Broken(writes))), "Problem.placement was changed in place"),
-        (preset_of(policy_of(scheduler=Broken(remembers))), "batches.counts differs when planned"),
+        (
+            preset_of(policy_of(scheduler=Broken(remembers))),
+            "assignment.counts differs when planned",
+        ),
         (preset_of(policy_of(scheduler=Broken(repeats))), "a segment has a sample twice"),
         (preset_of(policy_of(scheduler=Broken(shortens))), r"steps have \[.*0\] samples, not "),
         (preset_of(policy_of(scheduler=Forgets())), "compose.. does not return each remaining"),

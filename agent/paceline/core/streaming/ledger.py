@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline.core.dealing import equal_counts
 from paceline.core.ledger import BatchRules
-from paceline.wire import ALLREDUCE, Paces, Segment, flatten, pack_samples
+from paceline.wire import ALLREDUCE, Assignment, Paces, Segment, pack_samples
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -206,22 +206,22 @@ class StreamLedger:
     def filled(self, segment: Segment) -> Segment:
         """Return a proposed segment after choosing its samples; the result may have fewer steps."""
         paces = segment.paces
-        assignments = self._take(segment.steps, paces if segment.shares else None)
-        counts, samples = flatten(assignments)
+        parts = self._take(segment.steps, paces if segment.shares else None)
+        assignment = Assignment.of(parts, len(segment.counts[0]))
         ett_s: list[list[float]] = []
         if paces is not None:
             speeds = Speeds(paces)
-            for step in assignments:
+            for step in parts:
                 lengths = np.array([len(part) for part in step])
                 load = np.array([self.sizes[part].sum() for part in step])
                 ett_s.append(speeds.step_s(lengths, load).tolist())
         return msgspec.structs.replace(
             segment,
-            counts=counts,
-            indices=pack_samples(samples),
+            counts=assignment.counts.tolist(),
+            indices=pack_samples(assignment.samples),
             ett_s=ett_s,
-            epoch_end=self.over_with(self.left - len(samples)),
-        ).keeping(samples)
+            epoch_end=self.over_with(self.left - len(assignment.samples)),
+        ).keeping(assignment)
 
     def coast(
         self,

@@ -38,8 +38,7 @@ class Homes:
 
     def parts(self, segment: Segment) -> list[NodePart]:
         """Update the homes by an adopted segment, and return its part for each node, [nodes]."""
-        counts = np.asarray(segment.counts)  # [steps, W]
-        samples = segment.samples
+        counts, samples = segment.assignment.counts, segment.assignment.samples
         of_node = np.repeat(np.tile(self.nodes, len(counts)), counts.ravel())
         self.of[samples] = of_node
         after = None

@@ -36,7 +36,7 @@ from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool
-from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, flatten, pack_samples
+from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Assignment, Segment, pack_samples
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -369,18 +369,18 @@ class Leader:
         paces = last.paces if last is not None else None
         if self._stream is not None:
             self._stream.ledger.paces = paces
-        assignments = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
-        counts, samples = flatten(assignments)
+        batches = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
+        assignment = Assignment.of(batches, self._world)
         made = Segment(
             seq=self.seq,
             epoch=self._ledger.epoch,
             first_step=self._step,
-            counts=counts,
-            indices=pack_samples(samples),
+            counts=assignment.counts.tolist(),
+            indices=pack_samples(assignment.samples),
             policy=last.policy if last is not None else "bsp",
             version=last.version if last is not None else 0,
             source="equal" if self._equal_because else "coast",
-            epoch_end=self._ledger.over_with(self._ledger.left - len(samples)),
+            epoch_end=self._ledger.over_with(self._ledger.left - len(assignment.samples)),
             shares=shares,
             plan_s=time.perf_counter() - started,
             threads=list(last.threads) if last is not None else [],
@@ -389,12 +389,12 @@ class Leader:
             homes=homes is not None,
             paces=paces,
         )
-        return made.keeping(samples)
+        return made.keeping(assignment)
 
     def _adopt(self, segment: Segment) -> Part:
-        samples = segment.samples
+        assignment = segment.assignment
         pooled = self._pools(segment)
-        segment = msgspec.structs.replace(segment, pooled=pooled).keeping(samples)
+        segment = msgspec.structs.replace(segment, pooled=pooled).keeping(assignment)
         parts = self._parts(segment)
         if segment.pooled:
             pool.put(self._store, parts)
@@ -407,9 +407,9 @@ class Leader:
         self._put(segment.seq, parts)
         while self._ahead and self._ahead[0][0] + len(self._ahead[0][2]) - 1 <= self.stepped:
             self._ahead.popleft()
-        ends = np.cumsum([sum(row) for row in segment.counts])
-        self._ahead.append((segment.first_step, samples, ends))
-        self._ledger.use(samples)
+        ends = np.cumsum(assignment.counts.sum(axis=1))
+        self._ahead.append((segment.first_step, assignment.samples, ends))
+        self._ledger.use(assignment.samples)
         self._begun.append((time.monotonic(), self._step))
         self._step += segment.steps
         self._last = segment
@@ -421,9 +421,9 @@ class Leader:
         return self._world > 1 and is_pooled(segment.synchroniser) and self._uneven()
 
     def _parts(self, segment: Segment) -> list[Part]:
-        counts = np.asarray(segment.counts)  # [steps, W]
-        of = features(self._sizes[segment.samples], counts)
-        samples, ends = _by_rank(segment.samples, counts)
+        counts, samples = segment.assignment.counts, segment.assignment.samples
+        of = features(self._sizes[samples], counts)
+        samples, ends = _by_rank(samples, counts)
         micro: list[list[list[MicroBatch]]] = [[]] * self._world
         if self._micro:
             of_ranks = np.split(samples, ends[:-1])

@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.core.dealing import dealt, equal_counts
 from paceline_backend.policies.base import (
-    Batches,
+    Assignment,
     Ints,
     KeepPlacement,
     Models,
@@ -34,7 +34,7 @@ class EqualCounts:
             len(problem.sizes), problem.seed, problem.epoch, problem.remaining
         )
 
-    def schedule(self, problem: Problem, models: Models) -> Batches:
+    def schedule(self, problem: Problem, models: Models) -> Assignment:
         """See `Scheduler.schedule`."""
         _, most = bounds(problem)
         counts, samples, start = [], [], 0
@@ -44,7 +44,7 @@ class EqualCounts:
             counts.append(equal_counts(size, most))
             samples.append(problem.order[start : start + size][dealt(counts[-1])])
             start += size
-        return Batches.joined(counts, samples, problem.world)
+        return Assignment.joined(counts, samples, problem.world)
 
 
 class BspParameters(Parameters, frozen=True, kw_only=True):

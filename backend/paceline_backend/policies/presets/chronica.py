@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from paceline_backend.policies.base import (
     Accounts,
-    Batches,
+    Assignment,
     Floats,
     Ints,
     Models,
@@ -55,7 +55,7 @@ class PaperScheduler:
         """Return the samples unordered, because each pick depends on the picks before it."""
         return problem.remaining
 
-    def schedule(self, problem: Problem, models: Models) -> Batches:
+    def schedule(self, problem: Problem, models: Models) -> Assignment:
         """See `Scheduler.schedule`."""
         holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
         rng = problem.rng()
@@ -90,7 +90,7 @@ class PaperScheduler:
                 else:
                     heapq.heapreplace(least, (step.ett[rank], rank))
             plan.append(step.assignments())
-        return Batches.of(plan, problem.world)
+        return Assignment.of(plan, problem.world)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class LevelledScheduler:
         """Return the samples unordered, because each pick depends on the picks before it."""
         return problem.remaining
 
-    def schedule(self, problem: Problem, models: Models) -> Batches:
+    def schedule(self, problem: Problem, models: Models) -> Assignment:
         """See `Scheduler.schedule`."""
         holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
         rng = problem.rng()
@@ -123,7 +123,7 @@ class LevelledScheduler:
                 for _ in range(_ROUNDS):
                     level_out(step)
             plan.append(step.assignments())
-        return Batches.of(plan, problem.world)
+        return Assignment.of(plan, problem.world)
 
 
 @dataclass(frozen=True)

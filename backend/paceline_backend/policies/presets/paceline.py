@@ -16,7 +16,7 @@ from msgspec import Meta
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import (
     Accounts,
-    Batches,
+    Assignment,
     Ints,
     KeepPlacement,
     Models,
@@ -63,7 +63,7 @@ class PacelineScheduler:
         composed = composer(effective, workers, batch, problem.rng())
         return np.concatenate([order[:used][composed], order[used:]])
 
-    def schedule(self, problem: Problem, models: Models) -> Batches:
+    def schedule(self, problem: Problem, models: Models) -> Assignment:
         """See `Scheduler.schedule`."""
         world, start, counts, samples = problem.world, 0, [], []
         for step, count in enumerate(problem.batch_sizes()):
@@ -79,8 +79,8 @@ class PacelineScheduler:
             counts.append(of_rank)
             samples.append(batch[by_rank])
         if not counts:
-            return Batches(np.empty((0, world), np.int64), np.empty(0, np.int64))
-        return Batches(np.array(counts, np.int64), np.concatenate(samples))
+            return Assignment(np.empty((0, world), np.int64), np.empty(0, np.int64))
+        return Assignment(np.array(counts, np.int64), np.concatenate(samples))
 
 
 def _equal(count: int, problem: Problem) -> Ints | None:

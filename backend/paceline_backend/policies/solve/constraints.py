@@ -16,6 +16,7 @@ import numpy.typing as npt
 from paceline.core.amounts.budget import ROUNDING, kept_within
 from paceline.core.amounts.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.cost import features
+from paceline.wire import Assignment
 from paceline_backend.policies.parts import Policy
 from paceline_backend.policies.solve.balance import DescentState, descend, grouped, pairs, partition
 from paceline_backend.policies.solve.counts import levelled
@@ -23,7 +24,7 @@ from paceline_backend.policies.solve.hedged import partition_hedged
 from paceline_backend.policies.solve.minmax import minmax
 from paceline_backend.policies.solve.nodes import homes_of
 from paceline_backend.policies.solve.workers import Workers, level, most_of
-from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
+from paceline_backend.policies.values import Floats, Ints, Models, Problem
 
 # Approximate maximum number of exchanges that are tried for one division of a global batch.
 _EFFORT = 500_000
@@ -31,7 +32,7 @@ _EFFORT = 500_000
 _MOVES = 8
 
 
-def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
+def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Models) -> Assignment:
     """Change the scheduler's batches so that each rank's count is a multiple of ``problem.grid``.
 
     If a step's samples are not a multiple of the grid, one rank gets the remainder: see
@@ -70,7 +71,7 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
             order = np.argsort(moved(ranks, target), kind="stable")
         counts.append(target)
         samples.append(batch[order])
-    return Batches.joined(counts, samples, problem.world)
+    return Assignment.joined(counts, samples, problem.world)
 
 
 def _at_home(problem: Problem, batch: Ints, nodes: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
@@ -174,7 +175,9 @@ class _Division:
         return counts
 
 
-def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
+def within_limits(
+    batches: Assignment, policy: Policy, problem: Problem, models: Models
+) -> Assignment:
     """Move samples between ranks until each local batch keeps its limit; return the batches.
 
     The limits are ``problem.token_limits``. If the policy divides a batch by models, the samples
@@ -196,7 +199,7 @@ def within_limits(batches: Batches, policy: Policy, problem: Problem, models: Mo
         order, of_rank = grouped(kept_within(ranks, sizes, limits), problem.world)
         counts.append(of_rank)
         samples.append(batch[order])
-    return Batches.joined(counts, samples, problem.world)
+    return Assignment.joined(counts, samples, problem.world)
 
 
 def _refilled(ranks: Ints, sizes: Floats, models: Models, limits: Floats) -> Ints:

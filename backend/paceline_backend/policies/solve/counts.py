@@ -15,12 +15,13 @@ from msgspec import Meta
 
 from paceline.core.cost import Cost
 from paceline.core.dealing import dealt
+from paceline.wire import Assignment
 from paceline_backend.policies.parameters import Parameters
 from paceline_backend.policies.parts import Accounts, Allocation, Allocator, KeepPlacement, Policy
 from paceline_backend.policies.predict.linear import LinearPredictor, WindowSteps
 from paceline_backend.policies.solve.balance import partition
 from paceline_backend.policies.solve.order import remaining_in_order
-from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
+from paceline_backend.policies.values import Floats, Ints, Models, Problem
 
 
 class CountsParameters(Parameters, frozen=True, kw_only=True):
@@ -192,7 +193,7 @@ class CountedScheduler:
             len(problem.sizes), problem.seed, problem.epoch, problem.remaining
         )
 
-    def schedule(self, problem: Problem, models: Models) -> Batches:
+    def schedule(self, problem: Problem, models: Models) -> Assignment:
         """See `Scheduler.schedule`.
 
         Raises:
@@ -213,7 +214,7 @@ class CountedScheduler:
                 places = dealt(counts[-1])
             samples.append(batch[places])
             start += size
-        return Batches.joined(counts, samples, problem.world)
+        return Assignment.joined(counts, samples, problem.world)
 
 
 def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:

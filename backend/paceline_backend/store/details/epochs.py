@@ -182,7 +182,7 @@ def _owners(connection: sa.Connection, run: int, epoch: int, samples: int) -> In
     for _, segment, end in effective(connection, run, first, last):
         if segment.epoch != epoch:
             continue
-        for step in segment.assignments()[: end - segment.first_step]:
+        for step in segment.assignment.parts[: end - segment.first_step]:
             for rank, assigned in enumerate(step):
                 owners[assigned] = rank
     return owners

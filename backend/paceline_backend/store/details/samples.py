@@ -40,7 +40,7 @@ def assigned(
         begin = max(segment.first_step, first or 0)
         if len(items) >= limit or looked > _MOST_SEGMENTS:
             return items, begin
-        of_steps = segment.assignments()
+        of_steps = segment.assignment.parts
         for step in range(begin, end if last is None else min(end, last + 1)):
             if len(items) >= limit:
                 return items, step

@@ -24,7 +24,8 @@ same, except if a `Fallback` arrives in a batch before its `Adopted`:
 `locked` locks the runs' rows during the transaction; `steps`, `phases` and `handlers` write the
 tables. `validation` validates messages, most of them while it decodes them. `writers` decides who
 may send which message. Functions that store messages raise `StoreRefusedError` if a message has
-values that no database accepts.
+values that no database accepts, except for segments: validating one takes time for each of its
+samples, so `write` trusts that its caller has done that with `problem`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ it reads what the others wrote.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -84,11 +83,9 @@ def write_attempts(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, 
 
 
 def write_segments(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
-    """Store the segments that are not stored yet; refuse invalid ones, which no leader adopts."""
+    """Store the segments that are not stored yet; `validation.problem` has accepted all of them."""
     if not adopted:
         return
-    for run, message in adopted:
-        _check_segment(run, message)
     connection.execute(
         insert(connection, schema.segments).on_conflict_do_nothing(),
         [
@@ -123,15 +120,6 @@ def _note_effects(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, 
             for run, message in adopted
         ],
     )
-
-
-def _check_segment(run: LockedRun, message: Adopted) -> None:
-    if not 0 <= message.attempt < 2**15 or not math.isfinite(message.adopted_at):
-        raise StoreRefusedError(f"run {run.id}: Adopted.attempt or adopted_at is out of range")
-    # Ranks and samples of another attempt are unknown.
-    known = message.attempt == run.attempt
-    terms = (run.world, run.samples) if known else (None, None)
-    run.refuse("Adopted.segment", message.segment.problem(*terms))
 
 
 def write_fallbacks(

@@ -190,9 +190,9 @@ def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
 def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
     """Return why a message cannot be stored; None if the message on its own is valid.
 
-    `write` refuses the same messages, and with them their whole batch, so ingest calls this
-    function to reject single messages. `world` and `samples` are the number of ranks and of samples
-    in the message's attempt, None if unknown.
+    `write` refuses the same messages, except segments, and with them their whole batch, so ingest
+    calls this function to reject single messages. `world` and `samples` are the number of ranks and
+    of samples in the message's attempt, None if unknown.
     """
     name = type(message).__name__
     match message:

@@ -28,7 +28,7 @@ def test_each_rank_gets_what_distributed_sampler_gives_it(epoch: int) -> None:
     for rank in range(WORLD):
         sampler = DistributedSampler(dataset, WORLD, rank, shuffle=True, seed=11)  # type: ignore[arg-type]
         sampler.set_epoch(epoch)
-        ours = np.concatenate([step[rank] for step in plan.assignments])
+        ours = np.concatenate([step[rank] for step in plan.assignment.parts])
         assert ours.tolist() == list(sampler)
 
 
@@ -37,11 +37,11 @@ def test_limits_are_kept_as_in_coasting() -> None:
     limits = np.array([2, 16, 5, 16])
     training = Cluster(plaid_like(104), np.ones(WORLD), np.zeros(WORLD), BATCH, seed=7)
     problem = replace(training.problem(9, shuffle=True), limits=limits)
-    made = policies.plan(policies.make("bsp"), problem, training.feedback(), shuffle=True)
-    assert made.batches.counts.tolist() == [[2, 5, 5, 4]] * 6 + [[2, 2, 2, 2]]
+    made, _ = policies.plan(policies.make("bsp"), problem, training.feedback(), shuffle=True)
+    assert made.assignment.counts.tolist() == [[2, 5, 5, 4]] * 6 + [[2, 2, 2, 2]]
     ledger = Ledger(0, epoch_order(104, 7, 0), BatchRules(BATCH, limits=limits))
     coasted = ledger.coast(9, WORLD, problem.sizes, [])
-    assert [[p.tolist() for p in s] for s in made.assignments] == [
+    assert [[p.tolist() for p in s] for s in made.assignment.parts] == [
         [p.tolist() for p in s] for s in coasted
     ]
 
@@ -52,7 +52,7 @@ def test_what_a_switch_leaves_keeps_the_epochs_order() -> None:
     left = set(np.flatnonzero(training.remaining).tolist())
     plan = training.plan(policies.make("bsp"), 4)
     flat = []
-    for step in plan.assignments:
+    for step in plan.assignment.parts:
         batch = np.empty(sum(map(len, step)), np.int64)
         for rank, part in enumerate(step):
             batch[rank::WORLD] = part

@@ -187,12 +187,15 @@ def test_padding_is_noticed_and_steps_are_composed_for_it(mode: str, padded: boo
     simulation = Simulation(
         training(sizes, 8, 32), devices, policies.make("paceline", {"mode": mode})
     )
-    ran = [simulation.advance() for _ in range(16)]
-    composed = [part.plan.cost.padded for part in ran if part.segment.shuffled]
+    composed = []
+    for _ in range(16):
+        if simulation.advance().segment.shuffled:
+            composed.append(simulation.history._cost.padded)
     assert composed[0]
     assert (len(composed) > 1) is (mode == "free")
     assert composed[-1] is (padded or mode == "exact")
-    assert ran[-1].plan.cost.padded is padded
+    models = simulation.policy.predictor.fit(simulation.window.feedback(), 8)
+    assert models.cautious.cost.padded is padded
 
 
 @pytest.mark.parametrize(("world", "local"), [(8, 4), (32, 4), (8, 16)])
@@ -246,8 +249,10 @@ def test_workers_that_differ_at_other_loads_do_not_count_as_equal() -> None:
 
 def test_there_is_nothing_to_compose_where_the_last_step_is_dropped() -> None:
     work = replace(problem(np.ones(3), world=2, batch=4), drop_last=True)
-    made = plan(policies.make("paceline", {"mode": "free"}), work, Feedback.empty(), shuffle=True)
-    assert made.batches.counts.shape == (0, 2)
+    made, _ = plan(
+        policies.make("paceline", {"mode": "free"}), work, Feedback.empty(), shuffle=True
+    )
+    assert made.assignment.counts.shape == (0, 2)
 
 
 @pytest.mark.parametrize(("mode", "padded"), [("exact", True), ("free", False)])

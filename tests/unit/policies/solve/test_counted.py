@@ -90,7 +90,7 @@ def test_equal_counts_are_plain_ddp(world: int) -> None:
     training = Cluster(plaid_like(107), np.ones(world), np.zeros(world), 20)
     steps = training.problem(9, shuffle=True)
     parts = [
-        plan(policies.make(name), steps, Feedback.empty(), shuffle=True).assignments
+        plan(policies.make(name), steps, Feedback.empty(), shuffle=True)[0].assignment.parts
         for name in ("bsp", "static-batching", "sata")
     ]
     for other in parts[1:]:
@@ -104,7 +104,7 @@ def batches(which: str, counts: Ints, sizes: Floats, batch: int) -> list[list[In
     training = Cluster(sizes, np.ones(world), np.zeros(world), batch)
     given = {"capacity": counts.tolist(), "which": which}
     made = training.plan(policies.make("static-batching", given), 100)
-    return made.assignments
+    return made.assignment.parts
 
 
 @pytest.mark.parametrize("which", ["order", "levelled"])
@@ -154,9 +154,11 @@ def test_levelled_by_what_batches_cost() -> None:
     ],
 )
 def test_a_memory_that_does_not_fit_is_a_beginning(name: str, memory: dict[str, Any]) -> None:
-    fresh = plan(policies.make(name), problem(2, 8), Feedback.empty(), shuffle=True)
-    made = plan(policies.make(name), problem(2, 8, memory=memory), Feedback.empty(), shuffle=True)
-    assert made.batches.counts.tolist() == [[4, 4]]
+    fresh, _ = plan(policies.make(name), problem(2, 8), Feedback.empty(), shuffle=True)
+    made, _ = plan(
+        policies.make(name), problem(2, 8, memory=memory), Feedback.empty(), shuffle=True
+    )
+    assert made.assignment.counts.tolist() == [[4, 4]]
     assert made.memory == fresh.memory
 
 
@@ -169,19 +171,19 @@ def test_memory_survives_its_way_and_memory_limits_hold(name: str) -> None:
     seen = []
     for step in range(0, 60, 2):
         shuffle = training.placement is None
-        made = plan(
+        made, shuffled = plan(
             policy,
             replace(training.problem(2, shuffle=shuffle), limits=limits, memory=memory),
             training.feedback(),
             shuffle=shuffle,
         )
         assert training.step == step
-        training.placement, training.order = made.placement, made.order
+        training.placement, training.order = shuffled.placement, shuffled.order
         memory = msgspec.msgpack.decode(msgspec.msgpack.encode(made.memory))
         assert memory == made.memory
-        assert (made.batches.counts <= limits).all()
-        training.train(made.assignments, epoch_end=made.epoch_end)
-        seen.append(made.batches.counts[0].tolist())
+        assert (made.assignment.counts <= limits).all()
+        training.train(made.assignment.parts, epoch_end=made.epoch_end)
+        seen.append(made.assignment.counts[0].tolist())
     if name != "static-batching":
         assert seen[-1] == pytest.approx([31, 22, 7], abs=1.1)
     assert any(a != b for a, b in pairwise(seen)) == (name != "static-batching")

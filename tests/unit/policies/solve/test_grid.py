@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from paceline.core.amounts.shapes import on_grid, raised
 from paceline.core.cost import Cost, Features, PaddedCost, features
+from paceline.wire import Segment
 from paceline_backend import policies
-from paceline_backend.policies import Feedback, Models, Plan, Policy, Problem
+from paceline_backend.policies import Feedback, Models, Policy, Problem
 from paceline_backend.policies.base import Storage
 from paceline_backend.policies.solve.balance import partition
 from support.simulated import rows_of
@@ -59,13 +60,13 @@ def feedback(problem: Problem, speeds: np.ndarray, steps: int) -> Feedback:
     return rows_of(of, load * speeds + 0.001)
 
 
-def made(policy: Policy, problem: Problem, known: Feedback) -> Plan:
-    return policies.plan(policy, problem, known, shuffle=True)
+def made(policy: Policy, problem: Problem, known: Feedback) -> Segment:
+    return policies.plan(policy, problem, known, shuffle=True)[0]
 
 
-def slowest_s(models: Models, problem: Problem, plan: Plan) -> np.ndarray:
+def slowest_s(models: Models, problem: Problem, plan: Segment) -> np.ndarray:
     """The expected time of each step, [S]."""
-    of = features(problem.sizes[plan.batches.samples], plan.batches.counts)
+    of = features(problem.sizes[plan.assignment.samples], plan.assignment.counts)
     return np.asarray(models.ett(of).max(axis=1))
 
 
@@ -79,9 +80,9 @@ def test_plans_lie_on_the_grid_and_stay_exact(name: str, data: st.DataObject) ->
     policy = policies.make(name)
     known = feedback(problem, speeds, data.draw(st.sampled_from([0, 3, 30])))
     plan = made(policy, problem, known)
-    counts = plan.batches.counts
+    counts = plan.assignment.counts
     assert counts.sum(axis=1).tolist() == problem.batch_sizes()
-    assert len(np.unique(plan.batches.samples)) == len(plan.batches.samples)
+    assert len(np.unique(plan.assignment.samples)) == len(plan.assignment.samples)
     if problem.limits is not None:
         assert (counts <= problem.limits).all()
     for row in counts:
@@ -95,7 +96,9 @@ def test_plans_lie_on_the_grid_and_stay_exact(name: str, data: st.DataObject) ->
     ends = np.cumsum(problem.batch_sizes())[:-1]
     if policy.plain_batches:  # each global batch has the same samples as without a grid
         for on, off in zip(
-            np.split(plan.batches.samples, ends), np.split(free.batches.samples, ends), strict=True
+            np.split(plan.assignment.samples, ends),
+            np.split(free.assignment.samples, ends),
+            strict=True,
         ):
             np.testing.assert_array_equal(np.sort(on), np.sort(off))
 
@@ -116,8 +119,8 @@ def test_planning_with_the_grid_is_no_worse_than_rounding_afterwards(
     planned = slowest_s(models, problem, made(policy, problem, known))
     off = made(policy, replace(problem, grid=1), known)
     ends = np.cumsum(problem.batch_sizes())[:-1]
-    for step, batch in enumerate(np.split(off.batches.samples, ends)):
-        counts = on_grid(off.batches.counts[step], problem.grid, problem.limits)
+    for step, batch in enumerate(np.split(off.assignment.samples, ends)):
+        counts = on_grid(off.assignment.counts[step], problem.grid, problem.limits)
         ranks = partition(problem.sizes[batch], models, counts)
         order = np.argsort(ranks, kind="stable")
         after = models.ett(features(problem.sizes[batch][order], counts)).max()
@@ -133,9 +136,9 @@ def test_a_slow_rank_keeps_samples_and_so_is_measured(name: str) -> None:
     known = feedback(problem, np.array([1.0, 1.0, 1.0, 90.0]), 64)
     seen: Any = {}
     for _ in range(40):
-        plan = policies.plan(policy, replace(problem, memory=seen), known, shuffle=True)
+        plan, _ = policies.plan(policy, replace(problem, memory=seen), known, shuffle=True)
         seen = plan.memory
-    assert plan.batches.counts[:, 3].tolist() == [8, 8]
+    assert plan.assignment.counts[:, 3].tolist() == [8, 8]
 
 
 def test_padded_lengths_count_as_multiples_of_the_grid() -> None:
@@ -200,7 +203,7 @@ def test_on_a_grid_samples_stay_on_their_nodes_where_they_can(
     known = feedback(problem, rng.uniform(1e-3, 0.1, world), data.draw(st.sampled_from([0, 30])))
     policy = policies.make("chronica", {"picks": picks})
     on, off = (
-        policies.plan(policy, replace(problem, grid=each), known, shuffle=False).batches
+        policies.plan(policy, replace(problem, grid=each), known, shuffle=False)[0].assignment
         for each in (grid, 1)
     )
     ends = np.cumsum(off.counts.sum(axis=1))[:-1]
