@@ -140,8 +140,14 @@ def faults(store: Store) -> Iterator[str]:
     """Yield a description of each fault; nothing if the database is sound."""
     with store.read() as connection:
         known, head = migrate.revision(connection), migrate.head()
+        if known is None:
+            yield "it has no tables: run paceline db upgrade"
+            return
         if known != head:
-            yield f"its revision is {known or 'none'}, not {head}: run paceline db upgrade"
+            yield (
+                f"it has the tables of another version (revision {known}, this version needs "
+                f"{head}): start with a new data folder or an empty database"
+            )
             return
         if store.is_sqlite:
             yield from _file(connection)
