@@ -148,7 +148,7 @@ class _Item:
     planned: bool = False
     # The run's earliest step that is new in the item's batch.
     step: int | None = None
-    # For a Hello: its encoded form, as it arrived.
+    # For a Hello: its encoded form.
     packed: hellos.PackedHello | None = None
     # True if the entry is the part that completed the run's Hello.
     completes: bool = False
@@ -400,7 +400,7 @@ class Ingest:
         for item in kept:
             # Only now, because these Hellos have been checked.
             if isinstance(item.message, Hello) and item.packed is None:
-                item.packed = hellos.pack(item.entry.fields[b"data"])
+                item.packed = hellos.pack(item.message)
         packed = {place: item.packed for place, item in enumerate(kept) if item.packed is not None}
         outage = self._database_outage()
         failures = 0
