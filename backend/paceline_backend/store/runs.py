@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from paceline.core import driver, runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
-from paceline.wire import ENDED, OBSERVED, Hello, State
-from paceline.wire.states import UNDER_WAY, TransitionCause
+from paceline.wire import OBSERVED, Hello, State
+from paceline.wire.states import ACTIVE, UNDER_WAY, TransitionCause
 from paceline_backend.store import attempts, hellos, leases, refusals, segments
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.history import RunFilter, RunOrder, days, labels
@@ -247,7 +247,7 @@ def _end(
 
 def tell(connection: sa.Connection, run: str, message: str) -> None:
     """Set the message of a run that has not ended; do nothing if the run is unknown."""
-    query = sa.update(runs).where(runs.c.id == run, runs.c.state.not_in(ENDED))
+    query = sa.update(runs).where(runs.c.id == run, runs.c.state.in_(ACTIVE))
     connection.execute(query.values(message=message))
 
 
@@ -388,7 +388,7 @@ def unfinished(connection: sa.Connection) -> list[Unfinished]:
     c = runs.c
     query = (
         sa.select(c.id, c.state, c.node, c.seen_at, c.signed, c.key, c.nodes_max, c.backend)
-        .where(c.state.not_in(ENDED))
+        .where(c.state.in_(ACTIVE))
         .order_by(c.key)
     )
     rows = connection.execute(query).all()

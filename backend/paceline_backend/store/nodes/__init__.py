@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED
+from paceline.wire.states import ACTIVE
 from paceline_backend.store.database import now
 from paceline_backend.store.nodes import cordons, spares
 from paceline_backend.store.nodes.admission import (
@@ -114,12 +114,12 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
 def launched(connection: sa.Connection) -> dict[str, list[str]]:
     """Return, by node, the runs that were launched there and have not ended."""
     runs, of_several = runs_table.c, run_nodes_table.c
-    going_on = runs.state.not_in(ENDED)
-    alone = sa.select(runs.node, runs.id).where(going_on, runs.nodes_max == 1)
+    active = runs.state.in_(ACTIVE)
+    alone = sa.select(runs.node, runs.id).where(active, runs.nodes_max == 1)
     several = (
         sa.select(of_several.node, runs.id)
         .join(runs_table, runs.key == of_several.run)
-        .where(going_on, of_several.state.not_in(ENDED), of_several.lost.is_(False))
+        .where(active, of_several.state.in_(ACTIVE), of_several.lost.is_(False))
     )
     runs_of: dict[str, list[str]] = {}
     for node, run in connection.execute(sa.union_all(alone, several)):

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED, State
+from paceline.wire.states import ACTIVE
 from paceline_backend.store.nodes import admitted, run_nodes
 from paceline_backend.store.schema import nodes, runs, tokens
 
@@ -58,7 +59,7 @@ def _lately_signed() -> sa.Select[Any]:
     seen_at = sa.func.coalesce(runs.c.seen_at, runs.c.created_at)
     kept_s = sa.case((runs.c.lost, _LOST_S), else_=KEPT_S)
     lately = seen_at > time.time() - kept_s
-    return sa.select(runs.c.id).where(runs.c.signed, runs.c.state.not_in(ENDED) | lately)
+    return sa.select(runs.c.id).where(runs.c.signed, runs.c.state.in_(ACTIVE) | lately)
 
 
 def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:

@@ -24,7 +24,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from paceline.core.errors import PacelineError
-from paceline.wire import ENDED
+from paceline.wire.states import ACTIVE
 from paceline_backend.store import migrate, tokens
 from paceline_backend.store.audit import Requester, record
 from paceline_backend.store.database import Connection, Store
@@ -186,7 +186,7 @@ def _untrue(connection: sa.Connection) -> Iterator[str]:
 
 def active_runs(connection: Connection) -> list[str]:
     """Return the runs that a new secret would disconnect, because ranks keep their old keys."""
-    query = sa.select(runs.c.id).where(runs.c.state.not_in(ENDED)).order_by(runs.c.key)
+    query = sa.select(runs.c.id).where(runs.c.state.in_(ACTIVE)).order_by(runs.c.key)
     return list(connection.execute(query).scalars())
 
 
