@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import socket
 import threading
+from types import FrameType
 
 import uvicorn
 
@@ -17,10 +19,22 @@ from paceline_backend.store import Store
 
 # At shutdown, requests in progress have this time to complete. Event streams end automatically.
 _GRACE_S = 5  # seconds
+# Exit code; see docs/internals.md.
+_INTERRUPTED = 130
 
 
 def run(settings: Settings, listener: socket.socket) -> int:
-    """Serve on a bound socket until SIGTERM or SIGINT. Return the exit code."""
+    """Serve on a bound socket until SIGTERM or SIGINT. Return the exit code.
+
+    Call this on the main thread, because it handles signals.
+    """
+    code = 0
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        nonlocal code
+        code = _INTERRUPTED if number == signal.SIGINT else 0
+        server.should_exit = True
+
     tracing.configure("web")
     with Store.open(settings.database) as store:
         app = create_app(store, settings)
@@ -39,8 +53,12 @@ def run(settings: Settings, listener: socket.socket) -> int:
         )
         app.state.closing = lambda: server.should_exit
         threading.Thread(target=_import_policies, name="policies", daemon=True).start()
+        # When uvicorn has shut down, it restores these handlers and raises the signal again. The
+        # default handler would end the process before pending spans are exported.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
         server.run(sockets=[listener])
-    return 0
+    return code
 
 
 def _import_policies() -> None:
