@@ -4,8 +4,9 @@ The session makes the `Loop`. The loader calls it around each iteration of the s
 module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
 synchronise, the statistics of BatchNorm layers, and the rank's other parts (`wiring`), which the
 loader's first iteration makes and `close` releases. Everything optional is a feature
-(`feature.Feature`), which the loop calls at fixed moments. The loop does not load data, and it does
-not compute gradients.
+(`feature.Feature`), which the loop calls at fixed moments. Two features also answer questions, so
+the loop knows them by name: `WorkSharing` says who trains a batch, and `Checkpoints` restores the
+random generators. The loop does not load data, and it does not compute gradients.
 """
 
 from __future__ import annotations
