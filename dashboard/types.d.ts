@@ -254,6 +254,7 @@ interface Run {
   evaluation: EvaluationAnswer | null;
   epoch: number | null;
   step: number | null;
+  figures: { steps: number; wall_s: number; step_s: number | null; se: number | null; waste: number | null } | null;
   controller: { owner: string; alive: boolean } | null;
   tags: string[];
   cost?: { amount: number; waited: number; currency: string } | null;
