@@ -23,12 +23,12 @@ _Plan = tuple[int, str, str]
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Return the reduction times of at most `limit` rounds in seconds, by rank, newest first."""
+    """Return the reduction times of the newest `limit` rounds of all ranks in seconds."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
     )
-    return connection.scalars(query.order_by(c.rank, c.seq.desc()).limit(limit)).all()
+    return connection.scalars(query.order_by(c.step.desc(), c.number.desc()).limit(limit)).all()
 
 
 def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[dict[str, Any]]:
