@@ -179,6 +179,11 @@ class Accounts:
     # the policy does not compute counts from the times of single steps.
     steps: int = 0
 
+    @property
+    def balances(self) -> bool:
+        """True if the policy divides batches by the cost of samples and by measured speeds."""
+        return self.cost is not None and self.speeds and not self.counts
+
 
 @dataclass(frozen=True)
 class Policy:
