@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import field
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from paceline_backend.policies import Changes
@@ -229,8 +230,12 @@ def recommended(forecast: Forecast) -> PresetForecast | None:
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
-    """Parse forecasts from the database."""
-    return [_FORECAST.validate_python(body) for body in bodies]
+    """Parse forecasts from the database, and leave out those that are not of this version."""
+    made = []
+    for body in bodies:
+        with suppress(ValidationError):
+            made.append(_FORECAST.validate_python(body))
+    return made
 
 
 def label(policy: str, parameters: Mapping[str, Any]) -> str:
