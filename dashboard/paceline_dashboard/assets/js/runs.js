@@ -151,7 +151,7 @@ class RunsPage {
     byId("runs-grid").hidden = nothing;
     show("runs-more", more);
     const going = runs.filter((run) => !ENDED.includes(run.state)).length;
-    text("runs-count", rows.length ? `${plural(rows.length, "run")}${more ? " and more" : ""}, ${integer(going)} going on` : "");
+    text("runs-count", rows.length ? `${plural(rows.length, "run")}${more ? " and more" : ""}, ${integer(going)} active` : "");
     drawStandings(rows);
   }
 }
