@@ -388,7 +388,7 @@ def _patient() -> Iterator[None]:
     from paceline.node import client
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "TIMEOUT_S", DEADLINE_S)
+        patch.setattr(client, "CALL_TIMEOUT_S", DEADLINE_S)
         patch.setattr("paceline_backend.server.stack._READY_S", DEADLINE_S)
         yield
 

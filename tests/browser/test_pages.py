@@ -46,7 +46,7 @@ def test_from_the_list_to_a_run_with_all_charts(
     with store.read() as connection:
         key = runs.key_of(connection, "plaid")
     days.sum_up(store, key)
-    monkeypatch.setattr(nodes, "ALIVE_S", math.inf)
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", math.inf)
     node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 0.0, "0.1.0", ["plaid"])
     telemetry.write(store, [("", node)])
     refused: list[str] = []

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 # Number of bisection steps in the search for the smallest limit of a micro-batch's total size. They
 # suffice to make the total sizes equal to within 1 %.
-_HALVINGS = 6
+_LIMIT_BISECTIONS = 6
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
@@ -74,7 +74,7 @@ def cut_within(sizes: Floats, most: float) -> list[Ints]:
     ascending = sizes[order]
     counts = counts_within(ascending, most)
     low, high = max(float(ascending.sum()) / len(counts), float(ascending[-1])), most
-    for _ in range(_HALVINGS):
+    for _ in range(_LIMIT_BISECTIONS):
         middle = (low + high) / 2
         fewer = counts_within(ascending, middle)
         if len(fewer) > len(counts):

@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 # Number of samples per chunk in the search for the first unused sample.
-_CHUNK = 4096
+_CHUNK_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Ledger:
 
     def _skip_used(self) -> None:
         while self._head < len(self._order):
-            unused = self._unused[self._order[self._head : self._head + _CHUNK]]
+            unused = self._unused[self._order[self._head : self._head + _CHUNK_SAMPLES]]
             if unused.any():
                 self._head += int(unused.argmax())
                 return

@@ -31,7 +31,7 @@ from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
 from paceline.wire.bus import is_loopback
 
 # Seconds from a stop to killing the launcher; the launcher itself gives its ranks 25 s to end.
-_KILL_AFTER_S = 28.0
+_KILL_LAUNCHER_AFTER_S = 28.0
 # Paceline's variables that ranks inherit from this process. Other variables hold secrets, such as a
 # token, or are set by the supervisor.
 _PASSED_ON = (
@@ -216,7 +216,7 @@ class Supervisor:
             _log.info("stopping run %s: %s", self.run, reason)
             self._stopping = reason
             in_order = leaves and self._launch.nodes_max > 1 and self._trains()
-            self._kill_at = time.monotonic() + _KILL_AFTER_S
+            self._kill_at = time.monotonic() + _KILL_LAUNCHER_AFTER_S
             self._launcher.send_signal(signal.SIGINT if in_order else signal.SIGTERM)
 
     def kill(self) -> None:

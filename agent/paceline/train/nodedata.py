@@ -28,9 +28,9 @@ from paceline.train.meeting import Meeting, gathered, kernel
 from paceline.wire import NOWHERE, DataEpoch, Message, Shards
 
 # A step's wait for reads from the source is counted if it took at least this many seconds.
-_WAIT_S = 1e-3
+_LEAST_WAIT_S = 1e-3
 # Maximum number of characters of a node's name if no launcher gives one.
-_LONGEST_NAME = 200
+_LONGEST_NODE_NAME = 200
 
 
 class Loaded(NamedTuple):
@@ -105,7 +105,7 @@ class NodeData(Feature):
         misses = Misses(*batch.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)
-        if misses.samples and waited_s >= _WAIT_S:
+        if misses.samples and waited_s >= _LEAST_WAIT_S:
             self._waits += 1
             self._waited_s += waited_s
         return batch.batch
@@ -180,7 +180,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
     prefetcher = Prefetcher(dataset, held, meeting.filler) if first else None
     names = environment.placed(meeting.world)
     node = names[meeting.rank] if names else f"{socket.gethostname()}:{dataset.directory.path}"
-    node = node[:_LONGEST_NAME]
+    node = node[:_LONGEST_NODE_NAME]
     return NodeData(dataset, meeting.rank, node, shards, prefetcher, environment.attempt)
 
 

@@ -72,15 +72,15 @@ if TYPE_CHECKING:
 _QUARTER = 4
 # Samples are chosen from this fraction of the data set, the smallest samples, because the largest
 # samples would need more memory than a usual step.
-_USUAL = 0.9
+_USUAL_FRACTION = 0.9
 # Number of samples that are read to find samples of different classes.
-_LOOKED_AT = 32
+_CLASS_SAMPLES = 32
 # Number of sums of a sketch: enough to estimate the norm of a difference to within about 10 %.
 _SUMS = 64
 _SIGNS = 1 << 18
-_SHIFTS = 4096
+_SIGN_OFFSETS = 4096
 # Maximum wait in seconds, in a trial, until another rank calls the same collective.
-_WAIT_S = 60.0
+_COLLECTIVE_WAIT_S = 60.0
 _SEED = 20_011
 
 # Relative differences up to these bounds count as rounding errors: in double precision, in single
@@ -370,7 +370,7 @@ def arranged(
             else f"local batches of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
         )
     order = np.argsort(sizes, kind="stable")
-    for share in (_USUAL * min(1.0, fair / (4 * quarter)), 0.0):
+    for share in (_USUAL_FRACTION * min(1.0, fair / (4 * quarter)), 0.0):
         usual = order[: max(2 * quarter, int(share * len(order)))]
         chosen = sort(usual)
         usual = chosen if len(chosen) >= 2 * quarter else usual
@@ -442,7 +442,9 @@ class Sketch:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(_SEED)
-        signs = torch.randint(0, 2, (_SIGNS + _SHIFTS,), generator=generator, dtype=torch.int8)
+        signs = torch.randint(
+            0, 2, (_SIGNS + _SIGN_OFFSETS,), generator=generator, dtype=torch.int8
+        )
         self._signs = {torch.device("cpu"): signs.mul_(2).sub_(1)}
 
     def of(self, model: nn.Module) -> Tensor:
@@ -455,7 +457,7 @@ class Sketch:
             values = gradient.detach()
             values = torch.view_as_real(values) if values.is_complex() else values
             for place, piece in enumerate(torch.split(values.reshape(-1), _SIGNS)):
-                shift = (97 * number + 61 * place) % _SHIFTS
+                shift = (97 * number + 61 * place) % _SIGN_OFFSETS
                 signed = piece.to(torch.promote_types(piece.dtype, torch.float32))
                 signed = signed * self._on(piece.device)[shift : shift + len(piece)]
                 padded = functional.pad(signed, (0, -len(signed) % _SUMS))
@@ -650,7 +652,7 @@ class Rehearsal:
 
         If all samples were of one class, a weighting of classes in the loss would not be noticed.
         """
-        places = np.linspace(0, len(samples) - 1, min(_LOOKED_AT, len(samples))).round()
+        places = np.linspace(0, len(samples) - 1, min(_CLASS_SAMPLES, len(samples))).round()
         some = samples[places.astype(int)]
         try:
             self._read(some.tolist())
@@ -916,7 +918,7 @@ def _awaited(store: Store, key: str, ended: str) -> str:
     The key `ended` exists once that rank has ended its part of the trial. Return "none" if the rank
     calls no further collective, or none in time.
     """
-    until = time.monotonic() + _WAIT_S
+    until = time.monotonic() + _COLLECTIVE_WAIT_S
     while not store.check([key]):
         if store.check([ended]) or time.monotonic() > until:
             return store.get(key).decode() if store.check([key]) else "none"

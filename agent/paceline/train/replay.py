@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Maximum number of nested function calls that are checked.
-_DEEPEST = 6
+_DEEPEST_CALLS = 6
 _IMMUTABLE = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
 _REFUSED_BUILTINS = {"next", "input", "open", "exec", "eval", "setattr", "delattr", "print"}
 _MUTATING = {
@@ -510,7 +510,7 @@ def _check_call(
         return 0
     if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
         return 0
-    if len(seen) >= _DEEPEST:
+    if len(seen) >= _DEEPEST_CALLS:
         raise _UnsafeError(f"calls {function.__qualname__}, and the calls are nested too deeply")
     return _check_function(function, seen)
 

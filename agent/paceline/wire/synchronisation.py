@@ -19,9 +19,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from paceline.wire.problems import worded
 
-_MOST = 2**31 - 1
-Natural = Annotated[int, Meta(ge=0, le=_MOST)]
-Positive = Annotated[int, Meta(ge=1, le=_MOST)]
+_LARGEST_INTEGER = 2**31 - 1
+Natural = Annotated[int, Meta(ge=0, le=_LARGEST_INTEGER)]
+Positive = Annotated[int, Meta(ge=1, le=_LARGEST_INTEGER)]
 
 
 class _Rules(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
 # At shutdown, requests in progress have this time to complete. Event streams end automatically.
-_GRACE_S = 5  # seconds
+_REQUESTS_END_S = 5  # seconds
 # Exit code; see docs/internals.md.
 _INTERRUPTED = 130
 
@@ -43,7 +43,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
                 app,
                 log_level=logging.WARNING,
                 log_config=None,
-                timeout_graceful_shutdown=_GRACE_S,
+                timeout_graceful_shutdown=_REQUESTS_END_S,
                 server_header=False,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,

@@ -80,18 +80,18 @@ from paceline_backend.store import (
     telemetry,
 )
 
-_BATCH = 4_000  # messages
+_MOST_BATCH_ENTRIES = 4_000  # messages
 # Maximum size of the messages that are decoded and stored together.
 _AT_ONCE_BYTES = 8 * 2**20
 # Lifetime of entries on live streams, and so the maximum lag of a controller.
 _LIVE_S = 60.0
 # Minimum time from the start of a batch to the start of the next, in multiples of the batch's
 # duration. Fewer and larger batches are cheaper, but `_LATEST_S` bounds the delay.
-_SHARE = 2.0
+_BATCH_SPACING = 2.0
 _LATEST_S = 0.1
 # If storing a single message fails for an unknown reason: number of tries, and pause between them.
-_TRIES = 3
-_AGAIN_S = 0.1
+_WRITE_TRIES = 3
+_WRITE_RETRY_S = 0.1
 # An entry that was delivered this many times without being acknowledged is tried alone.
 _OFTEN = 3
 _TRIES_ALONE = 3
@@ -234,7 +234,7 @@ class Ingest:
                 self.on_step()
                 if count and not self.behind:
                     took_s = time.monotonic() - began
-                    period_s = max(self._linger_s, min(_SHARE * took_s, _LATEST_S))
+                    period_s = max(self._linger_s, min(_BATCH_SPACING * took_s, _LATEST_S))
                     stop.wait(period_s - took_s)
 
     def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
@@ -259,7 +259,7 @@ class Ingest:
         self._wholes = {n: each for n, each in self._wholes.items() if each.entry[:2] in kept}
         self._take_wholes(client, stop)
         idle = time.monotonic() > self._idle_at
-        entries = consumer.read(_BATCH, _IDLE_BLOCK_S if idle else _BLOCK_S)
+        entries = consumer.read(_MOST_BATCH_ENTRIES, _IDLE_BLOCK_S if idle else _BLOCK_S)
         self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
             return 0
@@ -410,12 +410,15 @@ class Ingest:
                     self._store, messages, roll_up=not self.behind, packed=packed
                 )
             except Exception as error:
-                pause_s = _AGAIN_S
+                pause_s = _WRITE_RETRY_S
                 if not self._at_fault(error):
                     pause_s = outage.failed(_words(error))
                 elif len(items) > 1:
                     return self._write_apart(items, stop)
-                elif isinstance(error, StoreRefusedError) or (failures := failures + 1) == _TRIES:
+                elif (
+                    isinstance(error, StoreRefusedError)
+                    or (failures := failures + 1) == _WRITE_TRIES
+                ):
                     items[0].reason, items[0].tries = _words(error), max(1, failures)
                     return set()
                 if stop.wait(pause_s):
@@ -597,7 +600,7 @@ def _mark_stale(client: redis.Redis, items: list[_Item]) -> None:
     seconds, microseconds = client.time()
     now_ms = 1_000 * seconds + microseconds // 1_000
     for item in heartbeats:
-        item.stale = now_ms - int(item.entry.number.partition(b"-")[0]) > 1_000 * nodes.ALIVE_S
+        item.stale = now_ms - int(item.entry.number.partition(b"-")[0]) > 1_000 * nodes.NODE_ALIVE_S
 
 
 def _answers(client: redis.Redis) -> bool:

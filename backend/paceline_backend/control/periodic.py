@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 QUIET_AFTER_S = 30.0
 QUIET_S = 10.0
 # Maximum delay after which `IdleMonitor.run` notices that it should stop.
-_BLOCK_S = 1.0
+_CHANGES_BLOCK_S = 1.0
 
 
 class Activity(IntEnum):
@@ -186,7 +186,7 @@ class IdleMonitor:
 
 
 def _newest(client: redis.Redis, position: str) -> str | None:
-    """Return the ID of the newest change after `position`, or None if none comes in `_BLOCK_S`.
+    """Return the ID of the newest change after `position`; None: none comes in `_CHANGES_BLOCK_S`.
 
     If `position` is `$`, return the ID of the newest change on the stream at once; 0-0 if there is
     none.
@@ -194,5 +194,5 @@ def _newest(client: redis.Redis, position: str) -> str | None:
     if position == "$":
         entries: Any = client.xrevrange(CHANGES, count=1)
         return entries[0][0].decode() if entries else "0-0"
-    answer: Any = client.xread({CHANGES: position}, block=int(_BLOCK_S * 1e3))
+    answer: Any = client.xread({CHANGES: position}, block=int(_CHANGES_BLOCK_S * 1e3))
     return answer[0][1][-1][0].decode() if answer else None

@@ -19,7 +19,7 @@ from paceline_backend.control import silent_runs, upkeep
 from paceline_backend.control.advice import Advisor, Effects
 from paceline_backend.control.alerts import AlertWatch, Sender
 from paceline_backend.control.bus_users import UserReconciler, look_for_floods
-from paceline_backend.control.engines import LEASE_S, Engines
+from paceline_backend.control.engines import ENGINE_LEASE_S, Engines
 from paceline_backend.control.fleet import FleetWatch
 from paceline_backend.control.hangs import SCAN_S, HangWatch
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
@@ -93,7 +93,7 @@ def _parts(
     slow_nodes = SlowNodeWatch(store, settings.bus, owner)
     users, guard = UserReconciler(store, settings.bus), Guard(bus)
     multi_node = NodeReconciler(store, settings.bus)
-    keep_claims_s = LEASE_S / 3
+    keep_claims_s = ENGINE_LEASE_S / 3
     keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
 
     def beat() -> None:
@@ -128,7 +128,9 @@ def _parts(
         Periodic("alerts", 5.0, alerts.look, alerts.end),
         Periodic("effects", 5.0, partial(effects.look, stop)),
         Periodic(
-            "silent runs", silent_runs.LOOK_S, silent_runs.SilentRuns(store, settings.bus).look
+            "silent runs",
+            silent_runs.SILENCE_CHECK_S,
+            silent_runs.SilentRuns(store, settings.bus).look,
         ),
         Periodic("roll-ups", 5.0, partial(upkeep.fill_rollups, store, stop)),
         Periodic("daily totals", 5.0, partial(upkeep.sum_up, store, stop)),

@@ -28,9 +28,9 @@ from paceline_backend.policies.streams import plan_stream
 SEGMENT_S = 1.0  # seconds
 # Maximum number of steps of a segment, unless its steps are short or its synchroniser is relaxed. A
 # policy switch takes effect only at a segment's end.
-MOST_STEPS = 4
-# If `MOST_STEPS` steps take less time than this, a segment may have more steps.
-LEAST_S = 0.25  # seconds
+MOST_SEGMENT_STEPS = 4
+# If `MOST_SEGMENT_STEPS` steps take less time than this, a segment may have more steps.
+SHORTEST_SEGMENT_S = 0.25  # seconds
 # A segment lasts at least this many times as long as planning takes.
 PLANNING = 3.0
 # Maximum number of steps of any segment.
@@ -45,7 +45,7 @@ OWN_BATCHES = 6
 FIRST_STEPS = 2
 # While fewer steps than this are complete, segments are short, because each new plan is based on
 # much more feedback than the plan before.
-YOUNG = 12
+YOUNG_STEPS = 12
 # A rank may have changed its speed if the logarithm of its measured ÷ its expected compute time
 # (ETT) has a larger absolute value than this.
 SURPRISE = math.log(1.25)
@@ -93,7 +93,7 @@ def offer(
     shared = hello.uneven_steps and hello.world > 1 and is_pooled(choice.synchroniser)
     steps = segment_steps(
         window.step_s(history.newest),
-        hasty=len(feedback) < YOUNG * hello.world or _surprised(history, feedback),
+        hasty=len(feedback) < YOUNG_STEPS * hello.world or _surprised(history, feedback),
         plan_s=plan_s,
         relaxed=relaxed,
         slowest=slowest_steps(feedback, hello.world) if shared else 0.0,
@@ -179,8 +179,8 @@ def segment_steps(
     if relaxed:
         wanted = max(round(RELAXED_S / step_s), math.ceil(OWN_BATCHES * slowest))
         return max(LEAST_RELAXED, min(FASTEST_STEPS, wanted))
-    least_s = max(LEAST_S, PLANNING * plan_s)
-    most = max(MOST_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
+    least_s = max(SHORTEST_SEGMENT_S, PLANNING * plan_s)
+    most = max(MOST_SEGMENT_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
     return max(1, min(most, round((least_s if hasty else max(SEGMENT_S, least_s)) / step_s)))
 
 

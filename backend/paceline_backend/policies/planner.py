@@ -32,7 +32,7 @@ from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Pr
 
 # With a token budget, an allocator computes counts for a global batch of at least this many samples
 # per worker.
-_FINE = 8
+_FINE_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _in_fine_counts(problem: Problem) -> Problem:
     """
     if problem.token_budget is None:
         return problem
-    return replace(problem, global_batch=max(problem.global_batch, _FINE * problem.world))
+    return replace(problem, global_batch=max(problem.global_batch, _FINE_SAMPLES * problem.world))
 
 
 def _ett_s(problem: Problem, models: Models, batches: Batches) -> list[list[float]]:

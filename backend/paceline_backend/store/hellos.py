@@ -26,9 +26,9 @@ from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.schema import hello_parts, runs
 
 # Maximum number of incomplete Hellos of a run. Hellos of earlier attempts are deleted first.
-_MOST_PENDING = 2
+_MOST_INCOMPLETE = 2
 # Maximum number of parts that one query fetches.
-_AT_ONCE = 16
+_PARTS_PER_QUERY = 16
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,10 @@ def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> li
 
 
 def bound(
-    connection: sa.Connection, run: int, complete: Collection[HelloKey], most: int = _MOST_PENDING
+    connection: sa.Connection,
+    run: int,
+    complete: Collection[HelloKey],
+    most: int = _MOST_INCOMPLETE,
 ) -> None:
     """Delete incomplete Hellos of a run, so that they cannot fill the database.
 
@@ -113,7 +116,7 @@ def read(connection: sa.Connection, named: HelloKey) -> bytes:
     c = hello_parts.c
     query = sa.select(c.data).where(*_is(named)).order_by(c.number)
     # Fetch a few parts at a time: fetching all of them at once would block other threads.
-    parts = connection.execute(query, execution_options={"yield_per": _AT_ONCE})
+    parts = connection.execute(query, execution_options={"yield_per": _PARTS_PER_QUERY})
     return b"".join(parts.scalars())
 
 

@@ -42,9 +42,9 @@ _MOST_REGROUPINGS = 1_000
 # Condition for runs that are not being deleted.
 _KEPT = runs.c.pruned_at.is_(None)
 # Number of newest steps whose mean time predicts the rest of the run.
-_RECENT = 50
+_PACE_STEPS = 50
 # A run without steps gets a notice this many seconds after its start.
-PATIENCE_S = 60.0
+NO_STEPS_S = 60.0
 
 _HELPS = (
     "use a Session to let Paceline plan batches, or `paceline run --observe` or "
@@ -485,7 +485,7 @@ def _eta_at(
         return None
     c = steps.c
     query = sa.select(c.step_s, c.ended_at).where(c.run == run["key"], c.step <= run["step"])
-    newest = connection.execute(query.order_by(c.step.desc()).limit(_RECENT)).all()
+    newest = connection.execute(query.order_by(c.step.desc()).limit(_PACE_STEPS)).all()
     if not newest:
         return None
     left = max(0, run["epochs"] * per_epoch - run["step"] - 1)
@@ -542,7 +542,7 @@ def _trained_unseen(run: Mapping[str, Any]) -> bool:
         return False
     if run["state"] == State.FINISHED:
         return True
-    return bool(run["state"] == State.RUNNING and time.time() > run["started_at"] + PATIENCE_S)
+    return bool(run["state"] == State.RUNNING and time.time() > run["started_at"] + NO_STEPS_S)
 
 
 def cursor_at(key: int) -> str:

@@ -28,6 +28,6 @@ def bus(bus_url: str) -> Iterator[redis.Redis]:
 def table(
     store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TableRuns]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     with table_engine():
         yield TableRuns(store, bus, bus_url)

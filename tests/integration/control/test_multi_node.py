@@ -93,7 +93,7 @@ class Group(ReportedRuns):
 
 @pytest.fixture
 def group(store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch) -> Group:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     made = Group(store, bus, bus_url)
     made.answer("n1", "n2", "n3")
     return made
@@ -312,7 +312,7 @@ def test_an_agent_that_does_not_answer_has_lost_its_node(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = group.training()
-    monkeypatch.setattr("paceline_backend.store.nodes.ALIVE_S", 7.0)
+    monkeypatch.setattr("paceline_backend.store.nodes.NODE_ALIVE_S", 7.0)
     looks = Looks(group.store, group.bus_url, silent_s=10_000)
     looks.after(0)
     telemetry.write(

@@ -314,7 +314,7 @@ def test_ranks_that_are_stopped_have_time_to_save(train: Train) -> None:
 
 @pytest.mark.ranks
 def test_stop_asks_then_kills(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervising, "_KILL_AFTER_S", 2.0)
+    monkeypatch.setattr(supervising, "_KILL_LAUNCHER_AFTER_S", 2.0)
     text = """
         import os, signal, sys, time
         def bye(*_):

@@ -116,7 +116,7 @@ def test_runs_go_until_the_rows_take_no_more(store: Store) -> None:
 def test_what_is_being_deleted_is_hidden_and_deleted_in_the_end(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "_ROWS", 50)
+    monkeypatch.setattr(pruning, "_ROWS_PER_DELETE", 50)
     key = a_run(store, "old", 40.0)
     before = rows_of(store, key)
     pauses = iter([False, False, True])
@@ -161,7 +161,7 @@ def test_a_run_that_is_being_deleted_does_not_go_on(store: Store) -> None:
 
 def test_others_write_while_a_run_is_deleted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause comes after each few rows, with no transaction open: another may write there."""
-    monkeypatch.setattr(pruning, "_ROWS", 50)
+    monkeypatch.setattr(pruning, "_ROWS_PER_DELETE", 50)
     a_run(store, "old", 40.0)
     a_run(store, "training", None)
     written = []

@@ -27,7 +27,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plane(
     tmp_path: Path, empty: Path, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Plane]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     path = shutil.copy(empty, tmp_path)
     with Store.open(f"sqlite:///{path}") as store, serving(store, bus_url) as client:
         client.headers.update(ANY)

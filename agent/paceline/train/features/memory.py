@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Maximum of the new limit, as a fraction of the load that did not fit. There is a margin because
 # memory is fragmented, and batches with the same load differ.
-_MARGIN = 0.9
+_LIMIT_FRACTION = 0.9
 
 
 class LearnedLimits(Feature):
@@ -87,7 +87,7 @@ class Learned(msgspec.Struct, frozen=True):
         The limit is at least half of the load that did not fit, so that small batches in the first
         steps of a run do not limit all later ones.
         """
-        return Learned(min(max(held, ran_out / 2), _MARGIN * ran_out), ran_out, held)
+        return Learned(min(max(held, ran_out / 2), _LIMIT_FRACTION * ran_out), ran_out, held)
 
 
 def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:

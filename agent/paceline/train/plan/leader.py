@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which the leader waits for a proposal if the controller seems alive and no long wait
 # is due.
-GRACE_S = 0.05
+PROPOSAL_WAIT_S = 0.05
 # Maximum number of steps that are coasted in one segment, because a switch of the policy takes
 # effect only after these steps.
 MOST_COASTED = 16
@@ -296,7 +296,7 @@ class Leader:
         else:
             self._coast_steps = self._terms.coast_steps
         self._received = proposals.received
-        if patience_s > GRACE_S:
+        if patience_s > PROPOSAL_WAIT_S:
             self._waits.over(came=made is not None)
         elif made is not None:
             self._waits.in_time()
@@ -348,7 +348,7 @@ class Leader:
         kept_up = self._last is not None and self._last.source != "coast"
         if not kept_up and proposals.received == self._received:
             return 0.0
-        return max(GRACE_S, self._waits.due_s)
+        return max(PROPOSAL_WAIT_S, self._waits.due_s)
 
     def _coasted(self) -> Segment:
         last = self._last

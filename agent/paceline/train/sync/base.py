@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 # For at most this many divisions of the ranks into groups, process groups are kept for reuse.
-_KEPT = 4
+_KEPT_DIVISIONS = 4
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -64,7 +64,7 @@ class Ranks:
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
             parts = [key for key in self.groups if key]
-            if len(parts) == _KEPT:
+            if len(parts) == _KEPT_DIVISIONS:
                 dist.destroy_process_group(self.groups.pop(parts[0]))
             for group in groups:
                 made = dist.new_group(list(group), self.timeout, backend="gloo")

@@ -61,7 +61,7 @@ _STEPPED_BEFORE = (
 )
 # An error is raised after this many successive steps in which the optimiser stepped, but not after
 # the last micro-batch. A script may skip a few steps whose gradients are not finite.
-_MISSED = 3
+_MISSED_STEPS = 3
 _LEFT_IN_A_STEP = (
     "left its loop in step {step}, before its last micro-batch: with Session(micro_batches=True) "
     "leave the loop where session.batch.last is true"
@@ -227,7 +227,7 @@ class SyncGate:
         if self._held_back and not closing:
             self._missed = 0 if self.stepped else self._missed + 1
             # A gradient scaler skips any number of steps whose gradients are not finite.
-            if self._missed >= _MISSED and not self._script.scalers():
+            if self._missed >= _MISSED_STEPS and not self._script.scalers():
                 assert self._step is not None
                 raise PacelineError(_STEPPED_BEFORE.format(step=self._step.step))
         if self._relaxed is None:

@@ -16,9 +16,9 @@ from pydantic.dataclasses import dataclass
 from paceline_backend.policies import Changes
 
 # Number of the newest complete steps that a forecast uses.
-STEPS = 256
+FORECAST_STEPS = 256
 # Minimum number of steps for a forecast.
-FEWEST = 16
+FEWEST_FORECAST_STEPS = 16
 # A switch is worthwhile only if the lower bound of the saving's 95 % interval exceeds this.
 MARGIN = 0.05
 

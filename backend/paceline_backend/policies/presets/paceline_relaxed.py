@@ -28,14 +28,14 @@ from paceline_backend.policies.registry import make as policy_of
 # for several steps.
 _BLOCKS = 8
 # The 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom.
-_T = 2.365
+_T_OF_BLOCKS = 2.365
 # Minimum number of measured steps from which the chooser compares the two synchronisers.
-_FEWEST = 2 * _BLOCKS
+_FEWEST_MEASURED = 2 * _BLOCKS
 # The all-reduce is used again after this many consecutive choices against the relaxed synchroniser.
 _AGREE = 2
 # If too few steps of a try of the relaxed synchroniser are usable, the try ends after this many
 # segments, and counts as this long, in seconds.
-_BLIND, _BLIND_S = 16, 60.0
+_BLIND_SEGMENTS, _BLIND_S = 16, 60.0
 # Pause after a wrong try, as a multiple of the try's duration; the pause doubles with each wrong
 # try.
 _REST = 20.0
@@ -161,8 +161,8 @@ class Measured:
             now.since = now.seen = self.first
         steps = self._known(feedback, world, now)
         if steps is None:
-            words = f"fewer than {_FEWEST} of its steps have been measured"
-            if now.relaxed and now.segments >= _BLIND:
+            words = f"fewer than {_FEWEST_MEASURED} of its steps have been measured"
+            if now.relaxed and now.segments >= _BLIND_SEGMENTS:
                 words, now.tried_s = f"pairwise averaging was tried, but {words}", _BLIND_S
                 self._change(now)
             return self._choice(now, words)
@@ -193,7 +193,7 @@ class Measured:
         good &= ~((rows.samples > 0) & (rows.compute_s <= 0)).any(axis=1)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % _BLOCKS :]
-        if len(newest) < _FEWEST:
+        if len(newest) < _FEWEST_MEASURED:
             return None
         compute_s = rows.compute_s[newest]
         # Where ranks share batches, a record may have no batch, or may have been left out because
@@ -270,7 +270,7 @@ def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
     blocks = np.arange(steps) * _BLOCKS // steps
     values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])
     deviation = np.sqrt((_BLOCKS - 1) / _BLOCKS * ((values - values.mean()) ** 2).sum())
-    return float(_T * deviation)
+    return float(_T_OF_BLOCKS * deviation)
 
 
 def _in_ms(seconds: float) -> str:
@@ -299,7 +299,8 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
         ),
     ] = 0.1
     steps: Annotated[
-        int, Meta(ge=_FEWEST, le=64, description="Number of newest steps that are compared.")
+        int,
+        Meta(ge=_FEWEST_MEASURED, le=64, description="Number of newest steps that are compared."),
     ] = 32
     hold: Annotated[
         int, Meta(ge=1, le=1024, description="Least number of segments between two changes.")

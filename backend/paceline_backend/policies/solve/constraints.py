@@ -26,7 +26,7 @@ from paceline_backend.policies.solve.workers import Workers, level, most_of
 from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
 
 # Approximate maximum number of exchanges that are tried for one division of a global batch.
-_EFFORT = 500_000
+_DIVISION_EXCHANGES = 500_000
 # Maximum number of moves for one global batch; a move takes `grid` samples from the slowest rank.
 _MOVES = 8
 
@@ -128,7 +128,7 @@ class _Division:
         state = DescentState.of(effective, ranks.copy(), workers)
         enough = level(effective, workers)
         pairs(state, enough)
-        descend(state, enough, _EFFORT)
+        descend(state, enough, _DIVISION_EXCHANGES)
         return state.ranks
 
     def _end_s(self, ranks: Ints) -> float:

@@ -133,7 +133,7 @@ def _postgres(program: str, store: Store, *options: str) -> None:
 
 
 # Maximum number of reported faults of each kind.
-_SHOWN = 20
+_MOST_FAULTS = 20
 
 
 def faults(store: Store) -> Iterator[str]:
@@ -155,10 +155,10 @@ def faults(store: Store) -> Iterator[str]:
 
 
 def _file(connection: sa.Connection) -> Iterator[str]:
-    for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_SHOWN})"):
+    for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FAULTS})"):
         if line != "ok":
             yield f"the file is damaged: {line}"
-    orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(_SHOWN)
+    orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(_MOST_FAULTS)
     for table, _, parent, _ in orphans:
         yield f"{table} has a row that refers to a missing row of {parent}"
 
@@ -180,7 +180,7 @@ def _untrue(connection: sa.Connection) -> Iterator[str]:
     query = sa.select(r.run, r.step).select_from(
         step_rollups.outerjoin(row.run.table, (r.run == row.run) & (r.step == row.block))
     )
-    for run, step in connection.execute(query.where(wrong).limit(_SHOWN)):
+    for run, step in connection.execute(query.where(wrong).limit(_MOST_FAULTS)):
         yield f"the roll-up of the run with key {run} from step {step} on does not match its steps"
 
 
