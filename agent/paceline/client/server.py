@@ -202,7 +202,7 @@ class Run:
         return self._table("worker-steps", {**query, "ranks": _ranks(ranks)})
 
     def rounds(self) -> DataFrame:
-        """Return the rounds of relaxed synchronisers."""
+        """Return the rounds of relaxed synchronisation."""
         return self._table("rounds", {})
 
     def segments(self) -> DataFrame:

@@ -149,7 +149,7 @@ class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
 
 
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas.
+    """One exchange of relaxed synchronisation: a partial reduction, or a mean of replicas.
 
     Only one of the participating ranks reports the exchange. All of them would report the same
     values, except for the times.
@@ -204,9 +204,10 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
-    """Rank 0's notice that ranks all-reduce gradients in a segment, despite its synchroniser.
+    """Rank 0's notice that ranks all-reduce gradients in a segment, despite its synchronisation.
 
-    The reason is that the script does not suit the synchroniser, or has not yet shown that it does.
+    The reason is that the script does not suit the synchronisation, or has not yet shown that it
+    does.
     """
 
     attempt: int

@@ -2,9 +2,9 @@
 
 The output is the JSON object of the trace event format. Each node is a process and each rank one of
 its threads. A rank's slice of a step holds slices for `data`, `compute`, `wait` and `reduce`.
-Reduction rounds of relaxed synchronisers have threads of their own, with slices for `wait`, `copy`
-and `reduce`, because ranks compute meanwhile. The run is a process, too: its instants are policy
-switches and the causes of a verdict.
+Reduction rounds of relaxed synchronisation have threads of their own, with slices for `wait`,
+`copy` and `reduce`, because ranks compute meanwhile. The run is a process, too: its instants are
+policy switches and the causes of a verdict.
 
 Times come from the nodes' clocks. `ts` counts from the start of the first slice, rounded down to a
 full second. `otherData.began_at` is the Unix time of `ts` 0.

@@ -26,8 +26,8 @@ from paceline_backend.policies.streams import plan_stream
 #
 # Target duration of a segment.
 SEGMENT_S = 1.0  # seconds
-# Maximum number of steps of a segment, unless its steps are short or its synchroniser is relaxed. A
-# policy switch takes effect only at a segment's end.
+# Maximum number of steps of a segment, unless its steps are short or its synchronisation is
+# relaxed. A policy switch takes effect only at a segment's end.
 MOST_SEGMENT_STEPS = 4
 # If `MOST_SEGMENT_STEPS` steps take less time than this, a segment may have more steps.
 SHORTEST_SEGMENT_S = 0.25  # seconds
@@ -35,7 +35,7 @@ SHORTEST_SEGMENT_S = 0.25  # seconds
 PLANNING = 3.0
 # Maximum number of steps of any segment.
 FASTEST_STEPS = 64
-# Under a relaxed synchroniser: the target duration of a segment in seconds, and its minimum number
+# Under relaxed synchronisation: the target duration of a segment in seconds, and its minimum number
 # of steps.
 RELAXED_S, LEAST_RELAXED = 4.0, 16
 # If ranks share batches, a segment is long enough for the slowest rank to train this many batches.
@@ -169,7 +169,7 @@ def segment_steps(
         hasty: the newest step took another time than expected, or few steps are known. The segment
             is then as short as the time to plan permits.
         plan_s: duration of planning in seconds.
-        relaxed: the synchroniser is relaxed, so that all ranks synchronise only at the segment's
+        relaxed: the synchronisation is relaxed, so that all ranks synchronise only at the segment's
             end. In a longer segment they drift apart more.
         slowest: result of `slowest_steps` where ranks share batches.
     """

@@ -191,7 +191,7 @@ def _of_emulated(hello: Hello) -> str | None:
 
 
 def of_fallback(message: Fallback) -> str | None:
-    """Validate a report that a segment is all-reduced in spite of its relaxed synchroniser."""
+    """Validate a report that a segment is all-reduced in spite of its relaxed synchronisation."""
     if reason := of_whole(message, {"attempt": _SMALL, "segment": _BIG}):
         return reason
     if not 0 < len(message.why) <= MOST_WHY:

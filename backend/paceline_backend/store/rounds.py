@@ -1,4 +1,4 @@
-"""Summarise the rounds of relaxed synchronisers by policy version and over time."""
+"""Summarise the rounds of relaxed synchronisation by policy version and over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline_backend.store import attempts, blobs
 from paceline_backend.store.reads import Range, bucket_of, within
 from paceline_backend.store.schema import rounds, runs, segments, steps
 
-# Policy version, policy and synchroniser of a segment.
+# Policy version, policy and synchronisation of a segment.
 _Plan = tuple[int, str, str]
 
 

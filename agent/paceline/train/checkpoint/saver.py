@@ -93,7 +93,7 @@ class Saver:
         self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
         # The saver has process groups of its own: the default group may use NCCL, and the threads
-        # of synchronisers use other groups.
+        # of relaxed synchronisation use other groups.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None

@@ -179,8 +179,8 @@ class RankMonitor(Feature):
     def end_turn(self, running: RunningStep) -> None:
         """Note that a step's body has ended. Without a backward pass, wait for the other ranks.
 
-        Under a relaxed synchroniser, gradients are not reduced in each step, so there is nothing to
-        wait for.
+        Under relaxed synchronisation, gradients are not reduced in each step, so there is nothing
+        to wait for.
         """
         if running.step.more:
             return

@@ -80,7 +80,7 @@ class MicroBatches(_UnevenLoops):
 
 
 class WorkSharing(_UnevenLoops):
-    """Batches that ranks take over from each other, under most relaxed synchronisers."""
+    """Batches that ranks take over from each other, under most kinds of relaxed synchronisation."""
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
@@ -95,8 +95,8 @@ class WorkSharing(_UnevenLoops):
     def may_differ(self) -> bool:
         """Return True if ranks may have different numbers of iterations from the next segment on.
 
-        In the first segment of a relaxed synchroniser they may not: it is not known yet if the
-        script suits the synchroniser, and how the script steps its schedules.
+        In the first segment of relaxed synchronisation they may not: it is not known yet if the
+        script suits the synchronisation, and how the script steps its schedules.
         """
         return self._schedules.known
 

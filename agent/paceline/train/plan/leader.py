@@ -355,7 +355,7 @@ class Leader:
         started = time.perf_counter()
         shares = list(last.shares) if last is not None else []
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
-        # Under a relaxed synchroniser ranks synchronise at a segment's end, so segments should be
+        # Under relaxed synchronisation ranks synchronise at a segment's end, so segments should be
         # long.
         steps = min(self._coast_steps, self._most_coasted())
         if self._proposals is None or self._equal_because:

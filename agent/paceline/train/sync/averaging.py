@@ -22,7 +22,7 @@ from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
 class AveragingSync:
-    """Synchroniser that averages all ranks' parameters every few steps.
+    """Synchronisation that averages all ranks' parameters every few steps.
 
     A rank's weight in a mean is its work since the previous mean. With an outer optimiser, the mean
     is the input of an outer step, and parameters become the result of that step. If all ranks

@@ -1,4 +1,4 @@
-"""The interface between relaxed synchronisers and the training loop."""
+"""Interface between relaxed synchronisation and the training loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Participants of a synchroniser, with their process groups and connections to the store.
+    """Participants of a synchronisation, with their process groups and connections to the store.
 
     No other object may use the process groups, see `close`. `store` is for calls that return at
     once, from any thread. `blocking_store` is a second connection to the same store, for the
@@ -114,7 +114,7 @@ OnRound = Callable[[Round], None]
 
 @dataclass(frozen=True)
 class Channel:
-    """Means by which the ranks of a synchroniser exchange vectors in one segment.
+    """Means by which the ranks of a synchronisation exchange vectors in one segment.
 
     `prefix` (of keys in the store) is new for each segment. `on_round` is called with each round.
     """
@@ -137,12 +137,12 @@ class Replica:
 
 
 class GradientSync(Protocol):
-    """Synchroniser of one segment on one rank. Its use ends with `meet` or `abort`.
+    """Synchronisation of one segment on one rank. Its use ends with `meet` or `abort`.
 
     Methods are called in the thread that trains. Methods may remove gradients from ``.grad``, put
     others there, and step the optimiser. `stepping` is not called for steps that methods make.
 
-    If `goes_on` is True and the next segment has the same synchroniser, this object continues in
+    If `goes_on` is True and the next segment has the same synchronisation, this object continues in
     that segment; otherwise all ranks synchronise first. If `weighs` is True, ``.grad`` must have
     weight · M times the mean over the rank's batch, with M ranks; otherwise the mean itself.
     """

@@ -1,6 +1,6 @@
-"""The gate between training and a segment's synchroniser: all-reduce in DDP, or a relaxed one.
+"""The gate between training and a segment's synchronisation: all-reduce in DDP, or a relaxed one.
 
-A relaxed synchroniser takes effect when the optimiser steps: a hook takes the rank's own gradient
+Relaxed synchronisation takes effect when the optimiser steps: a hook takes the rank's own gradient
 out of ``.grad`` and applies the gradients that have arrived, if any. So scripts need no change. The
 training loop calls the gate at each step's start and end; the gate never steps an optimiser under
 the all-reduce.
@@ -76,7 +76,7 @@ OnRound = Callable[[Step, Round], None]
 
 
 class SyncGate:
-    """Gate between this rank's training loop and each segment's synchroniser. Not thread-safe.
+    """Gate between this rank's training loop and each segment's synchronisation. Not thread-safe.
 
     The loop calls `begin` for each batch, `body_done` once the script has used it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
@@ -102,11 +102,11 @@ class SyncGate:
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
-        # Decides if the script suits a relaxed synchroniser; reports fallbacks to the all-reduce.
+        # Decides if the script suits relaxed synchronisation; reports fallbacks to the all-reduce.
         self.suitability = Suitability(self._script, self.models)
         # The newest step of this epoch that has begun; None before the first one.
         self._step: Step | None = None
-        # The current synchroniser if it is relaxed; None under the all-reduce.
+        # The current synchronisation if it is relaxed; None under the all-reduce.
         self._relaxed: GradientSync | None = None
         # True if ranks may have different loss scales.
         self._scales_differ = False
@@ -117,7 +117,7 @@ class SyncGate:
         # but not after the last one.
         self._missed = 0
         self._ranks_made: Ranks | None = None
-        # None until a policy has a relaxed synchroniser.
+        # None until a policy has relaxed synchronisation.
         self._agreement: LoopAgreement | None = None
         # The newest iteration in which the models' optimiser stepped, and the newest one that has
         # ended.
@@ -139,11 +139,11 @@ class SyncGate:
 
     @property
     def relaxed(self) -> GradientSync | None:
-        """Return the relaxed synchroniser in force; None if gradients are all-reduced."""
+        """Return the relaxed synchronisation in force; None if gradients are all-reduced."""
         return self._relaxed
 
     def chosen(self) -> torch.optim.Optimizer:
-        """Return the script's optimiser, while a relaxed synchroniser is in force."""
+        """Return the script's optimiser, while relaxed synchronisation is in force."""
         return self._script.chosen()
 
     @property
@@ -158,7 +158,7 @@ class SyncGate:
         self._script.declare(optimiser, scaler, self._parameters())
 
     def begin(self, step: Step) -> None:
-        """Begin a step. If the synchroniser changes, all ranks synchronise first."""
+        """Begin a step. If the synchronisation changes, all ranks synchronise first."""
         self._unwrapped.look()
         sharded.begin(self.models)
         before, self._step = self._step, step
@@ -177,7 +177,7 @@ class SyncGate:
         if unchanged and self._relaxed is not None:
             return
         self._meet()
-        # Gradients are also all-reduced if the script does not suit the new synchroniser.
+        # Gradients are also all-reduced if the script does not suit the new synchronisation.
         self._reduce(True)
         self.outer.keep_for(step.synchroniser)
         if self._current.world == 1:

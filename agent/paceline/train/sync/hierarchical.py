@@ -67,7 +67,7 @@ class ParameterServer:
 
 
 class HierarchicalSync(PartialSync):
-    """Synchroniser with RNA's hierarchy of groups (RNA, Sec. 4).
+    """Synchronisation with RNA's hierarchy of groups (RNA, Sec. 4).
 
     A group steps as if there were no other groups. With M ranks, weights w_j and gradients g_j, a
     round's sum is Σw_j·g_j over the group's ranks, times M/(ranks of the group). The server takes

@@ -23,7 +23,7 @@ from paceline.wire.synchronisation import AveragingRules
 
 
 class PairwiseSync(AveragingSync):
-    """Synchroniser that averages two replicas at a time.
+    """Synchronisation that averages two replicas at a time.
 
     Even ranks send requests and odd ranks answer them, so waits cannot form a cycle: this is the
     paper's bipartite graph, Sec. 3. Each rank has a shadow of its replica. The rank adds its own

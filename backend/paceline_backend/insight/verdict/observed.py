@@ -59,7 +59,7 @@ class ObservedSteps:
     between_s: Floats  # [K], seconds
     # True for the first step of a segment.
     first: Bools  # [K]
-    # True where ranks did not wait for each other, because of a relaxed synchroniser.
+    # True where ranks did not wait for each other, because of relaxed synchronisation.
     apart: Bools  # [K]
     # Each rank's node; empty: unknown.
     nodes: Sequence[str] = ()  # [W]

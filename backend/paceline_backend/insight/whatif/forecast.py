@@ -52,7 +52,7 @@ from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
-from paceline_backend.simulator import sync as synchronisers
+from paceline_backend.simulator import sync as sync_models
 from paceline_backend.simulator.sync import Work, without_empty
 from paceline_backend.store import Store, runs
 
@@ -234,7 +234,7 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
 
 
 def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
-    """Return the time of all relaxed steps, computed with the models of their synchronisers.
+    """Return the time of all relaxed steps, computed with the models of their synchronisations.
 
     In the computation, each rank trains the same batches as in the run. Where ranks share batches,
     a rank's last record of a span counts as one step, regardless of the number of batches that the
@@ -242,11 +242,11 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
     """
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)
-    model = synchronisers.make(what, world, seed)
+    model = sync_models.make(what, world, seed)
     for span in measured.relaxed_spans:
         if not model.goes_on or span.synchroniser != what:
             what, now = span.synchroniser, np.zeros(world)
-            model = synchronisers.make(what, world, seed + span.seq)
+            model = sync_models.make(what, world, seed + span.seq)
         part = slice(span.first, span.end)
         work = Work(
             first_step=int(measured.step[span.first]),

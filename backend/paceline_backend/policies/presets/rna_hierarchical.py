@@ -78,9 +78,9 @@ class Grouping:
 
     def choice(self, grouping: list[list[int]], why: str) -> Choice:
         """Return the choice of these groups, with a reason for the operator."""
-        return Choice(self._synchroniser(grouping), why, {"groups": grouping})
+        return Choice(self._sync_of(grouping), why, {"groups": grouping})
 
-    def _synchroniser(self, grouping: list[list[int]]) -> Synchronisation:
+    def _sync_of(self, grouping: list[list[int]]) -> Synchronisation:
         probes, staleness = self.probes, self.staleness
         if len(grouping) == 1:
             return Partial(PartialRules(probes=probes, staleness=staleness, mean=True))

@@ -1,4 +1,4 @@
-"""Models of synchronisers under which all ranks wait for each other, every one or more steps."""
+"""Models of synchronisations under which all ranks wait for each other, every one or more steps."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class AdvisedRun:
     """A run that `auto` evaluates.
 
     `mode` is ``recommend`` or ``switch``, and `relaxed` whether `auto` may choose a relaxed
-    synchroniser.
+    synchronisation.
     """
 
     key: int
@@ -101,7 +101,7 @@ def set_auto(
 ) -> None:
     """Set the `mode` of `auto` for a run at the Unix time `at`, on behalf of `by`.
 
-    `relaxed` is whether `auto` may choose relaxed synchronisers; None leaves it unchanged.
+    `relaxed` is whether `auto` may choose relaxed synchronisation; None leaves it unchanged.
 
     Raises:
         UnknownRunError: no such run.
