@@ -7,7 +7,7 @@ from bisect import bisect
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import counts_within
+from paceline.core.batch_limits.budget import counts_within
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import Budget
-from paceline.core.amounts.shapes import moved, moved_on_nodes, on_grid
+from paceline.core.batch_limits.budget import Budget
+from paceline.core.batch_limits.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.terms import epoch_over
 from paceline.wire import Segment

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from paceline.core.amounts.devices import need_trial
+from paceline.core.batch_limits.devices import need_trial
 from paceline.core.errors import PacelineError
 from paceline.wire import RankDevice
 

@@ -21,20 +21,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.core.amounts.shapes import Shapes
+from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
 from paceline.data import Sharded, Stream
 from paceline.train import mesh as lanes
 from paceline.train import stacks
-from paceline.train.amounts.budgeting import (
+from paceline.train.batch_limits.budgeting import (
     budgeted,
     checked_sizes,
     counted,
     of_ranks,
     planned,
 )
-from paceline.train.amounts.sizes import Sizes, resolve
+from paceline.train.batch_limits.sizes import Sizes, resolve
 from paceline.train.batchnorm import adapt, shares_statistics
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position

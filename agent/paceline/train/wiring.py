@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.core.amounts.devices import summary
+from paceline.core.batch_limits.devices import summary
 from paceline.core.version import __version__
 from paceline.node.spool import Spool
 from paceline.train.checkpoint.position import Position

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.amounts.devices import capacities
+from paceline.core.batch_limits.devices import capacities
 from paceline.core.cost import features
 from paceline.core.dealing import dealt
 from paceline.core.emulation import Emulation

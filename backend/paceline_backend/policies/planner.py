@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.core.amounts.shapes import raised
+from paceline.core.batch_limits.shapes import raised
 from paceline.core.cost import SUM, Cost, features
 from paceline.wire import Paces
 from paceline.wire.shards import Moves

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import refuse_tight, shown
+from paceline.core.batch_limits.budget import refuse_tight, shown
 from paceline.core.emulation import Emulation
 from paceline.core.terms import MEANS
 from paceline.wire import (

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.devices import HALF_PRECISION_TFLOPS, capacities, need_trial, summary
+from paceline.core.batch_limits.devices import (
+    HALF_PRECISION_TFLOPS,
+    capacities,
+    need_trial,
+    summary,
+)
 from paceline.core.emulation import EmulatedDevice, Emulation
 from paceline.wire import RankDevice, decode, encode
 from paceline_backend.simulator.simulation import remaining

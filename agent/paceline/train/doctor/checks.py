@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.core.amounts.budget import shown
+from paceline.core.batch_limits.budget import shown
 from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
 from paceline.train.batchnorm import is_shared
@@ -44,7 +44,7 @@ _FITTING = 0.5
 # evenly over the ranks.
 _IMBALANCE_STEPS = 200
 # Loggers whose warnings are not repeated: another check reports them, or no report is needed.
-_TOLD = {"paceline.train.amounts.sizes", "paceline.train.wiring", "paceline.train.device"}
+_TOLD = {"paceline.train.batch_limits.sizes", "paceline.train.wiring", "paceline.train.device"}
 _UNWRAPPED = "paceline.train.unwrapped"
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.core.amounts.budget import Budget, shown
+from paceline.core.batch_limits.budget import Budget, shown
 from paceline.core.errors import PacelineError
 from paceline.node import rundir
-from paceline.train.amounts.budgeting import refuse_limits
+from paceline.train.batch_limits.budgeting import refuse_limits
 from paceline.train.feature import Feature
 from paceline.train.meeting import Meeting, gathered
 from paceline.train.profile import Limits, out_of_memory

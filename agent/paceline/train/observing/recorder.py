@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from paceline import observation
-from paceline.core.amounts.devices import summary
+from paceline.core.batch_limits.devices import summary
 from paceline.core.version import __version__
 from paceline.train import stacks
 from paceline.train.device import Device

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import Budget
+from paceline.core.batch_limits.budget import Budget
 from paceline.core.cost import features
 from paceline.core.dealing import cut, cut_within
 from paceline.core.ledger import BatchRules, Ledger

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import ROUNDING, kept_within
-from paceline.core.amounts.shapes import moved, moved_on_nodes, on_grid
+from paceline.core.batch_limits.budget import ROUNDING, kept_within
+from paceline.core.batch_limits.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.cost import features
 from paceline_backend.policies.parts import Policy
 from paceline_backend.policies.solve.balance import DescentState, descend, grouped, pairs, partition

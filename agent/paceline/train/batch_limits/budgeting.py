@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import (
+from paceline.core.batch_limits.budget import (
     Budget,
     budget_of,
     refuse_larger,
