@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +20,10 @@ class Searching:
     """Rank 0's monitor of two ranks, after a failed collective; its thread does not run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1_000.0
+        self.now, self.alive = 1_000.0, True
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(lost_ranks, "time", clock)
+        monkeypatch.setattr(lost_ranks, "_is_alive", lambda process: self.alive)
         state: Any = SimpleNamespace(
             meeting=SimpleNamespace(rank=0, world=2), activity=lambda: (5, "sync")
         )
@@ -52,12 +50,6 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Searching:
     return Searching(monkeypatch)
 
 
-def ended_process() -> int:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    return process.pid
-
-
 @pytest.mark.parametrize(
     ("raised", "words"), [(True, "an error ended its loop"), (False, "it left its loop")]
 )
@@ -70,9 +62,9 @@ def test_a_rank_that_left_its_loop_is_named(search: Searching, raised: bool, wor
 
 def test_a_rank_that_closed_its_session_and_ended_is_named(search: Searching) -> None:
     own = search.monitor._progress
-    other = search.other(in_loop=False, closed=True, place=own.place, process=os.getpid())
+    other = search.other(in_loop=False, closed=True, place=own.place, process=7)
     assert search.compare(other) is None, "its process runs"
-    other.process, other.beat = ended_process(), 1
+    search.alive, other.beat = False, 1
     assert search.compare(other) == (
         "rank 1 has ended before the others: rank 1 has closed its session after step 5"
     )
