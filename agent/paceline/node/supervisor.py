@@ -27,7 +27,7 @@ from paceline.node.link import Link
 from paceline.node.machine import address_towards
 from paceline.node.processes import die_with_parent
 from paceline.node.rundir import LauncherStatus, Record
-from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
+from paceline.wire import EndRanks, JoinRendezvous, Kill, Launch, RunState, State
 from paceline.wire.bus import is_loopback
 
 # Seconds from a stop to killing the launcher; the launcher itself gives its ranks 25 s to end.
@@ -192,10 +192,10 @@ class Supervisor:
                 self.last = self.delivery.report_start(attempt, arrived=True)
         self.delivery.pump()
 
-    def obey(self, command: Kill | EndRanks | Meet) -> None:
+    def obey(self, command: Kill | EndRanks | JoinRendezvous) -> None:
         """Obey a command of the control plane, unless it was for an earlier launch or attempt."""
-        if isinstance(command, Meet):
-            self._meet(command)
+        if isinstance(command, JoinRendezvous):
+            self._join_rendezvous(command)
         elif isinstance(command, EndRanks):
             self._end_ranks(command)
         elif command.meant(self._launch.attempt):
@@ -255,7 +255,7 @@ class Supervisor:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, 0), family=family)
 
-    def _meet(self, word: Meet) -> None:
+    def _join_rendezvous(self, word: JoinRendezvous) -> None:
         if self._door is None or self._launcher is not None or not self.running:
             return
         if word.first_attempt != self._launch.attempt:

@@ -78,16 +78,16 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
     leave no room for equal local batches.
     """
     assert state.wiring is not None
-    meeting, limits = state.meeting, state.context.limits.of_parts
+    startup, limits = state.startup, state.context.limits.of_parts
     # Number of samples of the largest local batch if a step is split equally.
-    equal = -(-state.context.terms.global_batch // meeting.world)
+    equal = -(-state.context.terms.global_batch // startup.world)
     has_room = not limits or min(limits) >= equal
     planned = state.context.environment.run is not None
-    if meeting.world == 1 or meeting.lanes is not None or (has_room and not planned):
+    if startup.world == 1 or startup.lanes is not None or (has_room and not planned):
         return
     loader.answer = answer = prove(state, loader, frame)
     if answer.verdict != WRONG:
-        if meeting.leads:
+        if startup.leads:
             sys.stderr.write(f"paceline: {answer.why} The proof took {answer.cost_s:.2f} s.\n")
         return
     if not has_room:

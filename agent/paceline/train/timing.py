@@ -152,7 +152,7 @@ class RunningStep:
             self._exchanged_s += time.perf_counter() - began
 
     @contextmanager
-    def meeting(self) -> Iterator[None]:
+    def in_collective(self) -> Iterator[None]:
         """Count a collective in the forward or the backward pass as waiting for other ranks."""
         # During a reduction, the time counts as waiting already.
         if len(self._stamps) % 2 == 0:

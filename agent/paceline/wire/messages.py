@@ -462,7 +462,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     # `sealing.Secrets` encrypted for this node; then `env` is empty.
     sealed: bytes = b""
     # Bounds on the number of nodes, with `nproc` ranks on each. On several nodes, the launchers use
-    # the rendezvous that a `Meet` names.
+    # the rendezvous that a `JoinRendezvous` names.
     nodes_min: int = 1
     nodes_max: int = 1
 
@@ -491,7 +491,7 @@ class EndRanks(msgspec.Struct, frozen=True, tag="end_ranks"):
     reason: str
 
 
-class Meet(msgspec.Struct, frozen=True, tag="meet"):
+class JoinRendezvous(msgspec.Struct, frozen=True, tag="join_rendezvous"):
     """The address of the rendezvous for the launchers of a run on several nodes.
 
     One of the nodes serves the rendezvous.
@@ -532,7 +532,7 @@ Message = (
     | Kill
     | EndRanks
     | CheckNode
-    | Meet
+    | JoinRendezvous
     | RunChanged
     | Committed
     | Ask

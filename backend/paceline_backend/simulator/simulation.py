@@ -331,7 +331,7 @@ class Simulation:
         if self._model.goes_on:
             if synchroniser == self._sync:
                 return clocks
-            clocks = np.full(len(clocks), self._model.meet(clocks, costs))
+            clocks = np.full(len(clocks), self._model.synchronise(clocks, costs))
         self._sync, self._model = synchroniser, self._model_of(synchroniser, segment.seq)
         return clocks
 

@@ -106,7 +106,7 @@ def test_a_question_of_a_later_segment_is_answered_where_there_is_time() -> None
 def test_the_last_answers_are_waited_for_where_all_meet() -> None:
     ranks = Ranks(2, Costs(round_s=0.5, pair_s=4.0))
     ranks.run([[1, 2]])
-    assert ranks.model.meet(ranks.now - 1.0, ranks.costs) == 5.0 - 1.0 + 2 * 0.5
+    assert ranks.model.synchronise(ranks.now - 1.0, ranks.costs) == 5.0 - 1.0 + 2 * 0.5
 
 
 @given(

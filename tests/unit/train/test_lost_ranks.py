@@ -25,7 +25,7 @@ class Searching:
         monkeypatch.setattr(lost_ranks, "time", clock)
         monkeypatch.setattr(lost_ranks, "_is_alive", lambda process: self.alive)
         state: Any = SimpleNamespace(
-            meeting=SimpleNamespace(rank=0, world=2), activity=lambda: (5, "sync")
+            startup=SimpleNamespace(rank=0, world=2), activity=lambda: (5, "sync")
         )
         self.store: Any = HashStore()
         self.monitor = RankMonitor(state)

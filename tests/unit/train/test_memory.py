@@ -174,5 +174,5 @@ def test_of_ranks_that_share_a_batch_the_least_memory_decides(
     """Ranks 0 and 1 are a group, and 2 and 3."""
     words = {0: Learned(9.0, 10.0, 9.0), 1: Learned(6.0, 8.0, 6.0)}
     monkeypatch.setattr(memory, "gathered", lambda world, _: [words.get(r) for r in range(world)])
-    meeting = SimpleNamespace(world=2, lanes=SimpleNamespace(ranks=[[0, 2], [1, 3]]))
-    assert learned_by(cast(Any, meeting), None) == [words[1], None]
+    startup = SimpleNamespace(world=2, lanes=SimpleNamespace(ranks=[[0, 2], [1, 3]]))
+    assert learned_by(cast(Any, startup), None) == [words[1], None]

@@ -151,7 +151,7 @@ class Together(DynamicRendezvousHandler):
             with suppress(OSError):
                 self._port = reserved_port(info.bootstrap_store_info.master_port)
         self._joined, self._round = info.world_size, info.store
-        self.members.meet(self._this_node, self._state_holder.state.participants)
+        self.members.begin_round(self._this_node, self._state_holder.state.participants)
         return info
 
     def _give_back_port(self) -> None:
@@ -206,7 +206,7 @@ class Members:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def meet(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
+    def begin_round(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
         """Record the launchers of a round, and that this launcher, `own`, is not gone."""
         self._store.set(_MEMBERS, "\n".join(map(str, participants)))
         self._store.delete_key(f"gone/{own}")

@@ -33,8 +33,8 @@ from paceline.train.checkpoint.contents import (
     set_random_state,
 )
 from paceline.train.checkpoint.position import Position
-from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
+from paceline.train.startup import TIMEOUT
 from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)

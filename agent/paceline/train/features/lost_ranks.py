@@ -57,8 +57,8 @@ from paceline.core import rank_progress
 from paceline.core.errors import PacelineError
 from paceline.core.rank_progress import RankProgress
 from paceline.train.feature import Feature
-from paceline.train.meeting import place
 from paceline.train.parts import Step
+from paceline.train.startup import place
 from paceline.train.state import TrainingState
 from paceline.train.timing import RunningStep
 from paceline.wire import Phase
@@ -101,7 +101,7 @@ class RankMonitor(Feature):
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
-        self._rank, self._world = state.meeting.rank, state.meeting.world
+        self._rank, self._world = state.startup.rank, state.startup.world
         # Processes with the same place, in the same PID namespace, can look up each other's PIDs.
         self._progress = RankProgress(place=f"{place()} {_namespace()}", process=os.getpid())
         # This rank's newest activity, and the time at which it began.
@@ -146,7 +146,7 @@ class RankMonitor(Feature):
         self._state.is_out_of_step = lambda: self._failure is not None
         self._thread = threading.Thread(
             target=self._run,
-            args=(self._state.meeting.store,),
+            args=(self._state.startup.store,),
             name="paceline-rank-monitor",
             daemon=True,
         )
@@ -171,7 +171,7 @@ class RankMonitor(Feature):
         expected = self._follows.get(self._previous) == kind
         self._progress.reduce(step, model)
         if not expected:
-            with running.meeting():
+            with running.in_collective():
                 self._wait_at(f"reduction/{self._progress.reductions}/{step}/{model}")
             self._follows[self._previous] = kind
         self._previous, self._reduced_in = kind, step

@@ -67,7 +67,7 @@ class MicroBatches(_UnevenLoops):
     def connect(self) -> None:
         terms, limits = self._state.context.terms, self._state.context.limits
         by_samples = terms.token_budget is None
-        if by_samples and not limits.samples and self._state.meeting.leads:
+        if by_samples and not limits.samples and self._state.startup.leads:
             logger.warning("micro_batches=True has no effect without limits: %s", _GIVE_LIMITS)
 
     def begin_turn(self, turn: Step) -> None:
@@ -101,8 +101,8 @@ class WorkSharing(_UnevenLoops):
         return self._schedules.known
 
     def connect(self) -> None:
-        meeting, limits = self._state.meeting, self._state.context.limits.of_parts
-        self._pool = SharedBatches(meeting.store, meeting.rank, meeting.world, limits)
+        startup, limits = self._state.startup, self._state.context.limits.of_parts
+        self._pool = SharedBatches(startup.store, startup.rank, startup.world, limits)
 
     def claim(self, step: Step) -> tuple[Step, bool]:
         """Return this rank's part of a step, and whether the step's batch is still its own.

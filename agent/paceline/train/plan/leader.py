@@ -30,10 +30,10 @@ from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.epochs import epoch_order
-from paceline.train.meeting import Meeting
 from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
+from paceline.train.startup import Startup
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool
 from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Segment, flatten, pack_samples
@@ -90,7 +90,7 @@ class Leader:
 
     Args:
         context: the run's terms and limits, and where its data is.
-        meeting: rank 0's result of the rendezvous. If several ranks share each batch, the ranks of
+        startup: rank 0's result of the start-up. If several ranks share each batch, the ranks of
             the other lanes read copies of their groups' parts.
         start: position at which training begins; its `used` has the samples that an earlier attempt
             used.
@@ -102,14 +102,14 @@ class Leader:
     def __init__(
         self,
         context: RunContext,
-        meeting: Meeting,
+        startup: Startup,
         start: Position,
         *,
         proposals: Proposals | None = None,
         announce: Callable[[Adopted], None] | None = None,
         uneven: Callable[[], bool] = lambda: False,
     ) -> None:
-        assert meeting.sizes is not None, "rank 0 has the sizes"
+        assert startup.sizes is not None, "rank 0 has the sizes"
         terms, limits = context.terms, context.limits
         self._homes = Homes(context.data.shards) if context.data is not None else None
         self._uneven = uneven
@@ -118,11 +118,11 @@ class Leader:
         # Set to True, by any thread, to end the plan as an operator's stop does.
         self.asked_to_end = False
         self._terms = terms
-        self._world = meeting.world
+        self._world = startup.world
         # Size λ of each sample, [N]; empty for a stream.
-        self._given_sizes = meeting.sizes
-        self._store = meeting.store
-        self._stores = [meeting.store, *meeting.stores[1:]]
+        self._given_sizes = startup.sizes
+        self._store = startup.store
+        self._stores = [startup.store, *startup.stores[1:]]
         self._proposals = proposals
         self._attempt = context.environment.attempt
         self._announce = announce
@@ -134,7 +134,7 @@ class Leader:
         if terms.token_budget is not None:
             tokens = limits.tokens_of_parts
             most = np.array(tokens) if tokens else None
-            budget = Budget(terms.token_budget, meeting.sizes, most)
+            budget = Budget(terms.token_budget, startup.sizes, most)
         self._rules = BatchRules(
             terms.global_batch,
             terms.drop_last,
@@ -145,7 +145,7 @@ class Leader:
         self._stream: Gathering | None = None
         if context.reader is not None:
             stream = context.reader.stream
-            self._stream = Gathering(stream, self._rules, terms.seed, meeting.world, meeting.store)
+            self._stream = Gathering(stream, self._rules, terms.seed, startup.world, startup.store)
         self._ledger = self._ledger_of(start.epoch, start.used)
         # The next segment's first step.
         self._step = start.step

@@ -93,8 +93,8 @@ class AveragingSync:
         else:
             self._mean([part], self._rules.outer)
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.meet`. Afterwards the optimisers' states are equal, too."""
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `GradientSync.synchronise`. Afterwards the optimisers' states are equal, too."""
         if self._flight is not None:
             self._land(self._flight)
         if self._task_thread is not None:

@@ -137,7 +137,7 @@ class Replica:
 
 
 class GradientSync(Protocol):
-    """Synchronisation of one segment on one rank. Its use ends with `meet` or `abort`.
+    """Synchronisation of one segment on one rank. Its use ends with `synchronise` or `abort`.
 
     Methods are called in the thread that trains. Methods may remove gradients from ``.grad``, put
     others there, and step the optimiser. `stepping` is not called for steps that methods make.
@@ -162,7 +162,7 @@ class GradientSync(Protocol):
         """End a step of the plan, in which this rank had no batch, one batch or several."""
         ...
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
         """Synchronise all ranks after the same step: wait for all, and make replicas equal.
 
         Gradients that the script accumulates over several steps stay in ``.grad``.

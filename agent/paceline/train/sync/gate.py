@@ -20,8 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.fsdp import model as sharded
-from paceline.train.meeting import TIMEOUT, Lanes
 from paceline.train.parts import Step
+from paceline.train.startup import TIMEOUT, Lanes
 from paceline.train.sync import make
 from paceline.train.sync.agreement import LoopAgreement
 from paceline.train.sync.base import Channel, GradientSync, Ranks, Replica, Round, no_gradient
@@ -327,7 +327,7 @@ class SyncGate:
         relaxed, self._relaxed = self._relaxed, None
         running = self._current.running
         with nullcontext() if running is None else running.waiting(), self._entered():
-            relaxed.meet(self._script.chosen())
+            relaxed.synchronise(self._script.chosen())
 
     def _reduce(self, reduces: bool) -> None:
         self._current.weighs = True

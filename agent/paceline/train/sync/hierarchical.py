@@ -115,9 +115,9 @@ class HierarchicalSync(PartialSync):
         self._server.check()
         super().stepping(step, optimiser)
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.meet`."""
-        super().meet(optimiser)
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `GradientSync.synchronise`."""
+        super().synchronise(optimiser)
         parameters = self._flat.parameters
         self._tasks.close()
         self._tasks.wait()

@@ -72,14 +72,14 @@ class PairwiseSync(AveragingSync):
         if self._asks and self._stepped is step:
             self._tasks.begin(self._swap)
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.meet`."""
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `GradientSync.synchronise`."""
         self._tasks.close()
         self._tasks.wait()
         self._peers.finish()
         self._take_over()
         self._work = [1.0]
-        super().meet(optimiser)
+        super().synchronise(optimiser)
 
     def abort(self, reason: str) -> None:
         """See `GradientSync.abort`."""

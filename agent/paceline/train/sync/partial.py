@@ -63,8 +63,8 @@ class PartialSync:
     def end_step(self, step: Step) -> None:
         """See `GradientSync.end_step`. Do nothing, because rounds do not belong to steps."""
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.meet`."""
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `GradientSync.synchronise`."""
         with kept(self._flat.parameters):
             self._apply(self._rounds.finish(), optimiser)
 

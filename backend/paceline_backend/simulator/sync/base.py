@@ -237,7 +237,7 @@ class SimulatedSync(Protocol):
         """
         ...
 
-    def meet(self, starts: Floats, costs: Costs) -> float:
+    def synchronise(self, starts: Floats, costs: Costs) -> float:
         """Return the time at which all ranks have synchronised if they stop at `starts`, [W].
 
         They stop because the synchronisation is switched.
