@@ -20,7 +20,6 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 _PACKAGE = Path(__file__).parents[1]
@@ -45,7 +44,8 @@ def fingerprint(metadata: sa.MetaData, *statements: str) -> str:
         statements: SQL that runs after the tables are created.
     """
     ddl = list(statements)
-    for dialect in (sqlite.dialect(), postgresql.dialect()):
+    for url in ("sqlite://", "postgresql+psycopg://"):
+        dialect = sa.make_url(url).get_dialect()()
         for table in sorted(metadata.tables.values(), key=lambda table: table.name):
             ddl.append(str(CreateTable(table).compile(dialect=dialect)))
             indexes = (CreateIndex(index).compile(dialect=dialect) for index in table.indexes)
