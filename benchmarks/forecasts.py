@@ -26,7 +26,7 @@ from paceline.core.cost import Features
 from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.insight.whatif.answer import STEPS
+from paceline_backend.insight.whatif.answer import FORECAST_STEPS
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
 from paceline_backend.insight.whatif.state import PlanningState
@@ -38,7 +38,7 @@ AFTER = 200
 # Number of forecasts that are checked in each scenario.
 OPTIONS = 8
 # Number of steps that a forecast uses.
-KEPT = STEPS
+KEPT = FORECAST_STEPS
 
 
 def scenarios(kind: str = "") -> list[dict[str, Any]]:

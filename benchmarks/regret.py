@@ -24,7 +24,7 @@ from harness import Check, finish, parser
 from paceline_backend import policies
 from paceline_backend.control.advice import NextLook
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
+from paceline_backend.insight.whatif.answer import FORECAST_STEPS, Forecast, label
 from paceline_backend.insight.whatif.auto import BY, decide
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.simulate import Effort, presets_and_variants
@@ -109,9 +109,9 @@ def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
         for segment in reversed(ran):
             newest.append(segment)
             count += len(segment.step_s)
-            if count >= STEPS:
+            if count >= FORECAST_STEPS:
                 break
-        of = measured(newest[::-1], STEPS)
+        of = measured(newest[::-1], FORECAST_STEPS)
         now = asked[-1]
         assert now.effective_step is not None
         state = PlanningState(

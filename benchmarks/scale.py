@@ -44,10 +44,10 @@ from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
-from paceline.train.meeting import Meeting, reach
 from paceline.train.parts import get_part, part_key, put_part
 from paceline.train.plan.leader import Leader
 from paceline.train.profile import Limits
+from paceline.train.startup import Startup, reach
 from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Scenario
 
@@ -145,7 +145,7 @@ def distributed(ranks: int, segments: int) -> dict[str, Any]:
     sizes = np.round(np.random.default_rng(0).gamma(4.0, 100.0, samples) + 1)
     device, steps = Device(None, 0, ranks), EpochSteps(terms)
     run = RunContext(terms, Environment(), device, Limits([]), steps)
-    leader = Leader(run, Meeting(0, ranks, store, 0, sizes), Position())  # type: ignore[arg-type]
+    leader = Leader(run, Startup(0, ranks, store, 0, sizes), Position())  # type: ignore[arg-type]
     context, pipes, processes = multiprocessing.get_context("spawn"), [], []
     for first in range(PROCESSES):
         mine, theirs = context.Pipe()

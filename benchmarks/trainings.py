@@ -344,14 +344,14 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _groups_seen(watch: Watch) -> Iterator[None]:
     """Notify the watch when this rank's group has synchronised."""
-    met = PartialSync.meet
+    met = PartialSync.synchronise
 
-    def meet(synchroniser: PartialSync, optimiser: torch.optim.Optimizer) -> None:
+    def synchronise(synchroniser: PartialSync, optimiser: torch.optim.Optimizer) -> None:
         met(synchroniser, optimiser)
         if isinstance(synchroniser, HierarchicalSync):
             watch.group_met(synchroniser)
 
-    with mock.patch.object(PartialSync, "meet", meet):
+    with mock.patch.object(PartialSync, "synchronise", synchronise):
         yield
 
 
@@ -364,7 +364,7 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
         session = paceline.Session(data, global_batch=batch, seed=work.seed, uneven_steps=True)
         watch.relaxed = lambda: session._loop.gate.relaxed
         watch.waiting = lambda: session._loop.running().waiting()
-        watch.store = session._loop.meeting.store
+        watch.store = session._loop.startup.store
         model = session.wrap(network)
         optimiser = watch.optimiser
         for *inputs, classes in session.loader(collate_fn=task.collate):

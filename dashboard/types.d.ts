@@ -125,8 +125,8 @@ interface Switch {
   effective_at: number | null;
 }
 
-/** A synchroniser that a policy chose: from `step` on, for the reason `began`; `why` is the newest reason. */
-interface SynchroniserChoice {
+/** The synchronisation that a policy chose: from `step` on, for the reason `began`; `why` is the newest reason. */
+interface SyncChoice {
   attempt: number;
   version: number;
   digest: string;
@@ -137,7 +137,7 @@ interface SynchroniserChoice {
 }
 
 /** The same of a whole run, from `GET synchronisation`. */
-interface ChosenSynchroniser {
+interface ChosenSync {
   from: number;
   before: string | null;
   synchroniser: string;
@@ -254,6 +254,7 @@ interface Run {
   evaluation: EvaluationAnswer | null;
   epoch: number | null;
   step: number | null;
+  figures: { steps: number; wall_s: number; step_s: number | null; se: number | null; waste: number | null } | null;
   controller: { owner: string; alive: boolean } | null;
   tags: string[];
   cost?: { amount: number; waited: number; currency: string } | null;

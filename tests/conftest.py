@@ -198,8 +198,8 @@ LONG = (
     "integration/train/test_fsdp.py::test_accumulated_gradient_is_that_of_one_process",
     "integration/train/test_gpu.py::test_on_the_cpu",
     "integration/train/test_gpu.py::test_without_a_gpu_the_program_says_so",
-    "integration/train/test_meeting.py::test_nodes_with_the_same_host_name_meet",
-    "integration/train/test_meeting.py::test_ranks_of_one_network_namespace_are_at_the_same_place",
+    "integration/train/test_startup.py::test_nodes_with_the_same_host_name_meet",
+    "integration/train/test_startup.py::test_ranks_of_one_network_namespace_are_at_the_same_place",
     "integration/train/test_memory.py",
     "integration/train/test_rounds.py::test_a_rank_that_is_not_drawn_does_not_call",
     "integration/train/test_seeding.py::test_a_sample_draws_the_same_numbers_wherever_it_is_loaded",
@@ -363,7 +363,7 @@ def _patient() -> Iterator[None]:
     from paceline.node import client
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "TIMEOUT_S", DEADLINE_S)
+        patch.setattr(client, "CALL_TIMEOUT_S", DEADLINE_S)
         patch.setattr("paceline_backend.server.stack._READY_S", DEADLINE_S)
         yield
 

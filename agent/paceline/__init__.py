@@ -13,8 +13,8 @@ from paceline.core.version import __version__
 if TYPE_CHECKING:
     from paceline import data
     from paceline.client import connect
-    from paceline.core.amounts.shapes import Shapes
-    from paceline.train.amounts.packing import Packed, packed
+    from paceline.core.batch_limits.shapes import Shapes
+    from paceline.train.batch_limits.packing import Packed, packed
     from paceline.train.parts import Batch
     from paceline.train.seeding import generator, numpy_generator, seeded
     from paceline.train.session import Session
@@ -46,11 +46,11 @@ def __getattr__(name: str) -> Any:
 
         return Session
     if name == "Shapes":
-        from paceline.core.amounts.shapes import Shapes
+        from paceline.core.batch_limits.shapes import Shapes
 
         return Shapes
     if name in ("Packed", "packed"):
-        return getattr(importlib.import_module("paceline.train.amounts.packing"), name)
+        return getattr(importlib.import_module("paceline.train.batch_limits.packing"), name)
     if name in ("generator", "numpy_generator", "seeded"):
         return getattr(importlib.import_module("paceline.train.seeding"), name)
     if name == "data":

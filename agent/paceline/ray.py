@@ -23,8 +23,8 @@ from typing import Any
 
 from paceline.core.errors import MissingExtraError
 from paceline.train import driving
-from paceline.train.meeting import place
 from paceline.train.session import close_all
+from paceline.train.startup import place
 
 try:
     import ray

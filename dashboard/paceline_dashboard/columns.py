@@ -18,7 +18,7 @@ RUNS: list[dict[str, Any]] = [
     {
         "field": "step_s",
         "headerName": "Time per step",
-        "headerTooltip": "Mean duration of the last 20 steps",
+        "headerTooltip": "Mean duration of all complete steps",
         "width": 116,
         "type": "rightAligned",
         "valueFormatter": {"function": "paceline.seconds(params.value)"},
@@ -26,7 +26,7 @@ RUNS: list[dict[str, Any]] = [
     {
         "field": "se",
         "headerName": "SE",
-        "headerTooltip": "Straggler effect: (max T − min T) / mean T, last 20 steps",
+        "headerTooltip": "Straggler effect: (max T − min T) / mean T, mean of all complete steps",
         "width": 84,
         "type": "rightAligned",
         "valueFormatter": {"function": "paceline.ratio(params.value)"},
@@ -38,7 +38,7 @@ RUNS: list[dict[str, Any]] = [
     {
         "field": "waste",
         "headerName": "Waste",
-        "headerTooltip": "Share of the workers' time spent waiting for the slowest, last 20 steps",
+        "headerTooltip": "Share of the workers' time spent waiting for the slowest, all steps",
         "width": 96,
         "type": "rightAligned",
         "valueFormatter": {"function": "paceline.percent(params.value)"},

@@ -378,8 +378,8 @@ def alerts_page() -> list[Any]:
                 html.Label("Show", htmlFor="alerts-state", className="push"),
                 html.Select(
                     [
-                        option("raised", "what goes on"),
-                        option("resolved", "what is over"),
+                        option("raised", "active"),
+                        option("resolved", "resolved"),
                         option("", "all"),
                     ],
                     id="alerts-state",

@@ -33,7 +33,7 @@ def charts() -> list[Any]:
                     className="key",
                     children=[
                         html.Span("policy switch", className="switch"),
-                        html.Span("other synchroniser", className="choice"),
+                        html.Span("other synchronisation", className="choice"),
                         html.Span("no controller", className="coast"),
                         html.Span("no data", className="gap"),
                     ],
@@ -137,7 +137,7 @@ def _metrics() -> html.Div:
 
 
 def _rounds() -> html.Div:
-    # Shown only for runs with a relaxed synchroniser.
+    # Shown only for runs with relaxed synchronisation.
     return html.Div(
         id="rounds",
         className="group",

@@ -25,7 +25,7 @@ def policy_panel() -> html.Section:
         html.P(id="policy-fallback", className="small problem wrap", role="status", hidden=True),
         html.Ol(
             id="policy-choices", className="history", hidden=True,
-            **{"aria-label": "Earlier synchronisers"},
+            **{"aria-label": "Earlier synchronisation"},
         ),
         html.Button(
             "Switch policy…", id="switch-open", type="button", disabled=True

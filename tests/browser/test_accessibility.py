@@ -66,7 +66,7 @@ def test_no_rule_is_violated(
     training.switch("rna", PARTIAL)
     training.train(20)
     Training(store, bus_url, "old").end()
-    monkeypatch.setattr(nodes, "ALIVE_S", math.inf)
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", math.inf)
     node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 0.0, "0.1.0", ["r"])
     telemetry.write(store, [("", node)])
     keep_forecast(store, "r")

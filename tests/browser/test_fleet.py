@@ -77,7 +77,7 @@ def raised(store: Store, **fields: object) -> int:
 def test_the_fleet_says_who_loses_what(
     store: Store, web: httpx.Client, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "ALIVE_S", math.inf)  # however slow this machine is
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", math.inf)  # however slow this machine is
     trained(store)
     page.goto(f"{web.base_url}/fleet")
     expect(page.locator("#fleet-words")).to_contain_text("1 of 1 run on 3 workers is slowed down")

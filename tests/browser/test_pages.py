@@ -12,7 +12,8 @@ from playwright.sync_api import Page, Route, expect
 from paceline.wire import NodeState, StopTraining, control, decode
 from paceline.wire.bus import connect
 from paceline_backend.server.embedded import EmbeddedBus
-from paceline_backend.store import Store, nodes, telemetry
+from paceline_backend.store import Store, nodes, runs, telemetry
+from paceline_backend.store.history import days
 from support.pages import (
     open_run,
     wait_for_chart,
@@ -44,7 +45,10 @@ def test_from_the_list_to_a_run_with_all_charts(
     Training(store, bus_url, "old").end()
     training = Training(store, bus_url, "plaid", name="PLAID <b>demo</b>")
     training.train(60)
-    monkeypatch.setattr(nodes, "ALIVE_S", math.inf)
+    with store.read() as connection:
+        key = runs.key_of(connection, "plaid")
+    days.sum_up(store, key)
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", math.inf)
     node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 0.0, "0.1.0", ["plaid"])
     telemetry.write(store, [("", node)])
     refused: list[str] = []

@@ -224,7 +224,7 @@ EVEN = [1.0] * 4
 def test_a_hung_run_says_whom_all_wait_for_what_that_costs_and_what_to_do(
     page: Page, web: httpx.Client, store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hangs, "FRESH_S", math.inf)  # ranks would say it again and again
+    monkeypatch.setattr(hangs, "PHASE_FRESH_S", math.inf)  # ranks would say it again and again
     training = Training(store, bus_url, "r", EVEN)
     training.train(30)
     now = time.time()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.pool import is_pooled
-from paceline.wire import SYNCHRONISERS
+from paceline.wire import SYNC_NAMES
 from paceline_backend import policies
 from paceline_backend.policies import Feedback
 from paceline_backend.server.stack import Stack
@@ -98,7 +98,7 @@ def test_switches_among_all_relaxed_presets(
     assert coverage["exact"] is True
     # (A controller may be slow to begin with.)
     assert {s["policy"] for s in segments if s["source"] == "controller"} >= set(chain[1:])
-    assert {s["synchroniser"] for s in segments} == set(SYNCHRONISERS)
+    assert {s["synchroniser"] for s in segments} == set(SYNC_NAMES)
     # `osa` has no rounds; the other may stay with the all-reduce.
     without = {"paceline-relaxed", "osa"}
     assert {period["policy"] for period in rounds["in_force"]} >= set(relaxed) - without

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.amounts.budget import counts_within
+from paceline.core.batch_limits.budget import counts_within
 from paceline.core.errors import PacelineError
 from paceline.train.epochs import epoch_order
 from paceline_backend.insight.replay import replay

@@ -33,7 +33,7 @@ Logs = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600.0)  # the machine may be busy,
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600.0)  # the machine may be busy,
     monkeypatch.setattr(asking, "ANSWER_S", 60.0)  # very busy
     add_run(store, RUN, node="here", state="running")
     return store

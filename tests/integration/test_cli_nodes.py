@@ -19,7 +19,7 @@ def where(
     tmp_path: Path, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, str]]:
     """A server with two nodes, as options name it."""
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     monkeypatch.setenv("COLUMNS", "200")
     with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store:
         answer(store, "n1")

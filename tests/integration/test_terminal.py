@@ -30,7 +30,7 @@ PACELINE = [sys.executable, "-c", _MAIN]
 
 @pytest.fixture
 def server(store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     with serving(store, bus_url) as client:
         yield client
 

@@ -33,7 +33,7 @@ BODY = {
 
 @pytest.fixture
 def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     with Store.open(database_url) as opened:
         yield opened
 

@@ -12,8 +12,8 @@ from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
-from paceline.train.meeting import Meeting
 from paceline.train.profile import Limits
+from paceline.train.startup import Startup
 
 
 def run_context(terms: Terms, environment: Environment | None = None, **other: Any) -> RunContext:
@@ -23,6 +23,6 @@ def run_context(terms: Terms, environment: Environment | None = None, **other: A
     return RunContext(terms, environment or Environment(), device, **fields)
 
 
-def met(world: int, sizes: npt.NDArray[np.float64], store: Any) -> Meeting:
-    """The meeting of so many ranks on rank 0."""
-    return Meeting(0, world, store, 0, sizes)
+def met(world: int, sizes: npt.NDArray[np.float64], store: Any) -> Startup:
+    """What rank 0 has after the start-up of this number of ranks."""
+    return Startup(0, world, store, 0, sizes)

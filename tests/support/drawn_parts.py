@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from paceline.core.amounts.shapes import Shapes
+from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.terms import Terms
 from paceline.data.stream import Stream
 from paceline.train.checkpoint.position import Position

@@ -92,7 +92,7 @@ def table_engine(name: str = "table") -> Iterator[type[TableEngine]]:
     kind.away, kind.refuses, kind.looks = False, "", 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entry_points", lambda group: known)
-        patch.setattr(engines, "LEASE_S", 600.0)  # on a busy machine a look may take 10 s
+        patch.setattr(engines, "ENGINE_LEASE_S", 600.0)  # on a busy machine a look may take 10 s
         registry._backends.cache_clear()
         yield kind
     registry._backends.cache_clear()

@@ -13,7 +13,7 @@ from paceline.wire import ALLREDUCE, Adopted, Hello, RoundBatch, StepBatch, Step
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import (
-    STEPS,
+    FORECAST_STEPS,
     Decided,
     Decision,
     PolicyInForce,
@@ -116,7 +116,7 @@ class Training:
         mean = sizes.sum() / -(-len(sizes) // self.hello.global_batch)
         return float(step_s.sum() / load.sum() * mean)
 
-    def state(self, steps: int = STEPS) -> PlanningState:
+    def state(self, steps: int = FORECAST_STEPS) -> PlanningState:
         """What `read` would give."""
         ran = self.ran[-steps:]
         step = np.concatenate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.wire.bus import connect
-from paceline_backend.control.silent_runs import LOOK_S, SilentRuns
+from paceline_backend.control.silent_runs import SILENCE_CHECK_S, SilentRuns
 from paceline_backend.store import Store
 
 
@@ -21,7 +21,7 @@ class Looks:
         """The runs that are failed meanwhile, by looks as far apart as the server's."""
         end, failed = self.now + seconds, []
         while True:
-            self.now = min(self.now + LOOK_S, end)
+            self.now = min(self.now + SILENCE_CHECK_S, end)
             failed += self._look()
             if self.now == end:
                 return failed

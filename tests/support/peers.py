@@ -187,7 +187,7 @@ def train(
             synchroniser.body_done(plan, optimiser)
             synchroniser.end_step(plan)
         before = torch.cat([parameter.detach() for parameter in parameters])
-        synchroniser.meet(optimiser)
+        synchroniser.synchronise(optimiser)
         after = torch.cat([parameter.detach() for parameter in parameters])
         return {
             "before": before.tolist(),

@@ -45,7 +45,7 @@ def train(fits_on_rank_1: int | None) -> Answer:
         loop = run._loop
         context = replace(loop.context, environment=Environment())
         findings = Findings(0, devices=loop.findings.devices, profiles=loop.findings.profiles)
-        hello = describe(context, loop.meeting, Position(), findings)
+        hello = describe(context, loop.startup, Position(), findings)
         return profile, hello, parameters(model), seen  # type: ignore[return-value]
 
 

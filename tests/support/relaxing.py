@@ -101,7 +101,7 @@ class Script:
     # Step, "break" or "raise", rank or -1: all. A rank alone leaves at its first step from there.
     leave: tuple[int, str, int] | None = None
     fail: tuple[int, int] | None = None  # step, rank: raises before the body's collective
-    still_s: float = 30.0  # `leaving._STILL_S`
+    still_s: float = 30.0  # `agreement._NO_PROGRESS_S`
     late_once: tuple[int, int, float] = (-1, 0, 0.0)  # step, rank, seconds
     kill: tuple[int, int] | None = None  # step, rank
 
@@ -135,7 +135,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         ExitStack() as undiscovered,
         planned(chain, script.shares, script.segment, first),
         mock.patch("paceline.train.plan.leader._FAREWELL_S", farewell_s),
-        mock.patch("paceline.train.sync.agreement._STILL_S", script.still_s),
+        mock.patch("paceline.train.sync.agreement._NO_PROGRESS_S", script.still_s),
     ):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3, uneven_steps=script.uneven)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))

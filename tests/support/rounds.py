@@ -198,7 +198,7 @@ def stepped(given: dict[str, Any], optimiser: str, steps: int) -> float:
             parameter.grad = torch.full((1,), weight * of.world)
             partial.stepping(plan, made)
             partial.body_done(plan, made)
-        partial.meet(made)
+        partial.synchronise(made)
     return parameter.item()
 
 

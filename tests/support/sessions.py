@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline import PacelineError, wire
-from paceline.train import meeting, timing
+from paceline.train import startup, timing
 from paceline.wire import bus
 
 WIDTH = 4
@@ -471,7 +471,7 @@ def unreachable(rank: int) -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == rank:
-            patch.setattr(meeting, "TCPStore", refuse)
+            patch.setattr(startup, "TCPStore", refuse)
         try:
             with session(12, {"global_batch": 4}):
                 return ""

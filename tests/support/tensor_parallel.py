@@ -152,21 +152,21 @@ def timed(slow: int) -> list[tuple[float, float]]:
         slow: the rank that computes for 0.2 s in each step and loads for 0.1 s; the others take
             0.01 s for each.
     """
-    from paceline.train.meeting import meet
     from paceline.train.mesh import laned
+    from paceline.train.startup import start_up
 
-    meeting = laned(meet({}, lambda: np.ones(4)), mesh_of()[0])
-    assert meeting.lanes is not None
-    times = GroupTimes(meeting.lanes)
+    startup = laned(start_up({}, lambda: np.ones(4)), mesh_of()[0])
+    assert startup.lanes is not None
+    times = GroupTimes(startup.lanes)
     own = record(0, 0, data_s=0.01, compute_s=0.01, sync_s=1.0)
     if dist.get_rank() == slow:
         own = record(0, 0, data_s=0.1, compute_s=0.2, sync_s=1.0)
     sent = [times.send(own.data_s, own.compute_s) for _ in range(3)]
     made = [times.slowest(own, each) for each in sent]
-    if not meeting.speaks:
+    if not startup.speaks:
         made = []
     times.close()
-    meeting.lanes.close()
+    startup.lanes.close()
     dist.barrier()  # the store is rank 0's
     return [(each.data_s, each.compute_s) for each in made]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from paceline_backend import policies
 from paceline_backend.insight.verdict import ObservedSteps
-from paceline_backend.insight.verdict.observed import BALANCE
 from paceline_backend.simulator import Scenario, Simulation
 
 FIRST = 100  # number of the first step
@@ -99,7 +99,7 @@ def simulated(scenario: Scenario) -> ObservedSteps:
         apart=np.zeros(count, bool),
         switched=[firsts[at] for at in np.flatnonzero(np.diff(versions)) + 1],
         policy=ran[-1].segment.policy,
-        balances=ran[-1].segment.policy in BALANCE,
+        balances=policies.make(ran[-1].segment.policy).accounts.balances,
     )
 
 

@@ -230,7 +230,7 @@ def train(
                     synchroniser.body_done(step, optimiser)
                     synchroniser.end_step(step)
                     ran.ended_at[rank].append(scheduler.now)
-                synchroniser.meet(optimiser)
+                synchroniser.synchronise(optimiser)
                 ran.ended_at[rank][-1] = scheduler.now
 
             return run

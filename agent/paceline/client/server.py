@@ -28,7 +28,7 @@ _PAGE = 500
 # Maximum size in bytes of an export that is held in memory; a larger one goes to a temporary file.
 _IN_MEMORY = 64 << 20
 # Maximum number of steps that a figure shows for each metric.
-_POINTS = 2_000
+_FIGURE_POINTS = 2_000
 
 
 def connect(url: str | None = None, token: str | None = None, *, frames: str = "pandas") -> Server:
@@ -202,7 +202,7 @@ class Run:
         return self._table("worker-steps", {**query, "ranks": _ranks(ranks)})
 
     def rounds(self) -> DataFrame:
-        """Return the rounds of relaxed synchronisers."""
+        """Return the rounds of relaxed synchronisation."""
         return self._table("rounds", {})
 
     def segments(self) -> DataFrame:
@@ -256,7 +256,7 @@ class Run:
         Metrics are any of ``step_s``, ``waste``, ``se``, ``loss``, ``comm_s``, ``compute_max``,
         ``dif``, ``ett_error``.
         """
-        columns = self._get("/steps", {"points": _POINTS})
+        columns = self._get("/steps", {"points": _FIGURE_POINTS})
         title = f"{self.about['name']} ({self.id})"
         return frames.figure(title, columns, self._get("/switches"), metrics)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 # Maximum number of bytes of a log per request.
-_PART = 262_144
+_MOST_LOG_BYTES = 262_144
 _FINAL = ("finished", "failed", "stopped")
 
 
@@ -218,7 +218,7 @@ class LogReader:
                     self._printer.write(log, text)
 
     def _parts(self, log: Log) -> Iterator[str]:
-        query: dict[str, Any] = {"limit": _PART, "node": log.node}
+        query: dict[str, Any] = {"limit": _MOST_LOG_BYTES, "node": log.node}
         if log.rank is not None:
             query |= {"output": log.output, "attempt": log.attempt}
         name = "launcher" if log.rank is None else str(log.rank)

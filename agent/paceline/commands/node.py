@@ -118,7 +118,7 @@ def node(
     """
     from paceline.node import machine
     from paceline.node.agent import Agent
-    from paceline.node.duty import PATIENCE_S, Duty
+    from paceline.node.duty import GIVE_UP_S, Duty
     from paceline.node.health.notice import Notices, provider_of
 
     notices = None if notice is None else Notices(provider_of(notice))
@@ -139,7 +139,7 @@ def node(
     linking.log_to_stderr()
     with ExitStack() as stack:
         client = stack.enter_context(connection.client(timeout_s=5.0))
-        session = linking.wait_for_session(client, node_id, patience_s=PATIENCE_S)
+        session = linking.wait_for_session(client, node_id, patience_s=GIVE_UP_S)
         link = stack.enter_context(linking.linked(session))
         duty = Duty(client, run, node_id, place.host, shows_output=shows)
         finder = linking.session_finder(client, node_id, None)
@@ -173,7 +173,7 @@ def _adopted(
     )
     duty.check_launch(launch)
     choice = training.choice.rest_fields() | restarts.rest_fields()
-    made = linking.patiently(lambda: duty.adopt(client, where, launch, choice), duty.PATIENCE_S)
+    made = linking.patiently(lambda: duty.adopt(client, where, launch, choice), duty.GIVE_UP_S)
     _log.info(
         "run %s, with the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
     )

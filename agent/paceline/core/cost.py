@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.shapes import raised
+from paceline.core.batch_limits.shapes import raised
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -7,14 +7,14 @@ from bisect import bisect
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import counts_within
+from paceline.core.batch_limits.budget import counts_within
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 # Number of bisection steps in the search for the smallest limit of a micro-batch's total size. They
 # suffice to make the total sizes equal to within 1 %.
-_HALVINGS = 6
+_LIMIT_BISECTIONS = 6
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
@@ -74,7 +74,7 @@ def cut_within(sizes: Floats, most: float) -> list[Ints]:
     ascending = sizes[order]
     counts = counts_within(ascending, most)
     low, high = max(float(ascending.sum()) / len(counts), float(ascending[-1])), most
-    for _ in range(_HALVINGS):
+    for _ in range(_LIMIT_BISECTIONS):
         middle = (low + high) / 2
         fewer = counts_within(ascending, middle)
         if len(fewer) > len(counts):

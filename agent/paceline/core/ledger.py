@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import Budget
-from paceline.core.amounts.shapes import moved, moved_on_nodes, on_grid
+from paceline.core.batch_limits.budget import Budget
+from paceline.core.batch_limits.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.terms import epoch_over
 from paceline.wire import Segment
@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 # Number of samples per chunk in the search for the first unused sample.
-_CHUNK = 4096
+_CHUNK_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Ledger:
 
     def _skip_used(self) -> None:
         while self._head < len(self._order):
-            unused = self._unused[self._order[self._head : self._head + _CHUNK]]
+            unused = self._unused[self._order[self._head : self._head + _CHUNK_SAMPLES]]
             if unused.any():
                 self._head += int(unused.argmax())
                 return

@@ -17,7 +17,7 @@ from paceline.core.errors import InputError
 
 _HIDDEN = "***"
 # Minimum number of characters of a hidden value. Hiding shorter values would make logs unreadable.
-_LEAST = 8
+_SHORTEST_HIDDEN = 8
 # Short words and paths are no secrets, and logs are full of them.
 _COMMON = re.compile(r"(?=.{1,15}\Z)([a-z]+|/[\w./-]*)")
 # Names of variables that hold secrets, which may be words: PGPASSWORD, WANDB_API_KEY, HF_TOKEN, …
@@ -29,7 +29,7 @@ _LEAST_NAMED = 4
 # Values that are settings, not secrets, although the variable's name matches: MAX_TOKENS=4096.
 _SETTING = re.compile(r"true|false|none|null|auto|[0-9.]{1,7}", re.IGNORECASE)
 # Maximum number of values to hide. If there are more, the oldest are no longer hidden.
-_MOST = 10_000
+_MOST_HIDDEN = 10_000
 
 _SECRETS = ("PACELINE_TOKEN", "PACELINE_AGENT_TOKEN", "PACELINE_VIEWER_TOKEN")
 _PATTERNS = (
@@ -50,7 +50,9 @@ _longest_first: list[str] = []
 
 def hide(values: Iterable[str]) -> None:
     """Hide values in this process's logs, except values that are short or plain words."""
-    _remember(value for value in values if len(value) >= _LEAST and not _COMMON.fullmatch(value))
+    _remember(
+        value for value in values if len(value) >= _SHORTEST_HIDDEN and not _COMMON.fullmatch(value)
+    )
 
 
 def hide_environment(environment: Mapping[str, str]) -> None:
@@ -67,7 +69,7 @@ def _remember(values: Iterable[str]) -> None:
     global _longest_first
     for value in values:
         _values[value] = None
-    while len(_values) > _MOST:
+    while len(_values) > _MOST_HIDDEN:
         del _values[next(iter(_values))]
     _longest_first = sorted(_values, key=len, reverse=True)
 

@@ -31,7 +31,7 @@ class WaitReason(Enum):
     ROUNDS = "it has completed more steps than there were rounds"
     COPYING = "its gradients are still being copied to the host"
     LEAD = "it is further ahead of the slowest rank than `lead` allows"
-    MEETING = "it has no steps left, but other ranks have"
+    SYNC_POINT = "it has no steps left, but other ranks have"
 
 
 # Simulations often use these enum members, and Python 3.11 takes 0.1 µs to look one up.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 # Minimum number of seconds between two logged refusals.
-EVERY_S = 60.0
+REPORT_INTERVAL_S = 60.0
 
 
 class Outage:
@@ -90,5 +90,5 @@ class Refusals:
         """Count a refusal, and log its reason if the last message is at least a minute old."""
         self.count += 1
         if self._clock() >= self._next:
-            self._next = self._clock() + EVERY_S
+            self._next = self._clock() + REPORT_INTERVAL_S
             self._log.warning("%s: %s (refused so far: %d)", self._what, reason, self.count)

@@ -1,6 +1,6 @@
 """Sharing of a segment's batches: faster ranks take batches over from slower ones.
 
-Under a relaxed synchroniser each rank has a queue: its own planned batches of a span of steps. A
+Under relaxed synchronisation each rank has a queue: its own planned batches of a span of steps. A
 rank trains its queue from the front. A rank whose queue is empty takes over the last batch of the
 rank that would be the last to finish. So ranks make as many steps as their speeds allow, and each
 batch is trained once.
@@ -109,9 +109,9 @@ class Share(NamedTuple):
 
 
 def is_pooled(what: Synchronisation) -> bool:
-    """Return True if ranks take batches over from each other under a synchroniser.
+    """Return True if ranks take batches over from each other under a synchronisation.
 
-    Ranks do not share batches if the synchroniser's rules compare the ranks' numbers of steps:
+    Ranks do not share batches if the synchronisation's rules compare the ranks' numbers of steps:
     under SSP, where fast ranks wait for slow ones, and if each step has its own all-reduce round
     (eager-SGD), unless that round leaves slow ranks out (backup workers).
     """

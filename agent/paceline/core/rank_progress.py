@@ -20,7 +20,7 @@ import msgspec
 
 # Each list of `RankProgress` keeps this many of its newest entries. A few entries are enough,
 # because ranks stop within two reductions of a conflict.
-KEPT = 32
+KEPT_ENTRIES = 32
 
 _SKIP = (
     "Every rank must make the same backward passes in each step: to skip a batch on one rank, "
@@ -78,7 +78,7 @@ class RankProgress(msgspec.Struct, array_like=True):
         """Record the start of a reduction."""
         newest = self.newest
         newest.append((newest[-1][0] + 1 if newest else 0, step, model))
-        if len(newest) > KEPT:
+        if len(newest) > KEPT_ENTRIES:
             del newest[0]
 
     def skip(self, step: int) -> None:
@@ -86,12 +86,12 @@ class RankProgress(msgspec.Struct, array_like=True):
         if self.skipped and self.skipped[-1][1] == step - 1:
             self.skipped = [*self.skipped[:-1], (self.skipped[-1][0], step)]
         else:
-            self.skipped = [*self.skipped[1 - KEPT :], (step, step)]
+            self.skipped = [*self.skipped[1 - KEPT_ENTRIES :], (step, step)]
 
     def leave(self, raised: bool) -> None:
         """Record that the rank left its loop in the current step."""
         left = Departure(self.epoch, self.step, raised)
-        self.departures = [*self.departures[1 - KEPT :], left]
+        self.departures = [*self.departures[1 - KEPT_ENTRIES :], left]
         self.through = max(self.through, self.step)
 
     def at(self, reduction: int) -> tuple[int, int] | None:

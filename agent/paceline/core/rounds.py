@@ -5,8 +5,8 @@ protocol is a state machine without I/O, threads or a clock. Ranks' threads
 (`paceline.train.sync.rounds`) and the simulator (`paceline_backend.simulator.sync.rounds`) drive
 the same classes:
 
-- `Call` and `Drift` are a synchroniser's rules: which rank calls a round, and how far ranks drift
-  apart.
+- `Call` and `Drift` are the rules of a synchronisation: which rank calls a round, and how far ranks
+  drift apart.
 - `RoundProgress` holds the facts that the rounds so far have distributed to all ranks. A real rank
   has its own `RoundProgress`; in a simulation all ranks share one.
 - `paceline.core.member.Member` is one rank: its pending gradients, whether it is ready, and why it
@@ -74,7 +74,7 @@ class Drift:
 
     @staticmethod
     def of(rules: RoundRules) -> Drift:
-        """Return the bounds on drift that a synchroniser's parameters describe."""
+        """Return the bounds on drift that a synchronisation's parameters describe."""
         return Drift(rules.staleness, rules.lead, rules.mean, rules.waits, rules.paced)
 
     @property
@@ -124,7 +124,7 @@ class Call:
 
     @staticmethod
     def of(rules: RoundRules, world: int, seed: int) -> Call:
-        """Return the rule for calling rounds that a synchroniser's parameters describe."""
+        """Return the rule for calling rounds that a synchronisation's parameters describe."""
         if rules.probes is not UNSET:
             return Call(1, rules.probes or world, seed)
         return Call(rules.ready(world))

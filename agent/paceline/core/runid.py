@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from paceline.core.errors import InputError
 
-_LISTED = 10
+_MOST_LISTED = 10
 
 
 def checked(given: str) -> str:
@@ -29,7 +29,7 @@ def chosen(given: str, ids: Iterable[str]) -> str:
         return given if given in matches else matches[0]
     if not matches:
         raise InputError(f"RUN {given}: no run's id begins with it; `paceline runs` lists ids")
-    listed = ", ".join(matches[:_LISTED]) + (", …" if len(matches) > _LISTED else "")
+    listed = ", ".join(matches[:_MOST_LISTED]) + (", …" if len(matches) > _MOST_LISTED else "")
     raise InputError(
         f"RUN {given}: {len(matches)} runs begin with it: {listed}; give more characters"
     )

@@ -6,8 +6,8 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.amounts.budget import budget_of
-from paceline.core.amounts.shapes import Shapes
+from paceline.core.batch_limits.budget import budget_of
+from paceline.core.batch_limits.shapes import Shapes
 
 # Values of `loss_mean`. A rank's loss is the mean over its samples ("samples") or over their total
 # size ("size"), or is already scaled so that the mean over ranks is right ("ranks").

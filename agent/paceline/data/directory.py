@@ -25,7 +25,7 @@ _FOLDER = 1000
 # First character in the names of files that are being written.
 _HIDDEN = "."
 # Number of characters of the number in the file ``used``.
-_WIDTH = 20
+_NUMBER_WIDTH = 20
 
 
 class Directory:
@@ -190,10 +190,10 @@ class Directory:
 
 
 def _read(descriptor: int) -> int:
-    return int(os.pread(descriptor, _WIDTH, 0) or 0)
+    return int(os.pread(descriptor, _NUMBER_WIDTH, 0) or 0)
 
 
 def _write(descriptor: int, used: int) -> None:
     # The number always has the same width and is written at once, so a process that is killed, or
     # that finds no disk space, leaves a valid number.
-    os.pwrite(descriptor, str(used).rjust(_WIDTH).encode(), 0)
+    os.pwrite(descriptor, str(used).rjust(_NUMBER_WIDTH).encode(), 0)

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _JOIN_S = 2.0
 # Value of the current epoch's number until the first plan arrives.
-_FIRST = -1
+_NO_EPOCH = -1
 # Once this many further segments are planned, all ranks have read a segment's samples.
-_READ = 2
+_PLANNED_SEGMENTS = 2
 
 Bools = npt.NDArray[np.bool_]
 
@@ -71,7 +71,7 @@ class Prefetcher:
         self._data = data
         self._filler = filler
         samples = len(data)
-        self._epoch = _FIRST
+        self._epoch = _NO_EPOCH
         # Samples that the node holds in this epoch.
         self._now: Bools = np.zeros(samples, bool)
         self._now[held] = True
@@ -86,7 +86,7 @@ class Prefetcher:
         # Samples to fetch for the next epoch; that epoch's number (`_ahead_for`); and the samples
         # that the plan moves to the node for that epoch (`_comes`).
         self._ahead: deque[int] = deque()
-        self._ahead_for = _FIRST
+        self._ahead_for = _NO_EPOCH
         self._comes: set[int] = set()
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
@@ -123,7 +123,7 @@ class Prefetcher:
                 self._enter(part.epoch)
             self._now[trained] = True
             self._planned.append(trained)
-            if len(self._planned) > _READ:
+            if len(self._planned) > _PLANNED_SEGMENTS:
                 self._trained[self._planned.popleft()] = True
             self._steps.append(trained.tolist())
             if part.holds is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Maximum number of tries of an HTTP read, and seconds before the second try. Each later wait is
 # twice as long as the one before.
-_TRIES = 4
+_READ_TRIES = 4
 _RETRY_S = 0.25
 _TIMEOUT_S = 30.0
 # Status codes of temporary errors.
@@ -135,11 +135,11 @@ class _Http:
         """
         import httpx
 
-        for attempt in range(_TRIES):
+        for attempt in range(_READ_TRIES):
             try:
                 return self._read(start, size)
             except (httpx.TransportError, _TemporaryError) as error:
-                if attempt == _TRIES - 1:
+                if attempt == _READ_TRIES - 1:
                     raise OSError(f"{self._url}: {error}") from error
             time.sleep(_RETRY_S * 2**attempt)
         raise AssertionError

@@ -21,7 +21,7 @@ from paceline.core.streaming.reading import PARTS, Claim, SeenSamples
 logger = logging.getLogger(__name__)
 
 # Number of consecutive samples that a rank claims at once, if the source cannot be split.
-BLOCK = 64
+CLAIMED_SAMPLES = 64
 
 # A function of the number of shards that returns this rank's next claim; None: nothing is left.
 Claiming = Callable[[int], "Claim | None"]
@@ -230,7 +230,7 @@ class Whole:
         ahead = enumerate(self._source)
         held = next(ahead, None)
         while held is not None and (block := claim(self.pieces)) is not None:
-            first, end = block.shard * BLOCK, (block.shard + 1) * BLOCK
+            first, end = block.shard * CLAIMED_SAMPLES, (block.shard + 1) * CLAIMED_SAMPLES
             while held is not None and held[0] < end:
                 if held[0] >= first and block.has(held[0]):
                     yield held[1]

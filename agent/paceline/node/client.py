@@ -21,7 +21,7 @@ from paceline.node import tokens
 
 _CA_FILE = "PACELINE_CA_FILE"
 # Timeout of each call in seconds.
-TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
 # Number of runs per page: the maximum that the server allows.
 _PAGE = 500
 
@@ -34,7 +34,7 @@ class Client:
     """A connection to one server; a context manager.
 
     `token` None: the token that a server on this machine stores for its user. `timeout_s` limits
-    each call; None: `TIMEOUT_S`.
+    each call; None: `CALL_TIMEOUT_S`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Client:
                 raise InputError(f"{_CA_FILE}: {ca_file} cannot be used: {reason}") from error
         self._http = httpx.Client(
             base_url=self.server,
-            timeout=TIMEOUT_S if timeout_s is None else timeout_s,
+            timeout=CALL_TIMEOUT_S if timeout_s is None else timeout_s,
             verify=verify,
             # A proxy cannot reach this machine's loopback interface.
             trust_env=host not in ("127.0.0.1", "::1", "localhost"),

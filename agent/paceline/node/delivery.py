@@ -22,11 +22,11 @@ from paceline.node.link import Link
 from paceline.node.rundir import Record
 from paceline.wire import NodeState, RunState, State
 
-_EVERY_S = 1.0
+_DELIVERY_INTERVAL_S = 1.0
 # Seconds before a spool that cannot be read or deleted is tried again.
 _MEND_S = 60.0
 # Seconds between two signs of life of a run.
-_ALIVE_S = 3.0
+_STATE_REPEAT_S = 3.0
 # Maximum number of seconds that one call drains a spool, because an agent has other runs to serve.
 _DRAIN_S = 0.2
 # Draining pauses while the bus stream has more entries than this, because the control plane
@@ -156,7 +156,7 @@ class Delivery:
         """
         if self._link is None or self.settled or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + _EVERY_S
+        self._next = time.monotonic() + _DELIVERY_INTERVAL_S
         ended, record, link = self.ended, self.record, self._link
         if not self._saved:
             self._save()
@@ -174,10 +174,10 @@ class Delivery:
             if not link.report(record.states[record.delivered], record.run):
                 break
             record.delivered += 1
-            self._alive_at = time.monotonic() + _ALIVE_S
+            self._alive_at = time.monotonic() + _STATE_REPEAT_S
         up_to_date = record.delivered == len(record.states)
         if up_to_date and not ended and record.states and time.monotonic() >= self._alive_at:
-            self._alive_at = time.monotonic() + _ALIVE_S
+            self._alive_at = time.monotonic() + _STATE_REPEAT_S
             link.report(record.states[-1], record.run)
         record.settled = up_to_date and ended and drained is True
         if record.delivered > before or record.settled:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _ASK_S = 2.0
 # The node gives up after this many seconds without an answer and without processes of the run.
-PATIENCE_S = 600.0
+GIVE_UP_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -145,4 +145,4 @@ class Duty:
         if self._problem != (problem := str(error)):
             self._problem = problem
             _log.warning("run %s: %s; retrying", self._run, problem)
-        return time.monotonic() - self._answered_at > PATIENCE_S
+        return time.monotonic() - self._answered_at > GIVE_UP_S

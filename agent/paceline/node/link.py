@@ -17,7 +17,7 @@ from paceline.wire.bus import connect, publish
 _RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 
-Command = wire.Launch | wire.Kill | wire.EndRanks | wire.Meet | wire.Ask | wire.CheckNode
+Command = wire.Launch | wire.Kill | wire.EndRanks | wire.JoinRendezvous | wire.Ask | wire.CheckNode
 T = TypeVar("T")
 
 

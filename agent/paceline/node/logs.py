@@ -31,7 +31,7 @@ from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, 
 KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20
 # Modes of Linux's fallocate.
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
-_BLOCK = 4096  # bytes
+_BLOCK_BYTES = 4096  # bytes
 # Maximum number of bytes of a UTF-8 character.
 _CHARACTER = 4
 
@@ -104,7 +104,7 @@ def shorten(path: Path) -> None:
         seen = os.fstat(handle)
         if not stat.S_ISREG(seen.st_mode) or seen.st_blocks * 512 <= KEPT_FIRST + 2 * KEPT_LAST:
             return
-        end = (seen.st_size - KEPT_LAST) // _BLOCK * _BLOCK
+        end = (seen.st_size - KEPT_LAST) // _BLOCK_BYTES * _BLOCK_BYTES
         try:
             _free(handle, KEPT_FIRST, end - KEPT_FIRST)
         except OSError as error:

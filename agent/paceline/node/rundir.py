@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 _TAIL_BYTES = 65536
 # Maximum number of characters of a log in a run's message.
-_SHOWN = 2000
+_LOG_CHARACTERS = 2000
 
 
 class LauncherStatus(msgspec.Struct, frozen=True):
@@ -160,9 +160,9 @@ def last_lines(log: Path) -> str:
     """
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail(log).strip().split("\n")]
     text = "\n".join(lines)
-    if len(text) <= _SHOWN:
+    if len(text) <= _LOG_CHARACTERS:
         return text
-    cut = text[-_SHOWN - 1 :]
+    cut = text[-_LOG_CHARACTERS - 1 :]
     return cut.partition("\n")[2] if "\n" in cut else cut[1:]
 
 

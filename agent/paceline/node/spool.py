@@ -28,7 +28,7 @@ CHUNK_BYTES = 1 << 20
 CHUNK_AGE_S = 1.0
 # Maximum number of bytes that are read of a chunk. A large record may make a chunk exceed
 # `CHUNK_BYTES`.
-MOST_BYTES = 1 << 30
+MOST_CHUNK_BYTES = 1 << 30
 MOST_DROPPED = 2**53
 
 _HEAD = struct.Struct("<II")
@@ -198,7 +198,7 @@ def _read(path: Path) -> bytes:
             return b""
         raise
     with os.fdopen(descriptor, "rb") as file:
-        return file.read(MOST_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        return file.read(MOST_CHUNK_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
 
 
 def _records(data: bytes) -> tuple[list[dict[bytes, bytes]], int]:

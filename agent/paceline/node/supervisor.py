@@ -27,11 +27,11 @@ from paceline.node.link import Link
 from paceline.node.machine import address_towards
 from paceline.node.processes import die_with_parent
 from paceline.node.rundir import LauncherStatus, Record
-from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
+from paceline.wire import EndRanks, JoinRendezvous, Kill, Launch, RunState, State
 from paceline.wire.bus import is_loopback
 
 # Seconds from a stop to killing the launcher; the launcher itself gives its ranks 25 s to end.
-_KILL_AFTER_S = 28.0
+_KILL_LAUNCHER_AFTER_S = 28.0
 # Paceline's variables that ranks inherit from this process. Other variables hold secrets, such as a
 # token, or are set by the supervisor.
 _PASSED_ON = (
@@ -192,10 +192,10 @@ class Supervisor:
                 self.last = self.delivery.report_start(attempt, arrived=True)
         self.delivery.pump()
 
-    def obey(self, command: Kill | EndRanks | Meet) -> None:
+    def obey(self, command: Kill | EndRanks | JoinRendezvous) -> None:
         """Obey a command of the control plane, unless it was for an earlier launch or attempt."""
-        if isinstance(command, Meet):
-            self._meet(command)
+        if isinstance(command, JoinRendezvous):
+            self._join_rendezvous(command)
         elif isinstance(command, EndRanks):
             self._end_ranks(command)
         elif command.meant(self._launch.attempt):
@@ -216,7 +216,7 @@ class Supervisor:
             _log.info("stopping run %s: %s", self.run, reason)
             self._stopping = reason
             in_order = leaves and self._launch.nodes_max > 1 and self._trains()
-            self._kill_at = time.monotonic() + _KILL_AFTER_S
+            self._kill_at = time.monotonic() + _KILL_LAUNCHER_AFTER_S
             self._launcher.send_signal(signal.SIGINT if in_order else signal.SIGTERM)
 
     def kill(self) -> None:
@@ -255,7 +255,7 @@ class Supervisor:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, 0), family=family)
 
-    def _meet(self, word: Meet) -> None:
+    def _join_rendezvous(self, word: JoinRendezvous) -> None:
         if self._door is None or self._launcher is not None or not self.running:
             return
         if word.first_attempt != self._launch.attempt:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-_LONGEST = 4096
+_LONGEST_TOKEN = 4096
 
 
 def kept(server: str) -> str | None:
@@ -29,7 +29,7 @@ def kept(server: str) -> str | None:
             about = os.fstat(file.fileno())
             if about.st_uid != os.getuid() or about.st_mode & 0o077 or not _locked(file.fileno()):
                 return None
-            return file.read(_LONGEST).strip() or None
+            return file.read(_LONGEST_TOKEN).strip() or None
     except (OSError, UnicodeDecodeError):
         return None
 

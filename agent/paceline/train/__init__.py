@@ -4,7 +4,7 @@ A training script makes a `session.Session`, the user's API (`paceline.Session`)
 a `loop.Loop` and a `loader.Loader`, which drives the loop. Each optional part of training is a
 `feature.Feature` of the loop. On each rank a `plan.follower.Follower` reads the plan. On rank 0 a
 `plan.leader.Leader` makes the plan, from the controller's `plan.proposals.Proposals` if they arrive
-in time. `ddp.WeightedDDP` weights gradients, `sync.gate.SyncGate` applies relaxed synchronisers,
+in time. `ddp.WeightedDDP` weights gradients, `sync.gate.SyncGate` applies relaxed synchronisation,
 and `report.Emitter` sends telemetry::
 
     session = paceline.Session(train, global_batch=64)

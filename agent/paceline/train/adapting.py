@@ -100,7 +100,7 @@ class DrivenLoader:
 
     def waiting(self) -> AbstractContextManager[None]:
         """Return a context for a collective of the framework: its time counts as waiting."""
-        return self.session._loop.running().meeting() if self.running else nullcontext()
+        return self.session._loop.running().in_collective() if self.running else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the session's state."""

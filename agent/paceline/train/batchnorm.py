@@ -238,7 +238,7 @@ class Exchange:
 
     def add_up(self, values: Tensor) -> None:
         """Replace values by their sums over all ranks. The wait does not count as computing."""
-        with self.running.meeting(), self.current.own_collective():
+        with self.running.in_collective(), self.current.own_collective():
             dist.all_reduce(values, group=self.current.group)
 
 

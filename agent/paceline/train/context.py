@@ -3,7 +3,7 @@
 `Session` makes a `RunContext` after the ranks' rendezvous. Before the first step, two callers may
 replace its limits: `session.profile`, and the loop if memory ran out in an earlier attempt. After
 that the context does not change. Objects that the ranks share while they train, such as their
-store, are in `Meeting` instead, because they must be released when the session is closed.
+store, are in `Startup` instead, because they must be released when the session is closed.
 """
 
 from __future__ import annotations

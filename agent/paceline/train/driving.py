@@ -17,7 +17,7 @@ from paceline import observation
 from paceline.core import driver
 from paceline.core.errors import PacelineError
 from paceline.node.machine import default_name
-from paceline.train.meeting import place
+from paceline.train.startup import place
 from paceline.wire.bus import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Whereabouts:
 
 
 def whereabouts(driver_place: str) -> Whereabouts:
-    """Return this rank's location; `driver_place` is `meeting.place()` in the driver."""
+    """Return this rank's location; `driver_place` is `startup.place()` in the driver."""
     return Whereabouts(default_name(), place() == driver_place)
 
 

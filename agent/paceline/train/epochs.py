@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.core.amounts.budget import Budget
+from paceline.core.batch_limits.budget import Budget
 from paceline.core.terms import Terms
 
 Ints = npt.NDArray[np.int64]

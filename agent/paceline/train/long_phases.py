@@ -15,7 +15,7 @@ from typing import TypeAlias
 from paceline.wire import LongPhase, Phase
 
 # A phase that lasts this many seconds is reported, and reported again at this interval.
-LONG_S = 10.0
+LONG_PHASE_S = 10.0
 # Step and phase that a rank is in.
 Activity: TypeAlias = tuple[int, Phase]
 
@@ -42,10 +42,10 @@ class PhaseMonitor:
         """Return a report if the rank has been in its phase for long and the report is due."""
         activity, at = self._activity(), self._clock()
         if activity != self._last:
-            self._last, self._began, self._due = activity, at, at + LONG_S
+            self._last, self._began, self._due = activity, at, at + LONG_PHASE_S
             return None
         if at < self._due:
             return None
-        self._due = at + LONG_S
+        self._due = at + LONG_PHASE_S
         step, phase = activity
         return LongPhase(self._attempt, self._rank, step, phase, at - self._began, time.time())

@@ -4,8 +4,9 @@ The session makes the `Loop`. The loader calls it around each iteration of the s
 module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
 synchronise, the statistics of BatchNorm layers, and the rank's other parts (`wiring`), which the
 loader's first iteration makes and `close` releases. Everything optional is a feature
-(`feature.Feature`), which the loop calls at fixed moments. The loop does not load data, and it does
-not compute gradients.
+(`feature.Feature`), which the loop calls at fixed moments. Two features also answer questions, so
+the loop knows them by name: `WorkSharing` says who trains a batch, and `Checkpoints` restores the
+random generators. The loop does not load data, and it does not compute gradients.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from paceline.train.features.checkpoints import Checkpoints
 from paceline.train.features.choice import in_order, made
 from paceline.train.features.signals import Signals
 from paceline.train.features.uneven import WorkSharing
-from paceline.train.meeting import Meeting
 from paceline.train.parts import Step, left_key
+from paceline.train.startup import Startup
 from paceline.train.state import TrainingState
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.timing import RunningStep
@@ -43,8 +44,8 @@ class Loop(TrainingState):
     that returns None, and `end_step`; `end_epoch`.
     """
 
-    def __init__(self, context: RunContext, meeting: Meeting) -> None:
-        super().__init__(context, meeting)
+    def __init__(self, context: RunContext, startup: Startup) -> None:
+        super().__init__(context, startup)
         # True if the newest loop over the loader ran to its end.
         self._ran_out = False
         self._checkpoints: Checkpoints | None = None
@@ -76,25 +77,25 @@ class Loop(TrainingState):
         self.gate.close()
         for release in self.on.release:
             release()
-        meeting, wiring = self._meeting, self.wiring
+        startup, wiring = self._startup, self.wiring
         if wiring is not None:
             wiring.follower.close()
-        if meeting is not None and not meeting.leads:
+        if startup is not None and not startup.leads:
             self._disconnect()
             # Rank 0, which hosts the store, may have ended first.
             with contextlib.suppress(RuntimeError):
-                meeting.store.set(left_key(meeting.rank), "")
+                startup.store.set(left_key(startup.rank), "")
         if wiring is not None:
             wiring.close(ran_out=self._ran_out, failed=self.is_out_of_step)
-        if meeting is not None and meeting.leads:
+        if startup is not None and startup.leads:
             self._disconnect()
-        if meeting is not None and meeting.lanes is not None:
-            meeting.lanes.close()
+        if startup is not None and startup.lanes is not None:
+            startup.lanes.close()
         for closed in self.on.closed:
             closed()
         # Loader and script may keep this object alive, but the store's server and port must be
         # released.
-        self.wiring = self._meeting = None
+        self.wiring = self._startup = None
 
     def _disconnect(self) -> None:
         for disconnect in self.on.disconnect:
@@ -125,19 +126,19 @@ class Loop(TrainingState):
         """Connect the rank's other parts (`wiring`) at the first iteration. Collective."""
         for begin in self.on.begin:
             begin()
-        meeting, start = self.meeting, self.progress.start
-        agree_on_lookahead(meeting, self.findings.lookahead)
+        startup, start = self.startup, self.progress.start
+        agree_on_lookahead(startup, self.findings.lookahead)
         saves, streams = self._checkpoints is not None, self.context.reader is not None
         environment = self.context.environment
-        warn_of_restarts(environment, start, meeting.process, saves=saves, streams=streams)
+        warn_of_restarts(environment, start, startup.process, saves=saves, streams=streams)
         self.context = dataclasses.replace(self.context, environment=environment.claim())
         for connect_feature in self.on.connect:
             connect_feature()
         parameters = {id(p): p for p in trained(self.gate.models)}
         size = sum(p.numel() * p.element_size() for p in parameters.values())
         self.findings.gradient_bytes = size or None
-        hello = describe(self.context, meeting, start, self.findings)
-        wiring = connect(self.context, meeting, start, self.activity, self._may_differ, hello)
+        hello = describe(self.context, startup, start, self.findings)
+        wiring = connect(self.context, startup, start, self.activity, self._may_differ, hello)
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over
         self.gate.suitability.on_fallback = wiring.on_fallback

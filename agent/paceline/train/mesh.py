@@ -5,8 +5,8 @@ tensor parallelism. A *lane* has one rank of each group: the ranks at the same p
 groups. Gradients are reduced within a lane. Within a session, rank and world are a group's number
 and the number of groups. Lane 0 reports for the groups, and its first rank is the leader::
 
-    meeting = laned(meet(…), mesh)  # by `Session`; `mesh` is the data-parallel part
-    meeting.lanes.members           # ranks of this rank's group, as numbered in the process group
+    startup = laned(start_up(…), mesh)  # by `Session`; `mesh` is the data-parallel part
+    startup.lanes.members           # ranks of this rank's group, as numbered in the process group
 
 A group's step time is that of its slowest rank: `GroupTimes` exchanges the times of its ranks.
 """
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from paceline.train.meeting import TIMEOUT, Lanes, Meeting, gathered, one_of
+from paceline.train.startup import TIMEOUT, Lanes, Startup, gathered, one_of
 from paceline.train.timing import RunningStep
 from paceline.wire import Evaluation, StepRecord
 
@@ -51,7 +51,7 @@ def described(mesh: Any) -> list[Any] | None:
     return [list(mesh.mesh.shape), list(mesh.mesh_dim_names or ())]
 
 
-def laned(meeting: Meeting, mesh: Any) -> Meeting:
+def laned(startup: Startup, mesh: Any) -> Startup:
     """Narrow a rendezvous of all ranks to this rank's lane. Collective.
 
     `mesh` is the data-parallel part of the script's mesh. If it is None or has all ranks, each rank
@@ -62,22 +62,22 @@ def laned(meeting: Meeting, mesh: Any) -> Meeting:
             do not ascend.
     """
     if mesh is None:
-        return meeting
+        return startup
     mine = [int(rank) for rank in mesh.mesh.flatten()]
-    if len(mine) == meeting.world:
-        lanes_of([mine] * meeting.world)
-        return meeting
-    ranks = lanes_of(gathered(meeting.world, mine))
-    place, number = ranks.index(mine), mine.index(meeting.rank)
+    if len(mine) == startup.world:
+        lanes_of([mine] * startup.world)
+        return startup
+    ranks = lanes_of(gathered(startup.world, mine))
+    place, number = ranks.index(mine), mine.index(startup.rank)
     # Models reduce statistics in this process group, and their tensors may be on a GPU, so the
     # group has the default backend.
     lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
-        PrefixStore(f"lane/{other}", meeting.store) if other else meeting.store
+        PrefixStore(f"lane/{other}", startup.store) if other else startup.store
         for other in range(len(ranks))
     ]
     return replace(
-        meeting, rank=number, world=len(mine), store=stores[place], lanes=lanes, stores=stores
+        startup, rank=number, world=len(mine), store=stores[place], lanes=lanes, stores=stores
     )
 
 

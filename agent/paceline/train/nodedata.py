@@ -24,13 +24,13 @@ from paceline.data.prefetcher import NodePart, Prefetcher
 from paceline.data.sharded import Misses
 from paceline.train.environment import Environment
 from paceline.train.feature import Feature
-from paceline.train.meeting import Meeting, gathered, kernel
+from paceline.train.startup import Startup, gathered, kernel
 from paceline.wire import NOWHERE, DataEpoch, Message, Shards
 
 # A step's wait for reads from the source is counted if it took at least this many seconds.
-_WAIT_S = 1e-3
+_LEAST_WAIT_S = 1e-3
 # Maximum number of characters of a node's name if no launcher gives one.
-_LONGEST_NAME = 200
+_LONGEST_NODE_NAME = 200
 
 
 class Loaded(NamedTuple):
@@ -105,7 +105,7 @@ class NodeData(Feature):
         misses = Misses(*batch.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)
-        if misses.samples and waited_s >= _WAIT_S:
+        if misses.samples and waited_s >= _LEAST_WAIT_S:
             self._waits += 1
             self._waited_s += waited_s
         return batch.batch
@@ -140,7 +140,7 @@ class NodeData(Feature):
             self._prefetcher.close()
 
 
-def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
+def settle(dataset: Any, startup: Startup, environment: Environment) -> NodeData | None:
     """Find out which ranks share a node, and which samples each node has. Collective.
 
     Return None, on all ranks, unless the data set is `Sharded`.
@@ -151,12 +151,12 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
     """
     if not isinstance(dataset, Sharded):
         return None
-    words = gathered(meeting.world, _place(dataset))
+    words = gathered(startup.world, _place(dataset))
     _raise(words)
     places = [word["place"] for word in words]
     order = list(dict.fromkeys(places))
     nodes = [order.index(place) for place in places]
-    first = places.index(places[meeting.rank]) == meeting.rank
+    first = places.index(places[startup.rank]) == startup.rank
     word: dict[str, Any] = {"limit": dataset.directory.limit_bytes}
     held: list[int] = []
     try:
@@ -168,7 +168,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
         word["lengths"] = hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
     except Exception as error:
         word["error"] = f"{type(error).__name__}: {error}"
-    words = gathered(meeting.world, word)
+    words = gathered(startup.world, word)
     try:
         _raise(words)
         _check(nodes, words)
@@ -177,11 +177,11 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
         dataset.directory.release()
         raise
     dataset.keeps = True
-    prefetcher = Prefetcher(dataset, held, meeting.filler) if first else None
-    names = environment.placed(meeting.world)
-    node = names[meeting.rank] if names else f"{socket.gethostname()}:{dataset.directory.path}"
-    node = node[:_LONGEST_NAME]
-    return NodeData(dataset, meeting.rank, node, shards, prefetcher, environment.attempt)
+    prefetcher = Prefetcher(dataset, held, startup.filler) if first else None
+    names = environment.placed(startup.world)
+    node = names[startup.rank] if names else f"{socket.gethostname()}:{dataset.directory.path}"
+    node = node[:_LONGEST_NODE_NAME]
+    return NodeData(dataset, startup.rank, node, shards, prefetcher, environment.attempt)
 
 
 def _place(data: Sharded) -> dict[str, Any]:

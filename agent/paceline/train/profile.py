@@ -27,7 +27,7 @@ from paceline.core.terms import whole
 
 if TYPE_CHECKING:
     from paceline.train.fsdp.model import Wrapped
-    from paceline.train.meeting import Meeting
+    from paceline.train.startup import Startup
 
 # Each batch size is timed this many times, and the median is used.
 _TIMINGS = 3
@@ -167,7 +167,7 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
 
 
 def profile_ranks(
-    meeting: Meeting,
+    startup: Startup,
     models: Iterable[Wrapped],
     finish: Finish,
     hold: Callable[[tuple[float, float]], Hold],
@@ -182,9 +182,9 @@ def profile_ranks(
     """
     models = list(models)
     with unreduced(models), _unstepped(models):
-        of_sizes = hold(shared_moments(meeting.store, meeting.sizes))
+        of_sizes = hold(shared_moments(startup.store, startup.sizes))
         trial = partial(measure, run_batch, most, finish, of_sizes)
-        return gather(meeting.store, meeting.rank, meeting.world, trial)
+        return gather(startup.store, startup.rank, startup.world, trial)
 
 
 def _part(store: Store, rank: int, world: int) -> None:

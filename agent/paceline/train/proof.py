@@ -72,15 +72,15 @@ if TYPE_CHECKING:
 _QUARTER = 4
 # Samples are chosen from this fraction of the data set, the smallest samples, because the largest
 # samples would need more memory than a usual step.
-_USUAL = 0.9
+_USUAL_FRACTION = 0.9
 # Number of samples that are read to find samples of different classes.
-_LOOKED_AT = 32
+_CLASS_SAMPLES = 32
 # Number of sums of a sketch: enough to estimate the norm of a difference to within about 10 %.
 _SUMS = 64
 _SIGNS = 1 << 18
-_SHIFTS = 4096
+_SIGN_OFFSETS = 4096
 # Maximum wait in seconds, in a trial, until another rank calls the same collective.
-_WAIT_S = 60.0
+_COLLECTIVE_WAIT_S = 60.0
 _SEED = 20_011
 
 # Relative differences up to these bounds count as rounding errors: in double precision, in single
@@ -370,7 +370,7 @@ def arranged(
             else f"local batches of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
         )
     order = np.argsort(sizes, kind="stable")
-    for share in (_USUAL * min(1.0, fair / (4 * quarter)), 0.0):
+    for share in (_USUAL_FRACTION * min(1.0, fair / (4 * quarter)), 0.0):
         usual = order[: max(2 * quarter, int(share * len(order)))]
         chosen = sort(usual)
         usual = chosen if len(chosen) >= 2 * quarter else usual
@@ -442,7 +442,9 @@ class Sketch:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(_SEED)
-        signs = torch.randint(0, 2, (_SIGNS + _SHIFTS,), generator=generator, dtype=torch.int8)
+        signs = torch.randint(
+            0, 2, (_SIGNS + _SIGN_OFFSETS,), generator=generator, dtype=torch.int8
+        )
         self._signs = {torch.device("cpu"): signs.mul_(2).sub_(1)}
 
     def of(self, model: nn.Module) -> Tensor:
@@ -455,7 +457,7 @@ class Sketch:
             values = gradient.detach()
             values = torch.view_as_real(values) if values.is_complex() else values
             for place, piece in enumerate(torch.split(values.reshape(-1), _SIGNS)):
-                shift = (97 * number + 61 * place) % _SHIFTS
+                shift = (97 * number + 61 * place) % _SIGN_OFFSETS
                 signed = piece.to(torch.promote_types(piece.dtype, torch.float32))
                 signed = signed * self._on(piece.device)[shift : shift + len(piece)]
                 padded = functional.pad(signed, (0, -len(signed) % _SUMS))
@@ -558,10 +560,10 @@ class Rehearsal:
         raises, the caller throws the exception into this generator.
         """
         began = time.perf_counter()
-        store, meeting = self._state.meeting.store, self._state.meeting
+        store, startup = self._state.startup.store, self._state.startup
         judge: Judge | None = None
         order = _NextTrial()
-        if meeting.leads:
+        if startup.leads:
             try:
                 judge = self._prepared()
                 order = _NextTrial(judge.begin())
@@ -569,7 +571,7 @@ class Rehearsal:
                 order = _NextTrial(answer=unknown(str(error)))
         while True:
             self._number += 1
-            if meeting.leads:
+            if startup.leads:
                 store.set(self._key("order"), msgspec.msgpack.encode(order))  # type: ignore[arg-type]
             else:
                 with self._waiting():
@@ -581,7 +583,7 @@ class Rehearsal:
             outcome = yield from self._tried(order.trial)
             self._put(outcome)
             if judge is not None:
-                outcomes = [self._outcome(rank) for rank in range(meeting.world)]
+                outcomes = [self._outcome(rank) for rank in range(startup.world)]
                 following = judge.then(order.trial, outcomes)
                 if isinstance(following, ProofResult):
                     cost_s = time.perf_counter() - began
@@ -594,18 +596,18 @@ class Rehearsal:
         if why := _unprovable(error):
             return unknown(why)
         said = f"{place}: {type(error).__name__}: {error}"
-        return failed(self._trial, self._state.meeting.rank, said)
+        return failed(self._trial, self._state.startup.rank, said)
 
     def _key(self, name: str) -> str:
         return f"proof/{self._proof}/{self._number}/{name}"
 
     def _put(self, outcome: Outcome) -> None:
-        key = self._key(str(self._state.meeting.rank))
-        self._state.meeting.store.set(key, msgspec.msgpack.encode(outcome))  # type: ignore[arg-type]
+        key = self._key(str(self._state.startup.rank))
+        self._state.startup.store.set(key, msgspec.msgpack.encode(outcome))  # type: ignore[arg-type]
 
     def _outcome(self, rank: int) -> Outcome:
         with self._waiting():
-            stored = self._state.meeting.store.get(self._key(str(rank)))
+            stored = self._state.startup.store.get(self._key(str(rank)))
         return msgspec.msgpack.decode(stored, type=Outcome)
 
     @contextmanager
@@ -619,11 +621,11 @@ class Rehearsal:
 
     def _prepared(self) -> Judge:
         """Choose samples on rank 0; raise a NotProvableError if this run cannot be checked."""
-        context, meeting = self._state.context, self._state.meeting
+        context, startup = self._state.context, self._state.startup
         terms = context.terms
         modules = [module for model in self._models for module in model.modules()]
         for holds, why in (
-            (meeting.world == 1, "there is only one rank"),
+            (startup.world == 1, "there is only one rank"),
             (context.reader is not None, "the data is a stream"),
             (context.data is not None, "each node stores only its own samples"),
             (not self._models, "no model is wrapped"),
@@ -639,9 +641,9 @@ class Rehearsal:
         ):
             if holds:
                 raise NotProvableError(why)
-        assert meeting.sizes is not None, "rank 0 has the sizes"
+        assert startup.sizes is not None, "rank 0 has the sizes"
         arrangements = arranged(
-            meeting.sizes, meeting.world, terms, context.limits, self._sorted_by_class
+            startup.sizes, startup.world, terms, context.limits, self._sorted_by_class
         )
         return Judge(arrangements, terms.loss_mean)
 
@@ -650,7 +652,7 @@ class Rehearsal:
 
         If all samples were of one class, a weighting of classes in the loss would not be noticed.
         """
-        places = np.linspace(0, len(samples) - 1, min(_LOOKED_AT, len(samples))).round()
+        places = np.linspace(0, len(samples) - 1, min(_CLASS_SAMPLES, len(samples))).round()
         some = samples[places.astype(int)]
         try:
             self._read(some.tolist())
@@ -670,7 +672,7 @@ class Rehearsal:
         return by_class
 
     def _tried(self, trial: Trial) -> Generator[Any, None, Outcome]:
-        rank = self._state.meeting.rank
+        rank = self._state.startup.rank
         self._sums = [torch.zeros(_SUMS, dtype=torch.float64) for _ in self._models]
         self._trained.clear()
         self._collectives, drew = 0, False
@@ -809,7 +811,7 @@ class Rehearsal:
     @contextmanager
     def _step(self, trial: Trial) -> Iterator[None]:
         """Set a current step in a trial, for the script's calls of the session."""
-        state, rank = self._state, self._state.meeting.rank
+        state, rank = self._state, self._state.startup.rank
         current, indices = state.current, trial.parts[rank]
         weight = trial.weights[state.context.terms.loss_mean][rank]
         load = float(len(indices))
@@ -892,20 +894,20 @@ class Rehearsal:
 
     def _comparing(self, name: str, method: Any) -> Any:
         def comparing(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if group.size() == self._state.meeting.world:
+            if group.size() == self._state.startup.world:
                 self._compare(name, _shapes((args, kwargs)))
             return method(group, *args, **kwargs)
 
         return comparing
 
     def _compare(self, name: str, shapes: str) -> None:
-        meeting, number = self._state.meeting, self._collectives
+        startup, number = self._state.startup, self._collectives
         self._collectives += 1
-        keys = [self._key(f"collective/{number}/{rank}") for rank in range(meeting.world)]
-        meeting.store.set(keys[meeting.rank], f"{name.strip('_')} of {shapes}")
+        keys = [self._key(f"collective/{number}/{rank}") for rank in range(startup.world)]
+        startup.store.set(keys[startup.rank], f"{name.strip('_')} of {shapes}")
         with self._waiting():
             words = [
-                _awaited(meeting.store, key, self._key(str(rank))) for rank, key in enumerate(keys)
+                _awaited(startup.store, key, self._key(str(rank))) for rank, key in enumerate(keys)
             ]
         if len(set(words)) > 1:
             said = ", ".join(f"{word} on rank {rank}" for rank, word in enumerate(words))
@@ -918,7 +920,7 @@ def _awaited(store: Store, key: str, ended: str) -> str:
     The key `ended` exists once that rank has ended its part of the trial. Return "none" if the rank
     calls no further collective, or none in time.
     """
-    until = time.monotonic() + _WAIT_S
+    until = time.monotonic() + _COLLECTIVE_WAIT_S
     while not store.check([key]):
         if store.check([ended]) or time.monotonic() > until:
             return store.get(key).decode() if store.check([key]) else "none"

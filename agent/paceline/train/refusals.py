@@ -17,7 +17,7 @@ from paceline.train.ddp import SingleProcess
 from paceline.train.fsdp.kinds import is_dtensor, is_fsdp1, is_sharded, is_unit
 from paceline.train.fsdp.model import is_wrapped
 from paceline.train.fsdp.units import refuse, refuse_apart
-from paceline.train.meeting import Lanes
+from paceline.train.startup import Lanes
 
 _OPTIONS = {
     "process_group": "gradients are weighted over all ranks: leave it out",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Maximum number of nested function calls that are checked.
-_DEEPEST = 6
+_DEEPEST_CALLS = 6
 _IMMUTABLE = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
 _REFUSED_BUILTINS = {"next", "input", "open", "exec", "eval", "setattr", "delattr", "print"}
 _MUTATING = {
@@ -78,16 +78,16 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
     leave no room for equal local batches.
     """
     assert state.wiring is not None
-    meeting, limits = state.meeting, state.context.limits.of_parts
+    startup, limits = state.startup, state.context.limits.of_parts
     # Number of samples of the largest local batch if a step is split equally.
-    equal = -(-state.context.terms.global_batch // meeting.world)
+    equal = -(-state.context.terms.global_batch // startup.world)
     has_room = not limits or min(limits) >= equal
     planned = state.context.environment.run is not None
-    if meeting.world == 1 or meeting.lanes is not None or (has_room and not planned):
+    if startup.world == 1 or startup.lanes is not None or (has_room and not planned):
         return
     loader.answer = answer = prove(state, loader, frame)
     if answer.verdict != WRONG:
-        if meeting.leads:
+        if startup.leads:
             sys.stderr.write(f"paceline: {answer.why} The proof took {answer.cost_s:.2f} s.\n")
         return
     if not has_room:
@@ -510,7 +510,7 @@ def _check_call(
         return 0
     if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
         return 0
-    if len(seen) >= _DEEPEST:
+    if len(seen) >= _DEEPEST_CALLS:
         raise _UnsafeError(f"calls {function.__qualname__}, and the calls are nested too deeply")
     return _check_function(function, seen)
 

@@ -21,20 +21,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.core.amounts.shapes import Shapes
+from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
 from paceline.data import Sharded, Stream
 from paceline.train import mesh as lanes
 from paceline.train import stacks
-from paceline.train.amounts.budgeting import (
+from paceline.train.batch_limits.budgeting import (
     budgeted,
     checked_sizes,
     counted,
     of_ranks,
     planned,
 )
-from paceline.train.amounts.sizes import Sizes, resolve
+from paceline.train.batch_limits.sizes import Sizes, resolve
 from paceline.train.batchnorm import adapt, shares_statistics
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
@@ -46,7 +46,6 @@ from paceline.train.exclusions import refuse, refuse_call
 from paceline.train.fsdp.model import WeightedFSDP, device_of, wrap
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
-from paceline.train.meeting import meet, rank_and_world
 from paceline.train.metrics import MetricNames, Value, check_loss
 from paceline.train.nodedata import settle
 from paceline.train.parts import Batch
@@ -59,6 +58,7 @@ from paceline.train.profile import (
 )
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.seeding import Use, sequence_of, torch_generator
+from paceline.train.startup import rank_and_world, start_up
 from paceline.train.streams.reader import StreamReader, refuse_small
 from paceline.wire import Evaluation
 
@@ -191,7 +191,7 @@ class Session:
         # Register before the rendezvous, where ranks may hang.
         stacks.register(os.environ)
         self._given_limits = listed = listed_limits(limits)
-        meeting = meet(
+        startup = start_up(
             asdict(terms)
             | {"limits": listed, "dataset": _kind_of(dataset), "token_limits": room}
             | {"mesh": layout, "prove": prove}
@@ -204,10 +204,10 @@ class Session:
                 )
             ),
         )
-        terms, epoch_steps = planned(terms, meeting)
-        meeting = lanes.laned(meeting, mesh)
-        self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
-        if meeting.leads:
+        terms, epoch_steps = planned(terms, startup)
+        startup = lanes.laned(startup, mesh)
+        self.rank, self.world, self.filler = startup.rank, startup.world, startup.filler
+        if startup.leads:
             environment.warn_unknown()
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
@@ -220,11 +220,11 @@ class Session:
             limits_known,
             epoch_steps,
             uneven_steps,
-            settle(dataset, meeting, environment),
-            None if stream is None else StreamReader(stream, meeting, terms.seed),
+            settle(dataset, startup, environment),
+            None if stream is None else StreamReader(stream, startup, terms.seed),
             prove,
         )
-        self._loop = Loop(context, meeting)
+        self._loop = Loop(context, startup)
         batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"
         self._loop.gate.name(f"the session of {type(dataset).__name__} ({batch_size})")
         # Keep no reference to the loader: it would be part of a reference cycle. Garbage collection
@@ -337,7 +337,7 @@ class Session:
             ValueError: a layer, a wrapper or an option would make the training wrong; the
                 message names the fix.
         """
-        refuse_model(model, batchnorm, options, self._loop.meeting.lanes)
+        refuse_model(model, batchnorm, options, self._loop.startup.lanes)
         if self._loop.context.limits.micro_batches:
             refuse_accumulation(model, batchnorm, options)
         if self._loop.context.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
@@ -410,10 +410,10 @@ class Session:
         batch = loop.context.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
         models, hold = loop.gate.models, partial(loop.context.device.trial, self.step + 1)
-        loop.findings.typical = shared_typical(loop.meeting.store, loop.meeting.sizes, most)
+        loop.findings.typical = shared_typical(loop.startup.store, loop.startup.sizes, most)
         with loop.statistics.kept():
             profiles = profile_ranks(
-                loop.meeting, models, loop.context.device.finish, hold, run_batch, most
+                loop.startup, models, loop.context.device.finish, hold, run_batch, most
             )
         micro_batches = loop.context.limits.micro_batches
         limits = limits_of(self._given_limits, profiles, batch, self.world, micro_batches)
@@ -470,7 +470,7 @@ class Session:
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
         samples, outer = self._loop.context.terms.samples, self._loop.gate.outer
-        process = self._loop.meeting.process
+        process = self._loop.startup.process
         self._loop.save_with(Saver(schedule, contents, process, samples, outer))
 
     def log(self, *, loss: Value, **metrics: Value) -> None:
@@ -549,7 +549,7 @@ class Session:
         other ranks used.
         """
         loop = self._loop
-        return loop.position().as_state(loop.context.terms.samples, loop.meeting.process)
+        return loop.position().as_state(loop.context.terms.samples, loop.startup.process)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state of `state_dict`; call it on every rank. The world size may differ.

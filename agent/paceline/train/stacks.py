@@ -22,7 +22,7 @@ from paceline.node.health.stacks import ANNOUNCED, WRITTEN, Announcement
 
 # Number of the first candidate signal, relative to SIGRTMIN: profilers and runtimes use the lowest
 # numbers.
-_FIRST = 8
+_FIRST_SIGNAL = 8
 _log = logging.getLogger(__name__)
 # Descriptors of the files to which faulthandler writes until the process ends.
 _registered: list[int] = []
@@ -67,7 +67,7 @@ def _free() -> int | None:
     used = 0
     for _, _, mask in masks:
         used |= int(mask, 16)
-    numbers = range(signal.SIGRTMIN + _FIRST, signal.SIGRTMAX + 1)
+    numbers = range(signal.SIGRTMIN + _FIRST_SIGNAL, signal.SIGRTMAX + 1)
     return next((number for number in numbers if not used >> (number - 1) & 1), None)
 
 

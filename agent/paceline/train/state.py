@@ -17,11 +17,11 @@ from paceline.train.context import RunContext
 from paceline.train.ddp import CurrentStep
 from paceline.train.feature import Feature, Hooks
 from paceline.train.long_phases import Activity
-from paceline.train.meeting import Meeting, introduce
 from paceline.train.mesh import SilentReporter
 from paceline.train.profile import shared_moments
 from paceline.train.progress import TrainingProgress
 from paceline.train.report import Reporter
+from paceline.train.startup import Startup, introduce
 from paceline.train.sync.gate import SyncGate
 from paceline.train.timing import RunningStep
 from paceline.train.wiring import Findings, Wiring
@@ -33,15 +33,15 @@ logger = logging.getLogger(__name__)
 class TrainingState:
     """State of training on this rank. Not thread-safe, except where a method says otherwise."""
 
-    def __init__(self, context: RunContext, meeting: Meeting) -> None:
+    def __init__(self, context: RunContext, startup: Startup) -> None:
         self.context = context
-        self._rank, self._filler = meeting.rank, meeting.filler
+        self._rank, self._filler = startup.rank, startup.filler
         # None once the session is closed.
-        self._meeting: Meeting | None = meeting
+        self._startup: Startup | None = startup
         accumulates = context.limits.micro_batches
-        self.current = CurrentStep(meeting.world, accumulates=accumulates, group=meeting.group)
+        self.current = CurrentStep(startup.world, accumulates=accumulates, group=startup.group)
         seed = context.terms.seed
-        self.gate = SyncGate(self.current, meeting.store, meeting.rank, seed, meeting.lanes)
+        self.gate = SyncGate(self.current, startup.store, startup.rank, seed, startup.lanes)
         self.statistics = RunningStatistics(self.current, self.gate.models)
         self.progress = TrainingProgress(context)
         self.findings = Findings()
@@ -70,11 +70,11 @@ class TrainingState:
         self.closed = False
 
     @property
-    def meeting(self) -> Meeting:
+    def startup(self) -> Startup:
         """Return the result of the ranks' rendezvous; raise a PacelineError after `close`."""
         self.refuse_closed()
-        assert self._meeting is not None
-        return self._meeting
+        assert self._startup is not None
+        return self._startup
 
     @property
     def fillers(self) -> list[int]:
@@ -112,15 +112,15 @@ class TrainingState:
 
     def introduce(self) -> None:
         """Exchange descriptions of the ranks' devices, once a model is in place. Collective."""
-        meeting, device = self.meeting, self.context.device
+        startup, device = self.startup, self.context.device
 
         def trial() -> float | None:
-            samples = max(1, self.context.terms.global_batch // meeting.world)
-            moments = shared_moments(meeting.store, meeting.sizes)
+            samples = max(1, self.context.terms.global_batch // startup.world)
+            moments = shared_moments(startup.store, startup.sizes)
             return device.measured_flops(self.progress.step + 1, moments, samples)
 
         known = self.context.environment.run is not None
-        self.findings.devices = introduce(meeting, device.described(), trial, may_try=known)
+        self.findings.devices = introduce(startup, device.described(), trial, may_try=known)
 
     def activity(self) -> Activity:
         """Return the rank's current or last step, and its phase. Any thread may call this."""

@@ -1,7 +1,7 @@
 """Timing of a rank's step: the time of computing, and the time of waiting for other ranks.
 
 The loop makes a `RunningStep` for each iteration of the script's loop. The gradient hooks and the
-synchronisers record times in it (stamps), and `report.Reporter` reads them after the step.
+synchronisation record times in it (stamps), and `report.Reporter` reads them after the step.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class RunningStep:
         self._waits = False
         # Seconds in collectives of the forward and backward passes.
         self._met_s = 0.0
-        # Seconds in exchanges of a relaxed synchroniser within the loop's body.
+        # Seconds in exchanges of relaxed synchronisation within the loop's body.
         self._exchanged_s = 0.0
         # Seconds of loading and of the loop's body, without waits; known once the body is done.
         self.worked_s = 0.0
@@ -154,7 +154,7 @@ class RunningStep:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Count this context's time as an exchange of a relaxed synchroniser in the body."""
+        """Count this context's time as an exchange of relaxed synchronisation in the body."""
         began = time.perf_counter()
         try:
             yield
@@ -162,7 +162,7 @@ class RunningStep:
             self._exchanged_s += time.perf_counter() - began
 
     @contextmanager
-    def meeting(self) -> Iterator[None]:
+    def in_collective(self) -> Iterator[None]:
         """Count a collective in the forward or the backward pass as waiting for other ranks."""
         # During a reduction, the time counts as waiting already.
         if len(self._stamps) % 2 == 0:
@@ -188,7 +188,7 @@ class RunningStep:
         self._kept, self._computes = None, False
 
     def gradients_offered(self) -> None:
-        """Record the time of the gradients kept so far, which a relaxed synchroniser now gets."""
+        """Record the time of the gradients kept so far, which relaxed synchronisation now gets."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)

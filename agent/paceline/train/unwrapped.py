@@ -62,9 +62,9 @@ _MIXED = (
     "both data sets into one, whose samples are pairs, or let the second session wrap its own model"
 )
 # Gradients count as reduced if their norms differ between ranks by at most this fraction.
-_ALIKE = 1e-5
+_NORM_TOLERANCE = 1e-5
 # Rank 0 checks for the norms of other ranks in at most this many steps; a check takes about 50 µs.
-_LOOKS = 1000
+_NORM_CHECKS = 1000
 # At most this many optimisers with the same description are compared, because some scripts make a
 # new optimiser in each step.
 _MOST_COMPARED = 8
@@ -186,7 +186,8 @@ class UnwrappedModels:
             del self.uncompared[apart]
             norms = zip(*(json.loads(self._store.get(key)) for key in keys), strict=True)
             differ = any(
-                max(of_ranks) - min(of_ranks) > _ALIKE * max(of_ranks) for of_ranks in norms
+                max(of_ranks) - min(of_ranks) > _NORM_TOLERANCE * max(of_ranks)
+                for of_ranks in norms
             )
             warning = apart.warning % apart.words
             if differ and warning not in self._warned:
@@ -243,7 +244,7 @@ class UnwrappedModels:
         with contextlib.suppress(RuntimeError):
             self._store.set(_key(apart, self._rank), json.dumps(norms))
         if self._rank == 0:
-            self.uncompared[apart._replace(parameters=())] = _LOOKS
+            self.uncompared[apart._replace(parameters=())] = _NORM_CHECKS
 
 
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

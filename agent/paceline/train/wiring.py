@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.core.amounts.devices import summary
+from paceline.core.batch_limits.devices import summary
 from paceline.core.version import __version__
 from paceline.node.spool import Spool
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.environment import Environment
 from paceline.train.long_phases import Activity, PhaseMonitor
-from paceline.train.meeting import Meeting
 from paceline.train.mesh import GroupTimes, SilentReporter
 from paceline.train.parts import Step
 from paceline.train.plan.follower import Follower
@@ -29,6 +28,7 @@ from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
 from paceline.train.profile import Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
+from paceline.train.startup import Startup
 from paceline.train.sync.suitability import OnFallback
 from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry
 
@@ -64,7 +64,7 @@ class Wiring:
 
 def connect(
     context: RunContext,
-    meeting: Meeting,
+    startup: Startup,
     start: Position,
     activity: Callable[[], Activity],
     uneven: Callable[[], bool],
@@ -76,12 +76,12 @@ def connect(
     """
     environment, data = context.environment, context.data
     by_size = context.terms.loss_mean == "size"
-    rank, run, attempt = meeting.rank, environment.run, environment.attempt
+    rank, run, attempt = startup.rank, environment.run, environment.attempt
     emitter = leader = times = None
     reporter: Reporter | SilentReporter | None = None
     # The exit stack ends the threads if a later part cannot be made.
     with ExitStack() as exit_stack:
-        if run is not None and meeting.speaks:
+        if run is not None and startup.speaks:
             emitter = emitter_of(
                 environment, run, rank, context.device.memory, PhaseMonitor(attempt, rank, activity)
             )
@@ -90,22 +90,22 @@ def connect(
                 emitter.send(hello)
             if data is not None:
                 data.send = emitter.send
-        if meeting.leads:
+        if startup.leads:
             proposals = _proposals(environment)
             if proposals is not None:
                 exit_stack.callback(proposals.close)
             leader = Leader(
                 context,
-                meeting,
+                startup,
                 start,
                 proposals=proposals,
                 announce=emitter.send if emitter is not None else None,
                 uneven=uneven,
             )
-        follower = Follower(meeting.store, rank, leader, *([] if data is None else [data.take]))
+        follower = Follower(startup.store, rank, leader, *([] if data is None else [data.take]))
         exit_stack.callback(follower.close)
-        if run is not None and meeting.lanes is not None:
-            times = GroupTimes(meeting.lanes)
+        if run is not None and startup.lanes is not None:
+            times = GroupTimes(startup.lanes)
             exit_stack.callback(times.close)
         if emitter is not None:
             reporter = Reporter(emitter, attempt, rank, by_size, times)
@@ -121,16 +121,16 @@ def connect(
         )
 
 
-def agree_on_lookahead(meeting: Meeting, lookahead: int) -> None:
+def agree_on_lookahead(startup: Startup, lookahead: int) -> None:
     """Check that this rank's loader fetches as many steps ahead as rank 0's; each rank calls it.
 
     Different numbers raise a ValueError whose message names the option.
     """
-    rank = meeting.process
-    if meeting.leads:
-        for store in meeting.stores or [meeting.store]:
+    rank = startup.process
+    if startup.leads:
+        for store in startup.stores or [startup.store]:
             store.set("lookahead", str(lookahead))
-    elif (of_leader := int(meeting.store.get("lookahead"))) != lookahead:
+    elif (of_leader := int(startup.store.get("lookahead"))) != lookahead:
         # If a rank needed the plan earlier than the leader makes it, the rank would wait forever.
         raise ValueError(
             f"the loader fetches {lookahead} steps ahead on rank {rank} but {of_leader} on rank 0: "
@@ -158,18 +158,18 @@ class Findings:
 
 
 def describe(
-    context: RunContext, meeting: Meeting, start: Position, findings: Findings
+    context: RunContext, startup: Startup, start: Position, findings: Findings
 ) -> Hello | None:
     """Return the run's description for the control plane on rank 0; None on other ranks."""
-    if meeting.sizes is None:
+    if startup.sizes is None:
         return None
     terms, device, limits = context.terms, context.device, context.limits
     return Hello(
         attempt=context.environment.attempt,
-        world=meeting.world,
+        world=startup.world,
         global_batch=terms.global_batch,
         seed=terms.seed,
-        sizes=meeting.sizes.astype("<f8").tobytes(),
+        sizes=startup.sizes.astype("<f8").tobytes(),
         loss_mean=terms.loss_mean,
         drop_last=terms.drop_last,
         epochs=findings.epochs,
@@ -184,7 +184,7 @@ def describe(
         emulated=device.emulated,
         profiles=[profile.times for profile in findings.profiles],
         limits=limits.of_parts,
-        placement=_placement(meeting, context.environment),
+        placement=_placement(startup, context.environment),
         uneven_steps=context.uneven_steps,
         devices=findings.devices,
         grid=terms.shapes.samples,
@@ -198,11 +198,11 @@ def describe(
     )
 
 
-def _placement(meeting: Meeting, environment: Environment) -> list[str]:
+def _placement(startup: Startup, environment: Environment) -> list[str]:
     """Return each rank's node, or the node of each group's first rank; empty: unknown."""
-    lanes = meeting.lanes
+    lanes = startup.lanes
     if lanes is None:
-        return environment.placed(meeting.world)
+        return environment.placed(startup.world)
     of_all = environment.placed(sum(map(len, lanes.ranks)))
     return [of_all[rank] for rank in lanes.lane] if of_all else []
 

@@ -47,10 +47,10 @@ from paceline.wire.messages import (
     GpuState,
     Hello,
     HelloPart,
+    JoinRendezvous,
     Kill,
     Launch,
     LongPhase,
-    Meet,
     Message,
     NodeCheck,
     NodeState,
@@ -90,7 +90,7 @@ from paceline.wire.streams import (
     run_telemetry,
     writer_of,
 )
-from paceline.wire.synchronisation import ALLREDUCE, SYNCHRONISERS
+from paceline.wire.synchronisation import ALLREDUCE, SYNC_NAMES
 
 __all__ = [
     "AGES",
@@ -109,7 +109,7 @@ __all__ = [
     "OBSERVED",
     "PROTOCOL_VERSION",
     "RENDEZVOUS_GONE",
-    "SYNCHRONISERS",
+    "SYNC_NAMES",
     "TELEMETRY",
     "Adopted",
     "Answer",
@@ -125,10 +125,10 @@ __all__ = [
     "GpuState",
     "Hello",
     "HelloPart",
+    "JoinRendezvous",
     "Kill",
     "Launch",
     "LongPhase",
-    "Meet",
     "Message",
     "MetricBatch",
     "MetricRecord",

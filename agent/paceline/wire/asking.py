@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 # Maximum number of bytes of a log in one answer.
-MOST_BYTES = 262_144
+MOST_LOG_BYTES = 262_144
 # Maximum number of logs in one answer.
 MOST_LOGS = 2_000
 MOST_LINES = 10_000
@@ -42,7 +42,7 @@ class ReadLog(msgspec.Struct, frozen=True, tag="read_log"):
     attempt: Whole | None = None
     # Offset of the first byte. A negative offset counts from the end of the log.
     offset: int = 0
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)] = 65_536  # bytes
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_LOG_BYTES)] = 65_536  # bytes
     # If given, this many of the log's last lines are returned, and `offset` is ignored.
     lines: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] | None = None
 
@@ -149,7 +149,7 @@ class StackTrace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, tag="stacks"):
-    """The stacks that ranks have written so far: at most `MOST_BYTES` characters."""
+    """The stacks that ranks have written so far: at most `MOST_LOG_BYTES` characters."""
 
     stacks: list[StackTrace]
 

@@ -24,7 +24,7 @@ from paceline.wire.problems import worded
 PROTOCOL_VERSION = 1
 _VERSION = b"%d" % PROTOCOL_VERSION
 # Maximum number of characters of an error's reason, which may quote the message.
-_LONGEST = 1000
+_LONGEST_REASON = 1000
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -85,7 +85,7 @@ def decode(
     # RecursionError.
     except Exception as error:
         words = worded(error) if isinstance(error, msgspec.ValidationError) else error
-        raise WireError(f"not a paceline message: {str(words)[:_LONGEST]}") from error
+        raise WireError(f"not a paceline message: {str(words)[:_LONGEST_REASON]}") from error
 
 
 def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:

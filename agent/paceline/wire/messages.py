@@ -149,7 +149,7 @@ class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
 
 
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas.
+    """One exchange of relaxed synchronisation: a partial reduction, or a mean of replicas.
 
     Only one of the participating ranks reports the exchange. All of them would report the same
     values, except for the times.
@@ -204,9 +204,10 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
-    """Rank 0's notice that ranks all-reduce gradients in a segment, despite its synchroniser.
+    """Rank 0's notice that ranks all-reduce gradients in a segment, despite its synchronisation.
 
-    The reason is that the script does not suit the synchroniser, or has not yet shown that it does.
+    The reason is that the script does not suit the synchronisation, or has not yet shown that it
+    does.
     """
 
     attempt: int
@@ -461,7 +462,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     # `sealing.Secrets` encrypted for this node; then `env` is empty.
     sealed: bytes = b""
     # Bounds on the number of nodes, with `nproc` ranks on each. On several nodes, the launchers use
-    # the rendezvous that a `Meet` names.
+    # the rendezvous that a `JoinRendezvous` names.
     nodes_min: int = 1
     nodes_max: int = 1
 
@@ -490,7 +491,7 @@ class EndRanks(msgspec.Struct, frozen=True, tag="end_ranks"):
     reason: str
 
 
-class Meet(msgspec.Struct, frozen=True, tag="meet"):
+class JoinRendezvous(msgspec.Struct, frozen=True, tag="join_rendezvous"):
     """The address of the rendezvous for the launchers of a run on several nodes.
 
     One of the nodes serves the rendezvous.
@@ -531,7 +532,7 @@ Message = (
     | Kill
     | EndRanks
     | CheckNode
-    | Meet
+    | JoinRendezvous
     | RunChanged
     | Committed
     | Ask

@@ -171,8 +171,8 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
     # CPU threads of each rank; empty: as the script set them.
     threads: list[int] = []
     synchroniser: Synchronisation = ALLREDUCE
-    # For the operator: why this synchroniser was chosen, or why local batches are equal. Empty: the
-    # policy has only one synchroniser.
+    # For the operator: why this synchronisation was chosen, or why local batches are equal. Empty:
+    # the policy has only one synchronisation.
     why: str = ""
     # Number of the `moved` samples whose new holder is on another node.
     across: int = 0

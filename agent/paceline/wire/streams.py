@@ -23,7 +23,7 @@ stream                    writer → reader            messages
                           web → `paceline run`       `Kill`
                           worker → `paceline run`    `EndRanks`
 ``commands(node)``        web, worker → agent        `Launch`, `Kill`
-                          worker → agent             `Meet`, `EndRanks`
+                          worker → agent             `JoinRendezvous`, `EndRanks`
                           web → agent                `Ask`, `CheckNode`
 ``answers(node, id)``     agent → web                `Answer`
 ========================  =========================  ===========================================

@@ -1,4 +1,4 @@
-"""The synchronisers of a segment: one type for each way in which ranks synchronise gradients.
+"""The synchronisations of a segment: one type for each way in which ranks synchronise gradients.
 
     Partial(PartialRules(probes=2, staleness=4, mean=True))
 
@@ -19,17 +19,17 @@ from msgspec import UNSET, Meta, UnsetType
 
 from paceline.wire.problems import worded
 
-_MOST = 2**31 - 1
-Natural = Annotated[int, Meta(ge=0, le=_MOST)]
-Positive = Annotated[int, Meta(ge=1, le=_MOST)]
+_LARGEST_INTEGER = 2**31 - 1
+Natural = Annotated[int, Meta(ge=0, le=_LARGEST_INTEGER)]
+Positive = Annotated[int, Meta(ge=1, le=_LARGEST_INTEGER)]
 
 
 class _Rules(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Parameters of a synchroniser. A field without a default is always encoded."""
+    """Parameters of a synchronisation. A field without a default is always encoded."""
 
 
 class NoRules(_Rules, frozen=True):
-    """The parameters of a synchroniser that takes none."""
+    """The parameters of a synchronisation that takes none."""
 
 
 class OuterRules(_Rules, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class HierarchicalRules(RoundRules, frozen=True, kw_only=True):
     every: Positive | None
 
 
-class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fields=True):
+class _SyncBase(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         return str(self.__struct_config__.tag)
@@ -152,7 +152,8 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
         return False
 
     def problem(self, world: int | None = None) -> str | None:
-        """Return the reason why `world` ranks cannot train with the synchroniser; None if they can.
+        """Return the reason why `world` ranks cannot train with the synchronisation; None if they
+        can.
 
         With `world` None, return None if at least one number of ranks can train. A value made in
         Python may hold anything, since only decoding checks types and ranges.
@@ -167,13 +168,13 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
         return None
 
 
-class AllReduce(_Synchroniser, frozen=True, tag="allreduce"):
+class AllReduce(_SyncBase, frozen=True, tag="allreduce"):
     """DDP's all-reduce after each step."""
 
     parameters: NoRules = NoRules()
 
 
-class Averaging(_Synchroniser, frozen=True, tag="averaging"):
+class Averaging(_SyncBase, frozen=True, tag="averaging"):
     """Synchronisation by averaging.
 
     Ranks step independently. After some of the steps, all replicas are replaced by their mean.
@@ -191,7 +192,7 @@ class Averaging(_Synchroniser, frozen=True, tag="averaging"):
         return None if rules.every is None else rules.every + rules.overlap
 
 
-class Pairwise(_Synchroniser, frozen=True, tag="pairwise"):
+class Pairwise(_SyncBase, frozen=True, tag="pairwise"):
     """Synchronisation in pairs.
 
     Ranks step independently. After each step of a rank, the mean of its replica and another rank's
@@ -209,7 +210,7 @@ class Pairwise(_Synchroniser, frozen=True, tag="pairwise"):
         return 1
 
 
-class Partial(_Synchroniser, frozen=True, tag="partial"):
+class Partial(_SyncBase, frozen=True, tag="partial"):
     """Synchronisation in rounds, each of which reduces the gradients that are ready."""
 
     parameters: PartialRules
@@ -229,7 +230,7 @@ class Partial(_Synchroniser, frozen=True, tag="partial"):
         return self.parameters.staleness != 0
 
 
-class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
+class Hierarchical(_SyncBase, frozen=True, tag="hierarchical"):
     """`Partial` synchronisation within groups of ranks.
 
     The groups exchange their changes through a parameter server.
@@ -263,13 +264,13 @@ class Hierarchical(_Synchroniser, frozen=True, tag="hierarchical"):
 Synchronisation = AllReduce | Averaging | Pairwise | Partial | Hierarchical
 
 ALLREDUCE: Synchronisation = AllReduce()
-SYNCHRONISERS = ("allreduce", "averaging", "hierarchical", "pairwise", "partial")
+SYNC_NAMES = ("allreduce", "averaging", "hierarchical", "pairwise", "partial")
 
 _decoder: msgspec.msgpack.Decoder[Synchronisation] = msgspec.msgpack.Decoder(Synchronisation)
 
 
 def decode(data: bytes) -> Synchronisation:
-    """Decode a synchroniser from MessagePack; raise a ValueError that names a wrong field."""
+    """Decode a synchronisation from MessagePack; raise a ValueError that names a wrong field."""
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -279,14 +280,13 @@ def decode(data: bytes) -> Synchronisation:
 
 
 def convert(name: str, parameters: Mapping[str, Any] | None = None) -> Synchronisation:
-    """Return the synchroniser with this name, and with parameters as JSON holds them.
+    """Return the synchronisation with this name, and with parameters as JSON holds them.
 
-    Raise a ValueError if the name is unknown, or if the synchroniser does not accept a parameter.
+    Raise a ValueError if the name is unknown, or if the synchronisation does not accept a
+    parameter.
     """
-    if name not in SYNCHRONISERS:
-        raise ValueError(
-            f"synchroniser {name!r} is unknown: choose from {', '.join(SYNCHRONISERS)}"
-        )
+    if name not in SYNC_NAMES:
+        raise ValueError(f"synchroniser {name!r} is unknown: choose from {', '.join(SYNC_NAMES)}")
     try:
         made: Synchronisation = msgspec.convert(
             {"name": name, "parameters": dict(parameters or {})}, Synchronisation

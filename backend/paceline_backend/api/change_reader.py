@@ -27,13 +27,13 @@ from paceline_backend.store import Store, StoreError, StoreUnavailableError, met
 log = logging.getLogger(__name__)
 
 # Maximum number of connections of a process to the bus.
-_CONNECTIONS = 2
+_READER_CONNECTIONS = 2
 # Maximum time to wait for a free connection.
 _QUEUED_S = 20.0  # seconds
 _ANSWER_S = 5.0  # seconds
 _BLOCK_MS = 250
 # Pause between two reads. Changes during the pause become one event.
-_PAUSE_S = 0.05  # seconds
+_READ_PAUSE_S = 0.05  # seconds
 _OUTAGE_S = 0.5  # seconds
 # Pause between two checks of the database.
 _CHECK_S = 2.0  # seconds
@@ -105,7 +105,7 @@ class ChangeReader:
         """Client of the bus."""
         if self._client is None:
             self._client = shared(
-                self._url, connections=_CONNECTIONS, queued_s=_QUEUED_S, timeout_s=_ANSWER_S
+                self._url, connections=_READER_CONNECTIONS, queued_s=_QUEUED_S, timeout_s=_ANSWER_S
             )
         return self._client
 
@@ -198,7 +198,7 @@ class ChangeReader:
             for _, entries in answer:
                 await self.tell(_merged(fields for _, fields in entries))
                 self._position = entries[-1][0]
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_READ_PAUSE_S)
 
     async def _watch_database(self) -> None:
         """Check whether the database answers.

@@ -30,7 +30,7 @@ from paceline_backend.store.new_runs import NewRun
 router = APIRouter()
 
 # `GET /backends` asks an engine at most once in this time, because clients may send it often.
-_KEPT_S = 5.0  # seconds
+_ENGINE_ANSWER_S = 5.0  # seconds
 
 
 class BackendInfo(BaseModel):
@@ -80,7 +80,7 @@ class _Facts:
     def of(self, engine: backends.Engine) -> backends.Facts:
         with self._lock:
             at, facts = self._known.get(engine.name, (0.0, backends.Facts(False)))
-            if not at or time.monotonic() - at > _KEPT_S:
+            if not at or time.monotonic() - at > _ENGINE_ANSWER_S:
                 facts = engine.facts()
                 self._known[engine.name] = (time.monotonic(), facts)
         return facts

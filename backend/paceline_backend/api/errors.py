@@ -26,7 +26,7 @@ MEDIA_TYPE = "application/problem+json"
 # Maximum number of errors in a response: a body of 1 MiB can contain half a million.
 MOST_ERRORS = 20
 # Maximum length of a text from the request that an error message quotes.
-_LONGEST = 200  # characters
+_LONGEST_QUOTE = 200  # characters
 
 
 class ProblemError(Exception):
@@ -207,4 +207,4 @@ def _field_error(item: Any) -> dict[str, str]:
 
 def short(words: str) -> str:
     """Shorten a text of the request that an error message quotes."""
-    return words if len(words) <= _LONGEST else words[:_LONGEST] + "…"
+    return words if len(words) <= _LONGEST_QUOTE else words[:_LONGEST_QUOTE] + "…"

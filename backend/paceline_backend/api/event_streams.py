@@ -30,14 +30,14 @@ from paceline_backend.store import StoreError
 # A stream ends at most this long after its token was revoked or has expired.
 CHECK_S = 2.0  # seconds
 # `Rights` forgets the result of a token that no stream has checked for this time.
-_KEPT_S = 60.0  # seconds
+_RIGHTS_KEPT_S = 60.0  # seconds
 
 # Interval of comments, because proxies close connections that are silent for longer.
 COMMENT_S = 10.0  # seconds
 # Interval at which a stream checks whether the server shuts down.
-CLOSING_S = 0.5  # seconds
+SHUTDOWN_CHECK_S = 0.5  # seconds
 # Value of `Retry-After`: a page that was closed frees its stream after about this time.
-_RETRY_S = 5  # seconds
+_RETRY_AFTER_S = 5  # seconds
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class EventStream(StreamingResponse):
             f"this client has {self.streams.most:,} event streams already: close some of them; "
             "paceline server --max-streams sets this limit",
         )
-        refusal.headers["Retry-After"] = str(_RETRY_S)
+        refusal.headers["Retry-After"] = str(_RETRY_AFTER_S)
         await refusal(scope, receive, send)
 
 
@@ -142,5 +142,5 @@ class Rights:
             known.valid = await run_in_threadpool(self._holds, token)
         except StoreError as error:
             log.debug("cannot check whether a token is still valid: %s", error)
-        self._answers = {t: a for t, a in self._answers.items() if a.at + _KEPT_S > now}
+        self._answers = {t: a for t, a in self._answers.items() if a.at + _RIGHTS_KEPT_S > now}
         return known.valid

@@ -386,9 +386,9 @@ def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
 
 
 # If the request gives no range, a timeline shows this many of the newest steps.
-_STEPS = 3
-_MOST_STEPS = 50
-_MOST_RANKS = 64
+_PROFILED_STEPS = 3
+_MOST_PROFILED_STEPS = 50
+_MOST_PROFILED_RANKS = 64
 
 Column = list[float | None]
 
@@ -430,15 +430,15 @@ def get_timeline(
 ) -> Any:
     """Return the phases of ranks in at most 50 steps, by default the newest 3."""
     chosen = list(dict.fromkeys(map(int, ranks.split(","))))
-    if len(chosen) > _MOST_RANKS:
-        raise InvalidRequestError("ranks", f"name at most {_MOST_RANKS} ranks")
+    if len(chosen) > _MOST_PROFILED_RANKS:
+        raise InvalidRequestError("ranks", f"name at most {_MOST_PROFILED_RANKS} ranks")
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
-        span = reads.newest_steps(connection, key, _STEPS) or (0, 0)
+        span = reads.newest_steps(connection, key, _PROFILED_STEPS) or (0, 0)
         first, to = steps.span
         span = (span[0] if first is None else first, span[1] if to is None else to)
-        if not 0 <= span[1] - span[0] < _MOST_STEPS:
-            words = f"give a range of 1 to {_MOST_STEPS} steps, such as from=100&to=102"
+        if not 0 <= span[1] - span[0] < _MOST_PROFILED_STEPS:
+            words = f"give a range of 1 to {_MOST_PROFILED_STEPS} steps, such as from=100&to=102"
             raise InvalidRequestError("to", words)
         return reads.timeline(connection, key, *span, chosen)
 
@@ -449,7 +449,7 @@ def get_hang(
     run: str,
     after_s: Annotated[
         float, Query(ge=0, le=86_400, description="minimum time without progress, seconds")
-    ] = hangs.LEAST_S,
+    ] = hangs.SHORTEST_HANG_S,
 ) -> hangs.Hang:
     """Return whether the run hangs, and which ranks wait.
 
@@ -460,9 +460,9 @@ def get_hang(
 
 
 # Ranks have this time to write their stacks. A rank that can write takes a fraction of a second.
-WRITING_S = 3.0  # seconds
+STACKS_WAIT_S = 3.0  # seconds
 
-_PAUSE_S = 0.15  # seconds between two polls
+_STACKS_POLL_S = 0.15  # seconds between two polls
 
 
 class RankStack(BaseModel):
@@ -537,9 +537,9 @@ async def _written(
 ) -> list[dict[str, Any]]:
     stacks = {dump.rank: StackTrace(dump.rank, "", "", dump.why) for dump in dumps.ranks}
     since = [(dump.rank, dump.offset) for dump in dumps.ranks if not dump.why]
-    until = time.monotonic() + WRITING_S
+    until = time.monotonic() + STACKS_WAIT_S
     while since and time.monotonic() < until:
-        await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(_STACKS_POLL_S)
         [answer] = await ask(store, asker, [holder], run, ReadStacks(dumps.attempt, since))
         if not isinstance(answer, Stacks):
             break
@@ -551,7 +551,7 @@ async def _written(
 
 
 def _shown(node: str, stack: StackTrace) -> dict[str, Any]:
-    silent = f"the rank wrote no stacks within {WRITING_S:g} s" if not stack.text else None
+    silent = f"the rank wrote no stacks within {STACKS_WAIT_S:g} s" if not stack.text else None
     return {
         "rank": stack.rank,
         "node": node,

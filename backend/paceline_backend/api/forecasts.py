@@ -29,8 +29,8 @@ from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.state import store_of
 from paceline_backend.insight import scores
 from paceline_backend.insight.whatif.answer import (
-    FEWEST,
-    STEPS,
+    FEWEST_FORECAST_STEPS,
+    FORECAST_STEPS,
     Decision,
     Forecast,
     LeftOut,
@@ -48,7 +48,7 @@ from paceline_backend.store.outcomes.effects import OutcomeFilter
 
 # A stored forecast is fresh for this number of steps, or for this time if that is longer.
 _FRESH_STEPS = 100
-_FRESH_S = 60.0  # seconds
+_FORECAST_FRESH_S = 60.0  # seconds
 
 
 @asynccontextmanager
@@ -145,8 +145,11 @@ async def what_if(
     request: Request,
     run: str,
     steps: Annotated[
-        int, Query(ge=FEWEST, le=1024, description="number of newest complete steps to use")
-    ] = STEPS,
+        int,
+        Query(
+            ge=FEWEST_FORECAST_STEPS, le=1024, description="number of newest complete steps to use"
+        ),
+    ] = FORECAST_STEPS,
     refresh: Annotated[
         bool, Query(description="make a new forecast even if a fresh one is stored")
     ] = False,
@@ -163,7 +166,7 @@ async def what_if(
             if forecast is None:
                 forecaster: Forecaster = request.app.state.forecaster
                 forecast = await asyncio.wrap_future(forecaster.submit(run, steps))
-                if forecast.step is not None and steps == STEPS:
+                if forecast.step is not None and steps == FORECAST_STEPS:
                     await run_in_threadpool(_keep, store, forecast)
     best = recommended(forecast)
     row = await run_in_threadpool(runs.get, store, run)
@@ -177,7 +180,8 @@ async def what_if(
 def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | None:
     """Return the newest stored forecast if it is fresh and was made at or after `made_since`.
 
-    Only forecasts over `STEPS` steps are stored, so any other number of steps returns None.
+    Only forecasts over `FORECAST_STEPS` steps are stored, so any other number of steps returns
+    None.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run)
@@ -185,12 +189,12 @@ def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | N
         newest = forecasts.newest_step(connection, key)
         version = forecasts.version(connection, key)
     whole = [made for made in kept(bodies) if made.all_presets]
-    if not whole or steps != STEPS:
+    if not whole or steps != FORECAST_STEPS:
         return None
     forecast = whole[-1]
     assert forecast.step is not None
     near = newest - _FRESH_STEPS <= forecast.step <= newest
-    fresh = near or time.time() - forecast.made_at <= _FRESH_S
+    fresh = near or time.time() - forecast.made_at <= _FORECAST_FRESH_S
     current = forecast.current.version == version
     return forecast if fresh and current and forecast.made_at >= made_since else None
 
@@ -263,7 +267,7 @@ def get_scores(request: Request, asked: Annotated[OutcomeQuery, Query()], page: 
     which = OutcomeFilter(**asked.model_dump())
     with store_of(request).read() as connection:
         items, following = scores.outcomes(connection, which, page.limit, page.cursor)
-        everything, _ = scores.outcomes(connection, which, scores.MOST)
+        everything, _ = scores.outcomes(connection, which, scores.MOST_OUTCOMES)
     return Scores(
         all=scores.score(everything),
         presets=scores.by_policy(everything),

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 # Maximum length of an `Idempotency-Key`.
-LONGEST = 200  # characters
+LONGEST_KEY = 200  # characters
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 _KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
@@ -59,8 +59,8 @@ class Repeats:
         if key is None or not scope["path"].startswith("/api/v1/"):
             await self.app(scope, receive, send)
             return
-        if not (0 < len(key) <= LONGEST and key.isascii() and key.isprintable()):
-            message = f"give 1 to {LONGEST} printable ASCII characters"
+        if not (0 < len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
+            message = f"give 1 to {LONGEST_KEY} printable ASCII characters"
             await _refusal(_INVALID, message)(scope, receive, send)
             return
         try:

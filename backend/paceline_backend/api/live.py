@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 
 from paceline_backend.api.change_reader import ChangeReader
 from paceline_backend.api.errors import RUN_REFUSALS, documented
-from paceline_backend.api.event_streams import CLOSING_S, COMMENT_S, EventStream, encoded
+from paceline_backend.api.event_streams import COMMENT_S, SHUTDOWN_CHECK_S, EventStream, encoded
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.models import EvaluationInfo, RunInfo
 from paceline_backend.api.queries import BIGGEST, StepRange
@@ -40,10 +40,10 @@ from paceline_backend.store.quality import evaluations
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
 # Maximum number of steps in a view that is requested with `since` or `last`.
-_STEPS = 2_000
+_VIEW_STEPS = 2_000
 # Maximum number of newest segments in a view. Spans that no controller planned are also in
 # `coasts`, for the whole range.
-_SEGMENTS = 200
+_VIEW_SEGMENTS = 200
 # Maximum number of newest segments, and of newest evaluations, in a view with `since`.
 _NEW_SEGMENTS = 50
 _NEW_EVALUATIONS = 20
@@ -116,7 +116,9 @@ class ViewQuery(StepRange):
     ] = None
     last: Annotated[
         int | None,
-        Query(ge=1, le=_STEPS, description="only this number of newest steps, without averaging"),
+        Query(
+            ge=1, le=_VIEW_STEPS, description="only this number of newest steps, without averaging"
+        ),
     ] = None
     points: Annotated[
         int,
@@ -126,10 +128,10 @@ class ViewQuery(StepRange):
         int,
         Query(
             ge=2,
-            le=chart_views.COLUMNS,
+            le=chart_views.CHART_COLUMNS,
             description="maximum number of columns of the ranks' lines and the heat map",
         ),
-    ] = chart_views.COLUMNS
+    ] = chart_views.CHART_COLUMNS
 
 
 @router.get(
@@ -182,7 +184,7 @@ async def _stream(
             elif time.monotonic() - spoke > COMMENT_S:
                 yield b": still here\n\n"
             else:
-                await follower.wait(CLOSING_S)
+                await follower.wait(SHUTDOWN_CHECK_S)
                 continue
             spoke = time.monotonic()
     finally:
@@ -205,7 +207,7 @@ def view(request: Request, run: str, asked: Annotated[ViewQuery, Query()]) -> An
         world = row["world"] or row["nproc"]
         if since is not None:
             newest = reads.complete_bounds(connection, key, (None, None))[1]
-            last = max(0, min(_STEPS, -1 if newest is None else newest - since))
+            last = max(0, min(_VIEW_STEPS, -1 if newest is None else newest - since))
         if last is None:
             shown = chart_views.view(
                 connection, key, world, asked.span, asked.points, asked.columns
@@ -218,7 +220,10 @@ def view(request: Request, run: str, asked: Annotated[ViewQuery, Query()]) -> An
             **shown,
             "switches": switches.rows(store, run),
             "segments": reads.segment_rows(
-                connection, key, (None, asked.to), _SEGMENTS if since is None else _NEW_SEGMENTS
+                connection,
+                key,
+                (None, asked.to),
+                _VIEW_SEGMENTS if since is None else _NEW_SEGMENTS,
             ),
         }
         if since is not None:

@@ -25,8 +25,8 @@ from starlette.concurrency import run_in_threadpool
 
 from paceline.wire import ENDED, State
 from paceline.wire.asking import (
-    MOST_BYTES,
     MOST_LINES,
+    MOST_LOG_BYTES,
     ListLogs,
     LogFile,
     LogList,
@@ -36,7 +36,7 @@ from paceline.wire.asking import (
 )
 from paceline_backend.api.asking import AskedNode, LogHolder, ask, holders, missing, refusal
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
-from paceline_backend.api.event_streams import CLOSING_S, COMMENT_S, EventStream, encoded
+from paceline_backend.api.event_streams import COMMENT_S, SHUTDOWN_CHECK_S, EventStream, encoded
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.models import NodeName
 from paceline_backend.api.rules import OPERATOR
@@ -51,7 +51,7 @@ _REFUSALS = {
 }
 router = APIRouter(prefix="/runs/{run}/logs", responses=_REFUSALS, dependencies=[Depends(OPERATOR)])
 
-_MOST_ATTEMPT = 2**31 - 1
+_MOST_LOG_ATTEMPT = 2**31 - 1
 _MOST_OFFSET = 2**53 - 1
 _POSITION = r"^[0-9]{1,10}-[0-9]{1,15}$"
 
@@ -113,7 +113,7 @@ Rank = Annotated[
 OutputOf = Annotated[Output, Query(description="output of a rank; the launcher's log has both")]
 Attempt = Annotated[
     int | None,
-    Query(ge=0, le=_MOST_ATTEMPT, description="default: the newest attempt that has this log"),
+    Query(ge=0, le=_MOST_LOG_ATTEMPT, description="default: the newest attempt that has this log"),
 ]
 Tail = Annotated[
     int | None,
@@ -131,7 +131,7 @@ Offset = Annotated[
         description="offset of the first byte; below 0: counted from the end; default: 0",
     ),
 ]
-Limit = Annotated[int, Query(ge=4, le=MOST_BYTES, description="maximum number of bytes")]
+Limit = Annotated[int, Query(ge=4, le=MOST_LOG_BYTES, description="maximum number of bytes")]
 Node = Annotated[
     NodeName | None,
     Query(
@@ -389,7 +389,7 @@ class Follow:
         until = time.monotonic() + self._pause_s
         self._pause_s = min(1.5 * self._pause_s, _LATER_S)
         while not self._closing() and (left := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, CLOSING_S))
+            await asyncio.sleep(min(left, SHUTDOWN_CHECK_S))
 
 
 def _logs(request: Request) -> Logs:
@@ -419,7 +419,8 @@ async def list_logs(
     request: Request,
     run: str,
     from_attempt: Annotated[
-        int, Query(ge=0, le=_MOST_ATTEMPT, description="only logs of this attempt and later ones")
+        int,
+        Query(ge=0, le=_MOST_LOG_ATTEMPT, description="only logs of this attempt and later ones"),
     ] = 0,
 ) -> Any:
     """List the logs that a run's nodes have now, at most 2,000 per node."""

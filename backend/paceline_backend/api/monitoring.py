@@ -20,7 +20,7 @@ from paceline.wire import State
 from paceline_backend.api.rules import ANYBODY, VIEWER
 from paceline_backend.api.state import store_of
 from paceline_backend.insight import costs
-from paceline_backend.insight.figures import STEPS, Figures, MonitoredRun
+from paceline_backend.insight.figures import MEAN_STEPS, Figures, MonitoredRun
 from paceline_backend.requests import rejected, streams
 from paceline_backend.requests.streams import PROBE
 from paceline_backend.server import floods, heartbeat
@@ -102,9 +102,13 @@ def metrics(request: Request) -> Response:
 _OF_RUNS = (
     ("step", "step", "Last complete step"),
     ("epoch", "epoch", "Epoch of the last complete step"),
-    ("step_seconds", "step_s", f"Mean time of a step, over the last {STEPS} steps"),
-    ("se", "se", f"Mean straggler effect (SE) of a step, over the last {STEPS} steps"),
-    ("waste", "waste", f"Mean share of time that ranks spend waiting, over the last {STEPS} steps"),
+    ("step_seconds", "step_s", f"Mean time of a step, over the last {MEAN_STEPS} steps"),
+    ("se", "se", f"Mean straggler effect (SE) of a step, over the last {MEAN_STEPS} steps"),
+    (
+        "waste",
+        "waste",
+        f"Mean share of time that ranks spend waiting, over the last {MEAN_STEPS} steps",
+    ),
     ("slowest_rank", "slowest_rank", "The rank that finished computing last in most steps"),
     ("slowest_share", "slowest_share", "Share of steps in which that rank was the last"),
     ("plan_seconds", "plan_s", "Mean time to plan a segment, over the newest planned segments"),

@@ -16,7 +16,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse
 
 from paceline_backend.api.errors import PROBLEM, ProblemDocument, documented
-from paceline_backend.api.idempotency import HEADER, LONGEST
+from paceline_backend.api.idempotency import HEADER, LONGEST_KEY
 from paceline_backend.api.state import settings_of
 
 router = APIRouter()
@@ -28,7 +28,7 @@ _KEY = {
     "name": HEADER,
     "in": "header",
     "required": False,
-    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST, "title": HEADER},
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "title": HEADER},
     "description": "a text that is unique among your requests: for a day, a repeated request with "
     "it gets the first response and changes nothing",
 }

@@ -36,7 +36,7 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[D
 _MOST_CHOICES = 200
 
 # A request for columns without roll-ups is refused if it needs more rows than this.
-_MOST_ROWS = 2_000_000
+_MOST_PLAIN_ROWS = 2_000_000
 
 Column = list[float | None]
 # Columns of rank steps that a response has only on request.
@@ -502,9 +502,9 @@ def list_worker_steps(
 
 def _refuse_long(span: reads.Range, world: int | None) -> None:
     first, last = span
-    if first is None or last is None or (last - first + 1) * (world or 1) <= _MOST_ROWS:
+    if first is None or last is None or (last - first + 1) * (world or 1) <= _MOST_PLAIN_ROWS:
         return
-    most = max(1, _MOST_ROWS // (world or 1))
+    most = max(1, _MOST_PLAIN_ROWS // (world or 1))
     message = (
         f"at most {most:,} steps of these columns can be read at once: narrow the range with "
         "`from` and `to`, or use GET export?table=worker-steps"

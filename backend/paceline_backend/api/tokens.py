@@ -30,7 +30,7 @@ router = APIRouter()
 
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
-_LONGEST_S = 100 * 366 * 24 * 3600.0
+_LONGEST_LIFETIME_S = 100 * 366 * 24 * 3600.0
 
 
 def _name(value: str) -> str:
@@ -56,7 +56,7 @@ class TokenCreate(BaseModel):
     name: _Name = Field(examples=["nightly"])
     scope: Scope = Field(examples=["operator"])
     expires_s: float | None = Field(
-        None, gt=0, le=_LONGEST_S, description="seconds from now; null: never"
+        None, gt=0, le=_LONGEST_LIFETIME_S, description="seconds from now; null: never"
     )
     node: str | None = Field(
         None, max_length=200, description="for an agent token: the only node that may use it"

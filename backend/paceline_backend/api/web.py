@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -20,7 +21,9 @@ from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
 # At shutdown, requests in progress have this time to complete. Event streams end automatically.
-_GRACE_S = 5  # seconds
+_REQUESTS_END_S = 5  # seconds
+# Exit code; see docs/internals.md.
+_INTERRUPTED = 130
 # Responses have the time of the last tick.
 _DATE_S = 1.0
 
@@ -48,7 +51,17 @@ class _Server(uvicorn.Server):
 
 
 def run(settings: Settings, listener: socket.socket) -> int:
-    """Serve on a bound socket until SIGTERM or SIGINT. Return the exit code."""
+    """Serve on a bound socket until SIGTERM or SIGINT. Return the exit code.
+
+    Call this on the main thread, because it handles signals.
+    """
+    code = 0
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        nonlocal code
+        code = _INTERRUPTED if number == signal.SIGINT else 0
+        server.should_exit = True
+
     tracing.configure("web")
     with Store.open(settings.database) as store:
         app = create_app(store, settings)
@@ -57,7 +70,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
                 app,
                 log_level=logging.WARNING,
                 log_config=None,
-                timeout_graceful_shutdown=_GRACE_S,
+                timeout_graceful_shutdown=_REQUESTS_END_S,
                 server_header=False,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
@@ -68,8 +81,12 @@ def run(settings: Settings, listener: socket.socket) -> int:
         app.state.closing = lambda: server.should_exit
         app.state.loaded = _freeze
         threading.Thread(target=_import_policies, name="policies", daemon=True).start()
+        # When uvicorn has shut down, it restores these handlers and raises the signal again. The
+        # default handler would end the process before pending spans are exported.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
         server.run(sockets=[listener])
-    return 0
+    return code
 
 
 def _import_policies() -> None:

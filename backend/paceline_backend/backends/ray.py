@@ -48,9 +48,9 @@ _SUBMIT_S = 15.0
 # Key of the label in a job's metadata.
 _LABEL = "paceline"
 # Seconds between SIGTERM and SIGKILL for a driver. Ray's default of 3 s is too short for the nodes.
-_STOP_WAIT_S = int(ray_driver.GRACE_S) + 15
+_STOP_WAIT_S = int(ray_driver.NODE_LEAVE_S) + 15
 # Maximum number of placement groups in a list; Ray accepts no larger limit.
-_MOST_GROUPS = 10_000
+_MOST_PLACEMENT_GROUPS = 10_000
 _ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {ray_driver.NAME} drive'
 _ENDED = frozenset(("STOPPED", "SUCCEEDED", "FAILED"))
 # Errors that occur while an answer is parsed, if it does not come from Ray.
@@ -234,7 +234,7 @@ def _groups() -> dict[str, Mapping[str, Any]]:
     """Return all existing placement groups by name."""
     query = {
         "detail": "true",
-        "limit": str(_MOST_GROUPS),
+        "limit": str(_MOST_PLACEMENT_GROUPS),
         "filter_keys": "state",
         "filter_predicates": "!=",
         "filter_values": "REMOVED",

@@ -29,10 +29,10 @@ SETTINGS = "paceline_ray.json"
 # Start of the line in a driver's log that gives the reason of a failure.
 FAILED = "nodes failed: "
 # Seconds that a node has to leave its run before it is killed.
-GRACE_S = 30.0
+NODE_LEAVE_S = 30.0
 
 _PR_SET_PDEATHSIG = 1
-_LOOK_S = 1.0
+_NODES_POLL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +79,7 @@ def drive(settings: dict[str, Any]) -> int:
             _log.info("The nodes are asked to leave.")
             for node in nodes:
                 node.stop.remote()
-        done, _ = ray.wait(list(waiting), timeout=_LOOK_S)
+        done, _ = ray.wait(list(waiting), timeout=_NODES_POLL_S)
         for reference in done:
             number = waiting.pop(reference)
             ended[number] = _end(reference)
@@ -100,7 +100,7 @@ def _granted(settings: dict[str, Any], stopping: threading.Event) -> Any:
         other = {"ray.io/node-id": f"!in({','.join(settings['avoid'])})"}
         more["bundle_label_selector"] = [other] * len(bundles)
     group = placement_group(bundles, strategy="STRICT_SPREAD", name=settings["name"], **more)
-    while not group.wait(_LOOK_S):
+    while not group.wait(_NODES_POLL_S):
         if stopping.is_set():
             return None
     return group
@@ -169,7 +169,7 @@ def keep(settings: dict[str, Any], number: int, parent: int, host: str) -> int:
     while node.poll() is None:
         # Send SIGTERM only once, because a second one would kill the ranks.
         if asked.is_set() and kill_at is None:
-            kill_at = time.monotonic() + GRACE_S
+            kill_at = time.monotonic() + NODE_LEAVE_S
             node.terminate()
         elif kill_at is not None and time.monotonic() > kill_at:
             os.killpg(node.pid, signal.SIGKILL)

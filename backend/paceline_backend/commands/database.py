@@ -48,7 +48,7 @@ def _opened(database: str | None, data: Path, *, new: bool = False) -> Iterator[
 
 @app.command()
 def upgrade(database: Database = None, data: Data = DATA) -> None:
-    """Migrate the database, as a server does when it starts."""
+    """Create the tables, as a server does when it starts."""
     with _opened(database, data, new=True) as store:
         Store.open(store.url.render_as_string(hide_password=False)).close()
         typer.echo(f"{store.name} has the tables of this version")
@@ -56,7 +56,7 @@ def upgrade(database: Database = None, data: Data = DATA) -> None:
 
 @app.command()
 def check(database: Database = None, data: Data = DATA, as_json: Json = False) -> None:
-    """Check that the file is intact, the tables are migrated, and the roll-ups are correct."""
+    """Check that the file is intact, and tables and roll-ups are those that they must be."""
     with _opened(database, data) as store:
         faults = list(administration.faults(store))
     if as_json:

@@ -23,7 +23,7 @@ import redis
 
 from paceline.wire import ENDED
 from paceline_backend.insight import effects
-from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept
+from paceline_backend.insight.whatif.answer import FORECAST_STEPS, Decision, Forecast, kept
 from paceline_backend.insight.whatif.auto import (
     AUTO_STEPS,
     BY,
@@ -45,7 +45,7 @@ from paceline_backend.store.outcomes.forecasts import AdvisedRun
 logger = logging.getLogger(__name__)
 
 # Pause between the first two checks of a run, and the maximum to which later pauses grow.
-FIRST_PAUSE_S, PAUSE_S = 1.0, 30.0
+FIRST_CHECK_PAUSE_S, MOST_CHECK_PAUSE_S = 1.0, 30.0
 
 _POLL_S = 0.25
 
@@ -75,7 +75,7 @@ class NextLook:
     relaxed: bool
     step: int = FIRST_STEP
     at: float = 0.0
-    pause_s: float = FIRST_PAUSE_S
+    pause_s: float = FIRST_CHECK_PAUSE_S
     option: str | None = None
 
     @property
@@ -97,7 +97,7 @@ class NextLook:
         """
         decision = None if made is None else made.decision
         switched = decision is not None and decision.decided in ("switch", "back")
-        pause_s = min(FIRST_PAUSE_S if switched else self.pause_s, longest_s)
+        pause_s = min(FIRST_CHECK_PAUSE_S if switched else self.pause_s, longest_s)
         soon = replace(
             self, step=step + FIRST_STEP, at=now + pause_s, pause_s=2 * pause_s, option=None
         )
@@ -137,7 +137,9 @@ class Advisor:
         pause_s: longest pause before a run's next check, in seconds.
     """
 
-    def __init__(self, store: Store, bus_url: str, owner: str, *, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self, store: Store, bus_url: str, owner: str, *, pause_s: float = MOST_CHECK_PAUSE_S
+    ) -> None:
         self._store = store
         self._bus_url = bus_url
         self._owner = owner
@@ -181,7 +183,7 @@ class Advisor:
     def _look(
         self, run: AdvisedRun, look: NextLook, forecaster: Forecaster, stop: threading.Event
     ) -> Forecast | None:
-        future = forecaster.submit(run.id, STEPS, look.presets, relaxed=run.relaxed)
+        future = forecaster.submit(run.id, FORECAST_STEPS, look.presets, relaxed=run.relaxed)
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return None

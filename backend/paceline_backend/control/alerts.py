@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
 # Time for which resolved alerts are kept.
-KEEP_S = 90 * 86_400.0
+ALERTS_KEPT_S = 90 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
 
@@ -36,9 +36,9 @@ _FORGET_EVERY_S = 3_600.0
 CLAIM_S = 60.0
 # Maximum number of tries of a delivery, which together take about five hours.
 MOST_TRIES = 12
-# The pause between two tries doubles from `FIRST_S` up to `LONGEST_S`.
-FIRST_S = 10.0
-LONGEST_S = 3_600.0
+# The pause between two tries doubles from `FIRST_RETRY_S` up to `LONGEST_RETRY_S`.
+FIRST_RETRY_S = 10.0
+LONGEST_RETRY_S = 3_600.0
 
 
 class AlertWatch:
@@ -86,7 +86,7 @@ class AlertWatch:
             return
         self._forget_at = time.monotonic() + _FORGET_EVERY_S
         with self._store.write() as connection:
-            rows.forget(connection, at - KEEP_S)
+            rows.forget(connection, at - ALERTS_KEPT_S)
 
 
 def _apply(
@@ -213,4 +213,4 @@ def back_off(tries: int) -> float | None:
     """Return the seconds until the next try after `tries` tries, or None if there is no other."""
     if tries >= MOST_TRIES:
         return None
-    return float(min(FIRST_S * 2 ** (tries - 1), LONGEST_S))
+    return float(min(FIRST_RETRY_S * 2 ** (tries - 1), LONGEST_RETRY_S))

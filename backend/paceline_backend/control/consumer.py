@@ -17,16 +17,16 @@ import redis
 # over a run needs the entries that the dead worker had read.
 CLAIM_IDLE_S = 2.0
 # Approximate maximum size of a batch, in bytes.
-MOST_BYTES = 8 * 2**20
+MOST_BATCH_BYTES = 8 * 2**20
 
 _CLAIM_EVERY_S = 0.5
 # Each stream may contribute at least this many entries to a batch, however many streams there are.
-_LEAST = 8
+_LEAST_PER_STREAM = 8
 # An entry counts as this many bytes larger than its values.
 _OVERHEAD = 64  # bytes
 # Maximum number of entries in a batch's first read. It is low, because the sizes of the entries are
 # still unknown.
-_FIRST = 500  # entries
+_FIRST_READ = 500  # entries
 # A batch that is not full waits this long for more entries. Ranks end a step at the same time, so
 # their entries arrive within milliseconds, and one batch for all of them is cheaper than several.
 _LINGER_S = 0.003
@@ -114,7 +114,7 @@ class Consumer:
         self._kept = set()
         self._first = 1
 
-    def read(self, count: int, block_s: float, most_bytes: int = MOST_BYTES) -> list[Entry]:
+    def read(self, count: int, block_s: float, most_bytes: int = MOST_BATCH_BYTES) -> list[Entry]:
         """Return the next entries, or an empty list if none arrived within `block_s`.
 
         After a `redis.RedisError`, call `reset` before the next read.
@@ -134,7 +134,7 @@ class Consumer:
             self.repeated = bool(left)
             entries = left or self._new(count, block_s, most_bytes)
             largest = max(map(_size, entries), default=1)
-            self._first = max(1, min(_FIRST, 2 * self._first, most_bytes // (2 * largest)))
+            self._first = max(1, min(_FIRST_READ, 2 * self._first, most_bytes // (2 * largest)))
             return entries
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
@@ -176,7 +176,7 @@ class Consumer:
         pipeline = self._client.pipeline(transaction=False)
         for stream, numbers in spans.items():
             first, last = min(numbers, key=_place), max(numbers, key=_place)
-            pipeline.xpending_range(stream, self._group, first, last, 2 * _FIRST, self._name)
+            pipeline.xpending_range(stream, self._group, first, last, 2 * _FIRST_READ, self._name)
         replies: Any = zip(spans, pipeline.execute(), strict=True)
         return {
             (stream, bytes(pending["message_id"])): int(pending["times_delivered"])
@@ -255,7 +255,7 @@ class Consumer:
 
     def _part(self, count: int) -> int:
         """Return the number of entries that each stream may contribute to a batch of `count`."""
-        return max(min(_LEAST, count), count // max(1, len(self._streams)))
+        return max(min(_LEAST_PER_STREAM, count), count // max(1, len(self._streams)))
 
     def _read_group(
         self, after: Mapping[str, bytes], count: int, block_ms: int | None

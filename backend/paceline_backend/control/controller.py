@@ -46,12 +46,12 @@ from paceline_backend.store import Store, StoreUnavailableError, meta, runs, swi
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_S = 0.25
+_READ_BLOCK_S = 0.25
 _RETRY_S = 0.5
 # Maximum number of entries per read. It is low, because each entry can hold megabytes.
-_READ = 20
+_MOST_ENTRIES_READ = 20
 # Pause before a controller that failed restarts.
-_AGAIN_S = 5.0
+_CONTROLLER_RESTART_S = 5.0
 # Maximum length of a logged reason in characters, and maximum number of reasons logged for a run.
 _REASON_LENGTH, _REASONS = 500, 1_000
 # The same segment is planned again only after a pause of this many times the planning time.
@@ -136,7 +136,7 @@ class Controller:
                 # The failure concerns only this run, and perhaps only one message.
                 except Exception as error:
                     self._report("its controller restarts", error)
-                    stop.wait(_AGAIN_S)
+                    stop.wait(_CONTROLLER_RESTART_S)
 
     def _report(self, what: str, reason: Exception | str) -> None:
         words = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
@@ -154,7 +154,9 @@ class Controller:
         outage.over()
         while not stop.is_set() and self._lease.held():
             self._offer(bus)
-            answer: Any = bus.xread(positions, count=_READ, block=int(_BLOCK_S * 1e3))
+            answer: Any = bus.xread(
+                positions, count=_MOST_ENTRIES_READ, block=int(_READ_BLOCK_S * 1e3)
+            )
             for name, entries in answer:
                 for entry, fields in entries:
                     positions[name.decode()] = entry

@@ -18,8 +18,8 @@ of a run's jobs: part "0" starts the run, and the others bring nodes that join l
 A worker acts for a run only while it holds a claim on it (`EngineClaims`). It submits a job, or
 concludes that none is left, only if it has held the claim since before it queried the engine, so
 that the answer includes everything that other workers did. The claims of a killed worker last for
-`LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that ends gives its
-claims back. While an engine does not answer, nothing is concluded about its runs.
+`ENGINE_LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that ends
+gives its claims back. While an engine does not answer, nothing is concluded about its runs.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from paceline_backend.store.nodes.cordons import Word
 log = logging.getLogger(__name__)
 
 # Time after which another worker takes over the runs on engines of a worker that was killed.
-LEASE_S = 10.0
+ENGINE_LEASE_S = 10.0
 # Interval at which an engine is queried. If there is a job to submit, the query is made at once.
-_LOOK_S = 3.0
+_ENGINE_POLL_S = 3.0
 # A run whose jobs have all ended is ended once none of its messages has arrived for this time.
-_SETTLE_S = 5.0
+_JOBS_SETTLE_S = 5.0
 # Time for which the nodes of an ended run can deliver telemetry before their jobs are stopped.
-_DELIVER_S = 20.0
+_DELIVERY_GRACE_S = 20.0
 
 
 class Engines:
@@ -73,7 +73,7 @@ class Engines:
         self._store = store
         self._clock = clock
         self._claims = EngineClaims(store, owner)
-        self._attendant = Attendant(store, self._claims, _LOOK_S, clock)
+        self._attendant = Attendant(store, self._claims, _ENGINE_POLL_S, clock)
         # By engine: time of the next query.
         self._look_at: dict[str, float] = {}
         # Outages. A key names an engine, an engine and a kind of work (cordons, leftovers), or a
@@ -121,7 +121,7 @@ class Engines:
         )
         due = urgent or self._clock() >= self._look_at.get(name, 0.0)
         if due:
-            self._look_at[name] = self._clock() + _LOOK_S
+            self._look_at[name] = self._clock() + _ENGINE_POLL_S
         return due
 
     def _outage(self, engine: Engine) -> Outage:
@@ -362,7 +362,7 @@ class Attendant:
         # Messages from the run's nodes still arrive, so the waiting time starts again.
         if said != run.seen_at:
             self._since[run.id] = (self._listened(), run.seen_at)
-        elif self._listened() - since >= _SETTLE_S and self._mine(run):
+        elif self._listened() - since >= _JOBS_SETTLE_S and self._mine(run):
             self._end(client, run, *_final_state(engine, run, by_part, last))
 
     def _queue(self, client: redis.Redis, run: EngineRun, why: str) -> None:
@@ -397,7 +397,7 @@ class Attendant:
         since, _ = self._since.setdefault(run.id, (self._listened(), None))
         by_part = self._by_part(run, known)
         begun = {by_part[part].ref for part in run.begun if part in by_part}
-        patient = self._listened() - since < _DELIVER_S
+        patient = self._listened() - since < _DELIVERY_GRACE_S
         delivering = begun | {job.ref for job in left if job.state == "running"}
         due = [job.ref for job in left if not (patient and job.ref in delivering)]
         if due and self._mine(run):
@@ -567,7 +567,7 @@ class EngineClaims:
         lease = self._held.get(run)
         if lease is not None and lease.held():
             return True
-        lease = leases.acquire(self._store, key, self._owner, LEASE_S, "jobs")
+        lease = leases.acquire(self._store, key, self._owner, ENGINE_LEASE_S, "jobs")
         with self._lock:
             self._held.pop(run, None)
             if lease is not None:
@@ -583,7 +583,7 @@ class EngineClaims:
         """Extend the claims."""
         with self._lock:
             held = list(self._held.values())
-        leases.extend(self._store, held, LEASE_S, "jobs")
+        leases.extend(self._store, held, ENGINE_LEASE_S, "jobs")
 
     def give_back(self) -> None:
         """Release all claims, so that the next worker need not wait for their expiry."""

@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 # A worker that has not acted for this long loses the lease.
 HOLD_S = 30.0
 # Minimum time between two verdicts about a run.
-JUDGE_S = 10.0
+VERDICT_INTERVAL_S = 10.0
 # Minimum time between two checks of a run's coverage, which read the whole run.
 COVERAGE_S = 60.0
 # Time for which verdicts are kept.
-KEEP_S = 400 * 86_400.0
+VERDICTS_KEPT_S = 400 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
 # A verdict's row ends if no other verdict follows within this multiple of the pause between two
@@ -37,7 +37,7 @@ _GAPS = 12
 # A verdict is extended for at least this time even if no new step completes.
 _OVERDUE_S = 600.0
 # Maximum fraction of this process's time that the verdicts of a run take.
-_SHARE = 0.05
+_VERDICT_SHARE = 0.05
 # Maximum time in seconds for the verdicts of one `look`, unless a single verdict takes longer.
 _TURN_S = 1.0
 
@@ -100,7 +100,7 @@ class FleetWatch:
             return
         self._forget_at = self._clock() + _FORGET_EVERY_S
         with self._store.write() as connection:
-            verdicts.forget(connection, now(connection) - KEEP_S)
+            verdicts.forget(connection, now(connection) - VERDICTS_KEPT_S)
 
     def _note_progress(self) -> list[Running] | None:
         """Store the runs' progress; return the active runs, or None if the lease is not held."""
@@ -138,9 +138,9 @@ class FleetWatch:
             at = now(connection)
         made = judged(self._store, run, at)
         ended = self._clock()
-        pause_s = max(JUDGE_S, (ended - began) / _SHARE)
+        pause_s = max(VERDICT_INTERVAL_S, (ended - began) / _VERDICT_SHARE)
         step_s = 0.0 if made is None else made.body["step_time_s"] or 0.0
-        lasts_s = 0.0 if made is None else max(_OVERDUE_S, hangs.TIMES * step_s)
+        lasts_s = 0.0 if made is None else max(_OVERDUE_S, hangs.HANG_STEPS * step_s)
         self._judged[run.key] = _Judged(place, ended + pause_s, _GAPS * pause_s, ended + lasts_s)
         if made is not None:
             with self._store.write() as connection:
@@ -153,7 +153,7 @@ class FleetWatch:
         If a step is overdue, the run may hang, for another cause than the one that its last verdict
         names.
         """
-        self._judged[run.key] = replace(last, due_at=self._clock() + JUDGE_S)
+        self._judged[run.key] = replace(last, due_at=self._clock() + VERDICT_INTERVAL_S)
         if self._clock() >= last.overdue_at:
             return
         with self._store.write() as connection:
@@ -167,7 +167,7 @@ class FleetWatch:
         with self._store.read() as connection:
             epochs = coverage.coverage(connection, run.key)["epochs"]
         took_s = self._clock() - began
-        self._covered[run.key] = self._clock() + max(COVERAGE_S, took_s / _SHARE)
+        self._covered[run.key] = self._clock() + max(COVERAGE_S, took_s / _VERDICT_SHARE)
         inexact = sum(not epoch["exact"] for epoch in epochs)
         with self._store.write() as connection:
             progress.change(connection, run.key, {"inexact": inexact if epochs else None})

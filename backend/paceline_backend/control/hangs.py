@@ -23,7 +23,7 @@ from paceline_backend.store.nodes.hanging import Restarted
 log = logging.getLogger(__name__)
 
 # Pause before `HangWatch` repeats an order that changed nothing.
-AGAIN_S = 30.0
+ORDER_REPEAT_S = 30.0
 
 SCAN_S = 2.0
 # After the first check that finds a run hung, it must make no progress for this long. Other ranks
@@ -68,7 +68,7 @@ class HangWatch:
         self._still = {key: at for key, at in self._still.items() if key in keys}
         for run in watched:
             attempt, at = self._ordered.get(run.key, (-1, 0.0))
-            if attempt != run.attempt or self._at > at + AGAIN_S:
+            if attempt != run.attempt or self._at > at + ORDER_REPEAT_S:
                 self._guarded(run)
 
     def _guarded(self, run: Restarted) -> None:

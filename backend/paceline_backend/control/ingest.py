@@ -80,7 +80,7 @@ from paceline_backend.store import (
     telemetry,
 )
 
-_BATCH = 4_000  # messages
+_MOST_BATCH_ENTRIES = 4_000  # messages
 # Maximum size of the messages that are decoded and stored together.
 _AT_ONCE_BYTES = 2 * 2**20
 # Lifetime of entries on live streams, and so the maximum lag of a controller.
@@ -89,11 +89,11 @@ _LIVE_S = 60.0
 # processor time, within `_PERIOD_S`. Fewer and larger batches are cheaper, but their entries wait
 # longer. The time for which a batch waits for a disk, the database or the bus does not count: after
 # a long wait, the next batch is large anyway, and a pause would only make its entries older.
-_SHARE = 2.0
+_BATCH_SPACING = 2.0
 _PERIOD_S = (0.01, 0.1)
 # If storing a single message fails for an unknown reason: number of tries, and pause between them.
-_TRIES = 3
-_AGAIN_S = 0.1
+_WRITE_TRIES = 3
+_WRITE_RETRY_S = 0.1
 # An entry that was delivered this many times without being acknowledged is tried alone.
 _OFTEN = 3
 _TRIES_ALONE = 3
@@ -152,7 +152,7 @@ class _Item:
     planned: bool = False
     # The run's earliest step that is new in the item's batch.
     step: int | None = None
-    # For a Hello: its encoded form, as it arrived.
+    # For a Hello: its encoded form.
     packed: hellos.PackedHello | None = None
     # True if the entry is the part that completed the run's Hello.
     completes: bool = False
@@ -240,7 +240,7 @@ class Ingest:
                 if count and not self.behind:
                     used_s = time.thread_time() - used_s
                     shortest_s, longest_s = _PERIOD_S
-                    period_s = max(shortest_s, min(_SHARE * used_s, longest_s))
+                    period_s = max(shortest_s, min(_BATCH_SPACING * used_s, longest_s))
                     stop.wait(began + period_s - time.monotonic())
 
     def _wait_for_database(self, outage: Outage, error: StoreError, stop: threading.Event) -> None:
@@ -269,7 +269,7 @@ class Ingest:
         self._held = [each for each in self._held if each.entry[:2] in kept]
         self._wholes = {n: each for n, each in self._wholes.items() if each.entry[:2] in kept}
         self._take_wholes(client, stop)
-        entries = consumer.read(_BATCH, _IDLE_BLOCK_S if idle else _BLOCK_S)
+        entries = consumer.read(_MOST_BATCH_ENTRIES, _IDLE_BLOCK_S if idle else _BLOCK_S)
         self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
             return 0
@@ -420,7 +420,7 @@ class Ingest:
         for item in kept:
             # Only now, because these Hellos have been checked.
             if isinstance(item.message, Hello) and item.packed is None:
-                item.packed = hellos.pack(item.entry.fields[b"data"])
+                item.packed = hellos.pack(item.message)
         packed = {place: item.packed for place, item in enumerate(kept) if item.packed is not None}
         outage = self._database_outage()
         failures = 0
@@ -430,12 +430,15 @@ class Ingest:
                     self._store, messages, roll_up=not self.behind, packed=packed
                 )
             except Exception as error:
-                pause_s = _AGAIN_S
+                pause_s = _WRITE_RETRY_S
                 if not self._at_fault(error):
                     pause_s = outage.failed(_words(error))
                 elif len(items) > 1:
                     return self._write_apart(items, stop)
-                elif isinstance(error, StoreRefusedError) or (failures := failures + 1) == _TRIES:
+                elif (
+                    isinstance(error, StoreRefusedError)
+                    or (failures := failures + 1) == _WRITE_TRIES
+                ):
                     items[0].reason, items[0].tries = _words(error), max(1, failures)
                     return set()
                 if stop.wait(pause_s):
@@ -624,7 +627,7 @@ def _mark_stale(client: redis.Redis, items: list[_Item]) -> None:
     seconds, microseconds = client.time()
     now_ms = 1_000 * seconds + microseconds // 1_000
     for item in heartbeats:
-        item.stale = now_ms - int(item.entry.number.partition(b"-")[0]) > 1_000 * nodes.ALIVE_S
+        item.stale = now_ms - int(item.entry.number.partition(b"-")[0]) > 1_000 * nodes.NODE_ALIVE_S
 
 
 def _answers(client: redis.Redis) -> bool:

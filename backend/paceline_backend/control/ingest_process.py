@@ -35,7 +35,7 @@ GARBAGE = (50_000, 20, 20)
 # Minimum pause between two reports of the child.
 _SEND_S = 0.05
 # Maximum delay after which `IngestProcess.run` notices that it should stop.
-_LOOK_S = 0.25
+_STOP_CHECK_S = 0.25
 # If the child does not end within this time, it is killed.
 _END_S = 20.0
 
@@ -77,7 +77,7 @@ class IngestProcess:
         """
         try:
             while not stop.is_set():
-                if self._child.poll(_LOOK_S):
+                if self._child.poll(_STOP_CHECK_S):
                     self.stats, self.behind = self._child.recv()
         except (EOFError, OSError) as error:
             self._process.join()

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LEASE_S = 3.0
 
 # Pause before a run whose controller failed gets another controller.
-_AGAIN_S = 5.0
+_NEXT_CONTROLLER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ControllerManager:
                 logger.exception(
                     "the controller of run %s failed; its leader repeats the last split", run_id
                 )
-                self._not_before[key] = time.monotonic() + _AGAIN_S
+                self._not_before[key] = time.monotonic() + _NEXT_CONTROLLER_S
 
         thread = threading.Thread(target=work, name=f"controller-{run_id}")
         self._owned[key] = _Owned(run_id, lease, thread, stop)

@@ -6,7 +6,8 @@ The worker compares that with what the nodes report. For each run, `NodeReconcil
 the orders that are due and takes the next step:
 
 * Rendezvous: the first node of a launch that reports an address becomes the host. Each node that
-  has reported an address, including a node that joins later, gets a `Meet` with the host's address.
+  has reported an address, including a node that joins later, gets a `JoinRendezvous` with the
+  host's address.
 * Replacement: a node leaves once the node that replaces it has arrived at the rendezvous. A spare
   of the run joins in the place of a lost node.
 * Leaving: the order to leave is repeated until the node's launcher has ended.
@@ -31,7 +32,7 @@ from typing import Any, TypeAlias
 
 import redis
 
-from paceline.wire import COMMANDS_LENGTH, Kill, Meet, State, commands
+from paceline.wire import COMMANDS_LENGTH, JoinRendezvous, Kill, State, commands
 from paceline.wire.bus import is_loopback, publish
 from paceline.wire.states import Rendezvous
 from paceline_backend.requests import (
@@ -147,7 +148,7 @@ class NodeReconciler:
 
     def _send_address(self, client: redis.Redis, group: MultiNodeRun) -> None:
         for row in group.nodes:
-            if row.address and not row.ended and self._should_meet(group, row):
+            if row.address and not row.ended and self._should_join(group, row):
                 key = sessions.keys(self._store, [row.node]).of_node(row.node)
                 stream, message = commands(row.node), _order_to(group, row)
                 publish(client, stream, message, group.id, maxlen=COMMANDS_LENGTH, key=key)
@@ -211,8 +212,8 @@ class NodeReconciler:
             self._failed_at[name] = at
             log.warning("run %s: no spare can replace %s: %s", group.id, row.node, error)
 
-    def _should_meet(self, group: MultiNodeRun, row: RunNode) -> bool:
-        order = _order("meet", group, row)
+    def _should_join(self, group: MultiNodeRun, row: RunNode) -> bool:
+        order = _order("join", group, row)
         if row.met and row.state != State.STARTING:
             return False
         return self._due(order, first=not row.met)
@@ -261,7 +262,7 @@ def _able_host(group: MultiNodeRun) -> RunNode | None:
     return min(reachable or able, key=lambda row: (row.reported_at or 0.0, row.node), default=None)
 
 
-def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
+def _order_to(group: MultiNodeRun, row: RunNode) -> JoinRendezvous | Kill:
     """Return the order to join the rendezvous, or to end the launcher if the node cannot join."""
     address, _, port = str(group.address).rpartition(":")
     if is_loopback(address) and not is_loopback(str(row.address)):
@@ -271,7 +272,7 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> Meet | Kill:
             "all nodes can reach"
         )
         return Kill(why, group.first_attempt)
-    return Meet(address, int(port), group.first_attempt)
+    return JoinRendezvous(address, int(port), group.first_attempt)
 
 
 def _host_left(group: MultiNodeRun) -> bool:

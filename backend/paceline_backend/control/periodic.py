@@ -9,7 +9,8 @@ Most rounds find nothing to do while no run is active and no client changes anyt
 calls that *quiet*: the last entry on `CHANGES` is older than `QUIET_AFTER_S`, and no run is active.
 The web process adds an entry after each request that may have changed something, and ingest adds
 one for each change that open pages show. In quiet times, each `Periodic` pauses for `QUIET_S`
-between its rounds, so that an idle worker hardly needs the CPU. The first change ends these pauses.
+between its rounds, so that an idle worker hardly needs the CPU. Work for runs that have processes
+also pauses while runs only wait for an engine or for nodes. The first change ends these pauses.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from enum import IntEnum
 from typing import Any
 
 import redis
@@ -26,6 +28,7 @@ import redis
 from paceline.core.outage import Outage
 from paceline.wire import CHANGES
 from paceline.wire.bus import connect
+from paceline.wire.states import UNDER_WAY
 from paceline_backend.store import Store, StoreError, runs
 
 log = logging.getLogger(__name__)
@@ -33,7 +36,18 @@ log = logging.getLogger(__name__)
 QUIET_AFTER_S = 30.0
 QUIET_S = 10.0
 # Maximum delay after which `IdleMonitor.run` notices that it should stop.
-_BLOCK_S = 1.0
+_CHANGES_BLOCK_S = 1.0
+
+
+class Activity(IntEnum):
+    """Activity on the control plane in the last `QUIET_AFTER_S`."""
+
+    # Nothing has changed, and no run is active.
+    QUIET = 0
+    # Nothing has changed, and the active runs have no processes yet.
+    WAITING = 1
+    # Something has changed, or a run has processes.
+    BUSY = 2
 
 
 class Periodic:
@@ -44,7 +58,8 @@ class Periodic:
         every_s: pause between two rounds, in seconds.
         work: function that does one round of the work.
         end: function that is called once, after the last round.
-        quiet_s: pause in seconds while nothing happens on the control plane.
+        quiet_s: pause in seconds while there is nothing to do.
+        needless: the highest activity at which there is nothing to do.
     """
 
     def __init__(
@@ -55,12 +70,14 @@ class Periodic:
         end: Callable[[], None] | None = None,
         *,
         quiet_s: float = QUIET_S,
+        needless: Activity = Activity.QUIET,
     ) -> None:
         self.name = name
         self._every_s = every_s
         self._work = work
         self._end = end
         self._quiet_s = quiet_s
+        self._needless = needless
 
     def run(self, stop: threading.Event, idle: IdleMonitor | None = None) -> None:
         """Run the first round at once and the others after a pause each, until `stop` is set.
@@ -86,11 +103,11 @@ class Periodic:
     def _pause(self, seconds: float, stop: threading.Event, idle: IdleMonitor | None) -> bool:
         if idle is None or seconds == 0:
             return stop.wait(seconds)
-        return idle.pause(seconds, self._quiet_s, stop)
+        return idle.pause(seconds, self._quiet_s, stop, self._needless)
 
 
 class IdleMonitor:
-    """Monitor that detects when nothing happens on this control plane. It is thread-safe.
+    """Monitor of the activity on this control plane. It is thread-safe.
 
     Args:
         store: holds the runs.
@@ -100,8 +117,7 @@ class IdleMonitor:
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        # True if nothing has happened for `QUIET_AFTER_S`, and no run is active.
-        self.quiet = False
+        self.activity = Activity.BUSY
         self._changed = threading.Condition()
 
     def run(self, stop: threading.Event) -> None:
@@ -122,10 +138,10 @@ class IdleMonitor:
                     if newest is not None:
                         position = newest
                         quiet_at = time.monotonic() + QUIET_AFTER_S
-                        self._set(quiet=False)
+                        self._set(Activity.BUSY)
                     elif time.monotonic() >= quiet_at:
                         quiet_at = time.monotonic() + QUIET_AFTER_S
-                        self._set(quiet=not self.is_any_active())
+                        self._set(self.activity_of_runs())
         except Exception:
             # If this thread fails, the worker works as if something happened all the time.
             log.exception("following changes failed: no pause is longer than usual from now on")
@@ -134,32 +150,43 @@ class IdleMonitor:
 
     def end(self) -> None:
         """End all pauses, because the worker stops."""
-        self._set(quiet=False)
+        self._set(Activity.BUSY)
 
-    def pause(self, seconds: float, quiet_s: float, stop: threading.Event) -> bool:
-        """Wait for `seconds`, in quiet times for up to `quiet_s`; return whether `stop` is set."""
+    def pause(
+        self, seconds: float, quiet_s: float, stop: threading.Event, needless: Activity
+    ) -> bool:
+        """Wait for `seconds`, or for `quiet_s` as long as no activity exceeds `needless`.
+
+        Return True if `stop` is set.
+        """
         if stop.wait(seconds):
             return True
         with self._changed:
-            self._changed.wait_for(lambda: not self.quiet, max(0.0, quiet_s - seconds))
+            self._changed.wait_for(lambda: self.activity > needless, max(0.0, quiet_s - seconds))
         return stop.is_set()
 
-    def _set(self, *, quiet: bool) -> None:
+    def _set(self, activity: Activity) -> None:
         with self._changed:
-            self.quiet = quiet
+            self.activity = activity
             self._changed.notify_all()
 
-    def is_any_active(self) -> bool:
-        """Return whether any run has not ended; True if the database does not answer."""
+    def activity_of_runs(self) -> Activity:
+        """Return the activity that follows from the runs' states alone.
+
+        It is BUSY if the database does not answer.
+        """
         try:
             with self._store.read() as connection:
-                return bool(runs.unfinished(connection))
+                states = {run.state for run in runs.unfinished(connection)}
         except StoreError:
-            return True
+            return Activity.BUSY
+        if not states:
+            return Activity.QUIET
+        return Activity.WAITING if states.isdisjoint(UNDER_WAY) else Activity.BUSY
 
 
 def _newest(client: redis.Redis, position: str) -> str | None:
-    """Return the ID of the newest change after `position`, or None if none comes in `_BLOCK_S`.
+    """Return the ID of the newest change after `position`; None: none comes in `_CHANGES_BLOCK_S`.
 
     If `position` is `$`, return the ID of the newest change on the stream at once; 0-0 if there is
     none.
@@ -167,5 +194,5 @@ def _newest(client: redis.Redis, position: str) -> str | None:
     if position == "$":
         entries: Any = client.xrevrange(CHANGES, count=1)
         return entries[0][0].decode() if entries else "0-0"
-    answer: Any = client.xread({CHANGES: position}, block=int(_BLOCK_S * 1e3))
+    answer: Any = client.xread({CHANGES: position}, block=int(_CHANGES_BLOCK_S * 1e3))
     return answer[0][1][-1][0].decode() if answer else None

@@ -1,7 +1,7 @@
 """Failing of silent runs, and of silent nodes of runs, from which nothing arrives any longer.
 
-The worker calls `SilentRuns.look` every `LOOK_S` seconds. It must not fail a run only because the
-server itself was suspended, the bus was unavailable or ingest was behind.
+The worker calls `SilentRuns.look` every `SILENCE_CHECK_S` seconds. It must not fail a run only
+because the server itself was suspended, the bus was unavailable or ingest was behind.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 SILENT_S = 30.0
 
-LOOK_S = 5.0
+SILENCE_CHECK_S = 5.0
 # Ranks count as training if they start a new step within this time, or within two step times.
-_STILL_S = 4.0
+_NEW_STEP_S = 4.0
 # Ingest counts as behind on a stream whose oldest entry is older than this.
 _LATE_S = 5.0
 # Maximum age of an entry. Entries that look older are ignored, because a writer can choose any
@@ -47,10 +47,10 @@ class SilentRuns:
 
     Wall clocks are not used, because they can be set: a run is silent for as long as consecutive
     checks find the same time of its last message. A pause of the server between two checks counts
-    as `LOOK_S` at most, because the server could not receive anything meanwhile. Silence counts
-    only while messages can arrive. If the bus accepts no writes, all silences are counted from zero
-    again. If ingest is behind on the streams of a run or of its nodes, only the silence of this run
-    is counted from zero again.
+    as `SILENCE_CHECK_S` at most, because the server could not receive anything meanwhile. Silence
+    counts only while messages can arrive. If the bus accepts no writes, all silences are counted
+    from zero again. If ingest is behind on the streams of a run or of its nodes, only the silence
+    of this run is counted from zero again.
 
     Args:
         silent_s: silence in seconds after which a run fails.
@@ -65,7 +65,7 @@ class SilentRuns:
     ) -> None:
         self._store = store
         self._silent_s = silent_s
-        self._listened = ListeningClock(LOOK_S, clock)
+        self._listened = ListeningClock(SILENCE_CHECK_S, clock)
         # Silences, by run.
         self._since: _Silences[str] = {}
         # By run and node: newest step, and the time at which `_trains` first saw it.
@@ -101,7 +101,7 @@ class SilentRuns:
         training = {name for name in quiet if self._trains(*name, at)}
         self._steps = {name: self._steps[name] for name in quiet if name in self._steps}
         for (run_id, node), (_, silent_since) in agents_since.items():
-            if at - silent_since >= nodes.ALIVE_S and (run_id, node) not in training:
+            if at - silent_since >= nodes.NODE_ALIVE_S and (run_id, node) not in training:
                 self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
         silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
         failed = [run.id for run in silent if self._failed(client, run)]
@@ -130,7 +130,7 @@ class SilentRuns:
         before, since = self._steps.get((run, node), (-1, at))
         since = at if step > before else since
         self._steps[run, node] = step, since
-        return at - since < max(_STILL_S, 2 * step_s)
+        return at - since < max(_NEW_STEP_S, 2 * step_s)
 
     def _lose(self, client: redis.Redis, run: str, node: str, why: str) -> None:
         with self._store.write() as connection:

@@ -17,7 +17,7 @@ import redis
 from paceline_backend import requests
 from paceline_backend.insight import replacements
 from paceline_backend.insight.verdict import THRESHOLDS, judge, read_observed, slow_node
-from paceline_backend.insight.whatif.answer import MARGIN, STEPS
+from paceline_backend.insight.whatif.answer import FORECAST_STEPS, MARGIN
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import ConflictError, InvalidRequestError, spares
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # Between two verdicts about a run, at least this many steps and this many seconds must pass.
 LOOK_STEPS = 20
-PAUSE_S = 3.0
+NODE_VERDICT_INTERVAL_S = 3.0
 # If a run's newest steps need another verdict (see `_guarded`), it is made after this many pauses.
 _AGAIN = 10
 
@@ -49,7 +49,9 @@ class SlowNodeWatch:
         pause_s: minimum pause in seconds between two verdicts about a run.
     """
 
-    def __init__(self, store: Store, bus_url: str, owner: str, *, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self, store: Store, bus_url: str, owner: str, *, pause_s: float = NODE_VERDICT_INTERVAL_S
+    ) -> None:
         self._store = store
         self._bus_url = bus_url
         self._owner = owner
@@ -135,7 +137,7 @@ class SlowNodeWatch:
             if replacements.forecast_of(connection, run.key, slow.node, since) is not None:
                 return True
         # Leave out other presets: they would take most of the time, on cores that the run may need.
-        future = forecaster.submit(run.id, STEPS, presets=())
+        future = forecaster.submit(run.id, FORECAST_STEPS, presets=())
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return False

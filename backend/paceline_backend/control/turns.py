@@ -8,15 +8,15 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 # Longest wait for another controller's plan: a plan that takes longer may never end.
-_PATIENCE_S = 10.0
-# While ingest is busy, planning gets 1 / `_SHARE` of the time.
-_SHARE = 4.0
+_LONGEST_PLAN_S = 10.0
+# While ingest is busy, planning gets 1 / `_BUSY_SPACING` of the time.
+_BUSY_SPACING = 4.0
 # A controller rests for at most this time, multiplied by the number of controllers that plan.
 _LONGEST_REST_S = 5.0
 # A controller that has not planned for this long is not counted in that number.
 _RECENT_S = 10.0
 # Interval at which a resting controller checks whether ingest is still busy.
-_LOOK_S = 0.5
+_BUSY_CHECK_S = 0.5
 
 
 class Turns:
@@ -41,7 +41,7 @@ class Turns:
     def __init__(
         self,
         busy: Callable[[], bool] = lambda: False,
-        patience_s: float = _PATIENCE_S,
+        patience_s: float = _LONGEST_PLAN_S,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,11 +67,11 @@ class Turns:
         plan = object()
         with self._changed:
             while (rest_s := self.rest_s(who)) > 0:
-                self._changed.wait(min(rest_s, _LOOK_S))
+                self._changed.wait(min(rest_s, _BUSY_CHECK_S))
             self._queue.append(plan)
             try:
                 while (wait_s := self.wait_s()) > 0 or self._queue[0] is not plan:
-                    self._changed.wait(wait_s if wait_s > 0 else _LOOK_S)
+                    self._changed.wait(wait_s if wait_s > 0 else _BUSY_CHECK_S)
             finally:
                 self._queue.remove(plan)
                 self._changed.notify_all()
@@ -100,5 +100,5 @@ class Turns:
         self._rests = {w: at for w, at in self._rests.items() if at > now - _RECENT_S}
         self._rests[who] = now
         planning = len(self._rests)
-        rest_s = min((_SHARE * planning - 1) * took_s, planning * _LONGEST_REST_S)
+        rest_s = min((_BUSY_SPACING * planning - 1) * took_s, planning * _LONGEST_REST_S)
         self._rests[who] = now + rest_s

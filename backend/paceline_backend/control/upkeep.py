@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 # Maximum number of runs that one call of `sum_up` handles.
 _MOST_SUMMED = 50
 # Pause between two transactions, in which ingest can write.
-_PAUSE_S = 0.05
+_WRITE_PAUSE_S = 0.05
 
 
 def fill_rollups(store: Store, stop: threading.Event) -> None:
     """Create the roll-ups that are due. Setting `stop` ends the work early."""
     run = fill(store, 0)
-    while run is not None and not stop.wait(_PAUSE_S):
+    while run is not None and not stop.wait(_WRITE_PAUSE_S):
         run = fill(store, run)
 
 
@@ -44,5 +44,5 @@ def sum_up(store: Store, stop: threading.Event) -> None:
         due = days.due(connection, _MOST_SUMMED)
     for run in due:
         days.sum_up(store, run)
-        if stop.wait(_PAUSE_S):
+        if stop.wait(_WRITE_PAUSE_S):
             return

@@ -19,13 +19,13 @@ from paceline_backend.control import silent_runs, upkeep
 from paceline_backend.control.advice import Advisor, Effects
 from paceline_backend.control.alerts import AlertWatch, Sender
 from paceline_backend.control.bus_users import UserReconciler, look_for_floods
-from paceline_backend.control.engines import LEASE_S, Engines
+from paceline_backend.control.engines import ENGINE_LEASE_S, Engines
 from paceline_backend.control.fleet import FleetWatch
 from paceline_backend.control.hangs import SCAN_S, HangWatch
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
 from paceline_backend.control.manager import ControllerManager
 from paceline_backend.control.multi_node import NodeReconciler
-from paceline_backend.control.periodic import IdleMonitor, Periodic
+from paceline_backend.control.periodic import Activity, IdleMonitor, Periodic
 from paceline_backend.control.slow_nodes import SlowNodeWatch
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server import heartbeat, tracing
@@ -93,7 +93,7 @@ def _parts(
     slow_nodes = SlowNodeWatch(store, settings.bus, owner)
     users, guard = UserReconciler(store, settings.bus), Guard(bus)
     multi_node = NodeReconciler(store, settings.bus)
-    keep_claims_s = LEASE_S / 3
+    keep_claims_s = ENGINE_LEASE_S / 3
     keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
 
     def beat() -> None:
@@ -109,7 +109,8 @@ def _parts(
 
     return [
         Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye, quiet_s=heartbeat.IDLE_BEAT_S),
-        Periodic("controllers", 0.25, controllers.look, controllers.end),
+        # Only runs that have processes are planned.
+        Periodic("controllers", 0.25, controllers.look, controllers.end, needless=Activity.WAITING),
         Periodic("multi-node runs", 0.5, partial(multi_node.look, bus)),
         # Short intervals, because a malicious client can write about 300 MB per second.
         Periodic("flood guard", 0.25, partial(look_for_floods, store, guard), quiet_s=1.0),
@@ -127,7 +128,9 @@ def _parts(
         Periodic("alerts", 5.0, alerts.look, alerts.end),
         Periodic("effects", 5.0, partial(effects.look, stop)),
         Periodic(
-            "silent runs", silent_runs.LOOK_S, partial(silent_runs.SilentRuns(store).look, bus)
+            "silent runs",
+            silent_runs.SILENCE_CHECK_S,
+            partial(silent_runs.SilentRuns(store).look, bus),
         ),
         Periodic("roll-ups", 5.0, partial(upkeep.fill_rollups, store, stop)),
         Periodic("daily totals", 5.0, partial(upkeep.sum_up, store, stop)),

@@ -28,9 +28,9 @@ from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 
 # Maximum number of steps that are read for a side. If a side has more, its newest steps are read.
-MOST_STEPS = 10_000
+MOST_COMPARED_STEPS = 10_000
 # Number of bootstrap samples from which an interval is computed.
-_SAMPLES = 1_000
+_BOOTSTRAPS = 1_000
 _SIDE = re.compile(r"([A-Za-z0-9_-]{1,100})(?:@(\d{1,9})|:(\d{0,18})-(\d{0,18}))?")
 _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_error", "dif")
 
@@ -110,7 +110,7 @@ def read(connection: Connection, text: str) -> Side:
     if version is not None:
         span = _of_version(begins, int(version), text)
     named = (*_METRICS, "loss")
-    table = records.newest_steps(connection, key, named, span, MOST_STEPS)
+    table = records.newest_steps(connection, key, named, span, MOST_COMPARED_STEPS)
     columns = dict(zip(named, table[:, 2:].T, strict=True))
     end = float(table[-1, 0]) if len(table) else -1.0
     _, number, policy = max([b for b in begins if b[0] <= end] or [(0, 0, "")])
@@ -210,7 +210,7 @@ def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
 
 
 def _drawn(parts: Floats, seed: int) -> Floats:
-    """Return bootstrap samples of a figure, [`_SAMPLES`], from randomly drawn blocks of steps."""
+    """Return bootstrap samples of a figure, [`_BOOTSTRAPS`], from random blocks of steps."""
     count = parts.shape[1]
     # The blocks are short enough that there are at least four of them.
     length = max(2, round(count ** (1 / 3)))
@@ -218,7 +218,7 @@ def _drawn(parts: Floats, seed: int) -> Floats:
     blocks = sums.shape[1]
     # A fixed seed gives the same result for the same request.
     rng = np.random.default_rng(seed)
-    times = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=_SAMPLES)
+    times = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=_BOOTSTRAPS)
     above, below = times @ sums[0], times @ sums[1]
     return np.asarray(above / below)
 

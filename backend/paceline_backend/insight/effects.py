@@ -29,15 +29,15 @@ from paceline_backend.store.switches import Switch
 # --- Thresholds of comparisons; tests/integration/insight/test_effects.py checks them.
 
 # Maximum number of steps on each side of a switch that are compared.
-MOST_STEPS = 200  # steps
+MOST_EFFECT_STEPS = 200  # steps
 # Minimum number of steps on each side of a switch, for a comparison.
 FEWEST_STEPS = 8  # steps
 # Standard errors are computed from sums over blocks of this many steps, because the errors of
 # neighbouring steps may depend on each other.
-_BLOCK = 4  # steps
+_BLOCK_STEPS = 4  # steps
 # Half-width of a 95 % interval in standard errors: quantile of Student's t distribution for about
 # 20 blocks.
-_T = 2.1  # standard errors
+_T_QUANTILE = 2.1  # standard errors
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
             effects.append(earlier)
             continue
         settled = first + WARMUP_STEPS
-        last = settled + MOST_STEPS if end is None else min(end, settled + MOST_STEPS)
-        old = _steps(connection, run, max(before + WARMUP_STEPS, first - MOST_STEPS), first)
+        last = settled + MOST_EFFECT_STEPS if end is None else min(end, settled + MOST_EFFECT_STEPS)
+        old = _steps(connection, run, max(before + WARMUP_STEPS, first - MOST_EFFECT_STEPS), first)
         new = _steps(connection, run, settled, last)
         forecast = None if old_policy is None else _expected(made, old_policy, change)
         if forecast is None and earlier is not None:
@@ -189,7 +189,7 @@ def _effect(
         return SwitchEffect(*where, False, None, None, None, *end)
     (before, before_error), (after, after_error) = _rate(old), _rate(new)
     ratio, error = after / before, math.hypot(before_error, after_error)
-    low, high = (1 - ratio * math.exp(sign * _T * error) for sign in (1, -1))
+    low, high = (1 - ratio * math.exp(sign * _T_QUANTILE * error) for sign in (1, -1))
     return SwitchEffect(*where, low > 0 or high < 0, 1 - ratio, low, high, *end)
 
 
@@ -223,7 +223,7 @@ def _rate(rows: Floats) -> tuple[float, float]:
     load, time = rows[:, 1], rows[:, 2]
     rate = float(time.sum() / load.sum())
     off = time - rate * load
-    blocks = np.add.reduceat(off, np.arange(0, len(off), _BLOCK))
+    blocks = np.add.reduceat(off, np.arange(0, len(off), _BLOCK_STEPS))
     count = len(blocks)
     variance = float((blocks**2).sum()) * count / max(count - 1, 1)
     return rate, math.sqrt(variance) / float(time.sum())

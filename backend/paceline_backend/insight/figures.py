@@ -25,7 +25,7 @@ from paceline_backend.store.history import RunFilter
 MOST_RUNS = 100
 _ACTIVE = RunFilter(states=UNDER_WAY)
 # Number of the last complete steps over which means are computed.
-STEPS = 50
+MEAN_STEPS = 50
 # Planning times, and the share of segments that leaders planned, cover this many newest segments.
 _SEGMENTS = 8
 # Seconds for which a coverage is cached, because its computation reads the whole run.
@@ -59,7 +59,7 @@ class MonitoredRun:
     step: int | None
     epoch: int | None
     records_lost: int
-    # Means over the last `STEPS` steps.
+    # Means over the last `MEAN_STEPS` steps.
     step_s: float | None
     se: float | None
     waste: float | None
@@ -112,9 +112,9 @@ class Figures:
     ) -> MonitoredRun:
         key = runs_store.key_of(connection, row["id"])
         last = row["step"]
-        span = (0, -1) if last is None else (max(0, last - STEPS + 1), last)
-        steps = reads.step_columns(connection, key, span, STEPS)
-        ranks = workers.summary(connection, key, STEPS, None)
+        span = (0, -1) if last is None else (max(0, last - MEAN_STEPS + 1), last)
+        steps = reads.step_columns(connection, key, span, MEAN_STEPS)
+        ranks = workers.summary(connection, key, MEAN_STEPS, None)
         slowest = max(ranks, key=lambda rank: rank["slowest_share"], default=None)
         segments = reads.segment_rows(connection, key, (None, None), _SEGMENTS)
         hang = hangs.look(connection, key)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.amounts.devices import capacities
+from paceline.core.batch_limits.devices import capacities
 from paceline.core.cost import features
 from paceline.core.dealing import dealt
 from paceline.core.emulation import Emulation
@@ -39,12 +39,12 @@ HARM = 1.02
 # The number of trials, with different draws of sizes and noise.
 _TRIALS = 2
 # Length of a trial: steps per epoch, and epochs. Policies learn in the first epoch.
-_STEPS, _EPOCHS = 32, 4
+_TRIAL_STEPS, _TRIAL_EPOCHS = 32, 4
 # Maximum numbers of ranks and of samples per step in a trial.
-_RANKS, _SAMPLES = 32, 512
+_TRIAL_RANKS, _TRIAL_SAMPLES = 32, 512
 # A policy that balances by numbers of samples gets a warning if rounding them to whole numbers
 # lengthens a step by more than this factor.
-_COARSE = 1.1
+_COARSE_ROUNDING = 1.1
 # A policy that ignores sizes gets a warning if, with equal numbers of samples, the costliest batch
 # of a step costs more than this multiple of the mean batch.
 _DECIDES = 1.25
@@ -167,7 +167,7 @@ class Fitness:
                 f"{policy.name} gives all ranks equal batches: what their devices can do is not "
                 "known"
             )
-        if accounts.speeds and self._coarseness > _COARSE:
+        if accounts.speeds and self._coarseness > _COARSE_ROUNDING:
             words.append(
                 f"{policy.name} can hardly balance these ranks: each has about "
                 f"{self._samples_per_rank} samples, and the best whole counts take "
@@ -237,7 +237,7 @@ class _Trial:
     """
 
     models: Models
-    # Sizes of an epoch's samples, enough for `_STEPS` steps.
+    # Sizes of an epoch's samples, enough for `_TRIAL_STEPS` steps.
     sizes: Floats
     # Global batch in samples.
     batch: int
@@ -250,14 +250,14 @@ class _Trial:
     def of(conditions: Conditions, salt: int) -> _Trial:
         models, world = conditions.models, conditions.models.world
         per_rank = max(1, conditions.global_batch // world)
-        ranks = min(world, _RANKS, max(2, _SAMPLES // per_rank))
+        ranks = min(world, _TRIAL_RANKS, max(2, _TRIAL_SAMPLES // per_rank))
         order = np.argsort(models.a, kind="stable")
         some = np.sort(order[np.linspace(0, world - 1, ranks).round().astype(np.int64)])
         models = replace(models, a=models.a[some], c=models.c[some], b=models.b[some])
         batch = max(ranks, round(conditions.global_batch * ranks / world))
         rng = np.random.default_rng([conditions.seed, salt])
-        enough = len(conditions.sizes) >= _STEPS * batch
-        sizes = rng.choice(conditions.sizes, _STEPS * batch, replace=not enough)
+        enough = len(conditions.sizes) >= _TRIAL_STEPS * batch
+        sizes = rng.choice(conditions.sizes, _TRIAL_STEPS * batch, replace=not enough)
         devices = [conditions.devices[rank] for rank in some] if conditions.devices else []
         seed = conditions.seed + salt
         return _Trial(models, sizes, batch, conditions.other_s, conditions.noise, seed, devices)
@@ -270,7 +270,7 @@ class _Trial:
             world,
             self.batch,
             seed=self.seed,
-            epochs=_EPOCHS,
+            epochs=_TRIAL_EPOCHS,
             uneven_steps=True,
             devices=self.devices,
         )

@@ -21,15 +21,15 @@ from paceline_backend.store.telemetry.phases import RunPhases
 # --- Thresholds of hangs; tests/unit/insight/test_hangs.py checks them.
 
 # A run hangs only if no rank has made progress for this multiple of a step's time, and for
-# `LEAST_S`.
-TIMES = 10.0  # × a step's time
+# `SHORTEST_HANG_S`.
+HANG_STEPS = 10.0  # × a step's time
 # A pause shorter than this is never a hang.
-LEAST_S = 30.0  # seconds
+SHORTEST_HANG_S = 30.0  # seconds
 # The limit is multiplied by this factor if all ranks are in the loop's body, because they may be
 # running an evaluation there.
 BODY_TIMES = 10.0
 # Ranks repeat their phase every 10 s, so an older report is stale.
-FRESH_S = 25.0  # seconds
+PHASE_FRESH_S = 25.0  # seconds
 # Within this time, a rank in a long phase reports the phase twice. So only after this time does a
 # missing report show that a rank has stopped, or has not reached its loop.
 HEARD_S = 20.0  # seconds
@@ -105,20 +105,20 @@ class Hang:
         return held or not self.waiting
 
 
-def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
+def look(connection: Connection, run: int, least_s: float = SHORTEST_HANG_S) -> Hang:
     """Return the state of a run; less than `least_s` seconds without progress are not a hang."""
-    return explain(phases.standing(connection, run, FRESH_S), least_s)
+    return explain(phases.standing(connection, run, PHASE_FRESH_S), least_s)
 
 
 def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
     """Return the seconds for which runs have hung, by key; runs that do not hang are left out."""
     # Only few runs have a rank in a long phase, and `look` reads much data.
-    doubtful = phases.long_since(connection, runs, FRESH_S, LEAST_S)
+    doubtful = phases.long_since(connection, runs, PHASE_FRESH_S, SHORTEST_HANG_S)
     looks = {run: look(connection, run) for run in doubtful}
     return {run: hang.since_s for run, hang in looks.items() if hang.hung}
 
 
-def explain(standing: RunPhases, least_s: float = LEAST_S) -> Hang:
+def explain(standing: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
     """Explain why a run makes no progress.
 
     From the start of its first loop, a rank reports each phase that takes long. If ranks wait and
@@ -137,7 +137,7 @@ def explain(standing: RunPhases, least_s: float = LEAST_S) -> Hang:
     ]
     expected_s = statistics.median(standing.steps_s) if standing.steps_s else None
     since_s = min((phase.since_s for phase in known), default=0.0)
-    bound_s = max(least_s, TIMES * (expected_s or 0.0))
+    bound_s = max(least_s, HANG_STEPS * (expected_s or 0.0))
     if standing.state in ENDED or since_s < bound_s:
         return Hang(False, 0.0, expected_s, standing.step, known, [], [], [], "")
     unheard = set(range(standing.world)) - standing.phases.keys()

@@ -20,9 +20,9 @@ from paceline_backend.store.switches import Switch
 
 # Maximum number of evaluations in the mean on each side of a switch: the last evaluations before
 # the switch, and the newest evaluations after it.
-MOST = 3
+MOST_EVALUATIONS = 3
 # Maximum number of the newest evaluations that a report lists.
-_LISTED = 1_000
+_LISTED_EVALUATIONS = 1_000
 _BEST = {">=": max, "<=": min}
 
 Choosers = Mapping[str, Callable[[Iterable[float]], float]]
@@ -123,8 +123,9 @@ def _compared(old: Sequence[Evaluated], new: Sequence[Evaluated]) -> list[Metric
 
 
 def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
-    """Return the mean of a metric over its newest values, at most `MOST`, and their number."""
-    known = [value for each in seen if (value := each.metrics.get(name)) is not None][-MOST:]
+    """Return the mean of a metric's newest values, at most `MOST_EVALUATIONS`, and their number."""
+    known = [value for each in seen if (value := each.metrics.get(name)) is not None]
+    known = known[-MOST_EVALUATIONS:]
     return (sum(known) / len(known), len(known)) if known else (None, 0)
 
 
@@ -174,7 +175,9 @@ def of_run(store: Store, run_id: str) -> dict[str, Any]:
     return {
         **{name: row[name] for name in ("queued_s", "jct_s", "eta_at", "target")},
         "best": best_values(seen, row["target"], row["started_at"]),
-        "evaluations": [evaluations.shown(each, row["started_at"]) for each in seen[-_LISTED:]],
+        "evaluations": [
+            evaluations.shown(each, row["started_at"]) for each in seen[-_LISTED_EVALUATIONS:]
+        ],
     }
 
 

@@ -18,7 +18,7 @@ from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.outcomes import forecasts
 
 # Maximum number of steps over which the step time before and after a replacement is averaged.
-STEPS = 100  # steps
+REPLACEMENT_STEPS = 100  # steps
 # Number of the newest forecasts that are searched for one about the replaced node.
 _FORECASTS = 5
 
@@ -40,8 +40,8 @@ def before(connection: Connection, run: int, node: str) -> dict[str, Any]:
     newest = forecasts.newest_step(connection, run)
     placed = attempts.placement(connection, run)
     attempt, since = (-1, 0) if placed is None else (placed.attempt, placed.since)
-    first = min(max(since + WARMUP_STEPS, newest - STEPS + 1), max(newest, 0))
-    before_s, _ = attempts.mean_time(connection, run, first, newest + 1, STEPS)
+    first = min(max(since + WARMUP_STEPS, newest - REPLACEMENT_STEPS + 1), max(newest, 0))
+    before_s, _ = attempts.mean_time(connection, run, first, newest + 1, REPLACEMENT_STEPS)
     forecast = forecast_of(connection, run, node, since)
     return {
         "attempt": attempt,
@@ -86,7 +86,7 @@ def _replacement(
         first = later[place][1]
         end = later[place + 1][1] if place + 1 < len(later) else None
         at = first + WARMUP_STEPS
-        after_s, after_steps = attempts.mean_time(connection, run, at, end, STEPS)
+        after_s, after_steps = attempts.mean_time(connection, run, at, end, REPLACEMENT_STEPS)
     if other is None:
         waits = again is None and node in awaited and rows[node]["state"] not in ENDED
     else:

@@ -43,9 +43,9 @@ _OF_DATA = (
     "moves",
 )
 # Number of steps whose feedback rows are read at a time.
-_CHUNK = 256  # steps
+_CHUNK_STEPS = 256  # steps
 # Maximum length of a differing value in the report; longer values are cut.
-_SHOWN = 120  # characters
+_VALUE_CHARACTERS = 120  # characters
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _difference(again: Any, recorded: Any) -> str:
     while (key := _first_difference(again, recorded)) is not None:
         place += f"[{key!r}]" if isinstance(key, int) else f".{key}"
         again, recorded = _items(again)[key], _items(recorded)[key]
-    now, then = (repr(value)[:_SHOWN] for value in (again, recorded))
+    now, then = (repr(value)[:_VALUE_CHARACTERS] for value in (again, recorded))
     return f"{place} {now} replayed, {then} recorded".lstrip()
 
 
@@ -265,7 +265,7 @@ class _Rows:
             return Feedback.empty()
         steps = [step for start, end in ranges for step in range(start, end)]
         if not self._read.issuperset(steps):
-            self._fetch([*ranges, (steps[-1] + 1, steps[-1] + 1 + _CHUNK)])
+            self._fetch([*ranges, (steps[-1] + 1, steps[-1] + 1 + _CHUNK_STEPS)])
         if not self._steps.keys() >= set(steps):
             return None
         return feedback_of(steps, [self._steps[step] for step in steps])

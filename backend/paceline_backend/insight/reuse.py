@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 # Maximum number of answers in the cache, because each may take some megabytes.
-_MOST = 32
+_MOST_ANSWERS = 32
 # Minimum CPU time of an answer that is cached.
-_LEAST_S = 0.1  # seconds of CPU time
+_LEAST_CPU_S = 0.1  # seconds of CPU time
 # An answer is cached for this multiple of the CPU time that its computation took.
-_TIMES = 5.0
+_CACHED_TIMES = 5.0
 
 Answer = TypeVar("Answer")
 
@@ -29,7 +29,7 @@ class Reused:
     Beyond `most` answers, the least recently used one is dropped.
     """
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = _MOST_ANSWERS) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._sought: dict[Hashable, Future[Any]] = {}
@@ -68,8 +68,8 @@ class Reused:
         took_s = time.thread_time() - began_s
         with self._lock:
             del self._sought[asked]
-            if took_s >= _LEAST_S:
-                self._kept[asked] = (time.monotonic() + _TIMES * took_s, answer)
+            if took_s >= _LEAST_CPU_S:
+                self._kept[asked] = (time.monotonic() + _CACHED_TIMES * took_s, answer)
                 if len(self._kept) > self._most:
                     self._kept.popitem(last=False)
         mine.set_result(answer)

@@ -20,7 +20,7 @@ from paceline_backend.store.outcomes import effects
 from paceline_backend.store.outcomes.effects import OutcomeFilter
 
 # A score is computed from at most this many outcomes, the newest ones.
-MOST = 10_000
+MOST_OUTCOMES = 10_000
 _OF_ROW = ("run", "version", "policy", "at", "nodes", "ranks")
 _OF_EFFECT = ("saving", "low", "high")
 

@@ -2,9 +2,9 @@
 
 The output is the JSON object of the trace event format. Each node is a process and each rank one of
 its threads. A rank's slice of a step holds slices for `data`, `compute`, `wait` and `reduce`.
-Reduction rounds of relaxed synchronisers have threads of their own, with slices for `wait`, `copy`
-and `reduce`, because ranks compute meanwhile. The run is a process, too: its instants are policy
-switches and the causes of a verdict.
+Reduction rounds of relaxed synchronisation have threads of their own, with slices for `wait`,
+`copy` and `reduce`, because ranks compute meanwhile. The run is a process, too: its instants are
+policy switches and the causes of a verdict.
 
 Times come from the nodes' clocks. `ts` counts from the start of the first slice, rounded down to a
 full second. `otherData.began_at` is the Unix time of `ts` 0.
@@ -30,13 +30,13 @@ from paceline_backend.store.reads import Range
 from paceline_backend.store.switches import Switch
 
 # Number of the newest steps in a trace if the caller gives no range.
-STEPS = 100  # steps
+TRACE_STEPS = 100  # steps
 # Rows are read in chunks, so that memory use does not depend on the length of the range.
 _CHUNK_ROWS = 20_000
 # Process numbers in the trace: that of the run, and that of the first node.
 _RUN, _FIRST_NODE = 1, 2
 # Number of the thread with rank 0's reduction rounds; the threads of other ranks follow.
-_ROUNDS = 1_000_000
+_ROUNDS_THREAD = 1_000_000
 _COLUMNS = (
     *("attempt", "epoch", "samples", "load", "loss", "ett_s", "memory_bytes"),
     *("data_s", "compute_s", "sync_s", "step_s", "ended_at"),
@@ -67,14 +67,15 @@ class Traced:
 def begin(store: Store, run_id: str, span: Range) -> Traced:
     """Prepare the trace of a range of steps, so that errors are raised before the answer starts.
 
-    `span` gives the first and last step. If both are missing, the newest `STEPS` steps are used.
+    `span` gives the first and last step. If both are missing, the newest `TRACE_STEPS` steps are
+    used.
     """
     run = runs.get(store, run_id)
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
         first, last = records.reported(connection, key, span)
         if span == (None, None):
-            first = max(first, last - STEPS + 1)
+            first = max(first, last - TRACE_STEPS + 1)
         placed = {number: nodes for number, _, nodes in attempts.placements(connection, key, -1)}
         at_last = attempts.placement(connection, key, max(last, 0))
         seen = verdicts.read_observed(connection, key, (first, last), at_last)
@@ -187,7 +188,7 @@ class _Tracks:
             yield self._slice(process, rank + 1, name, low, high)
 
     def round(self, exchange: dict[str, Any]) -> Iterator[Event]:
-        rank, number = exchange["rank"], _ROUNDS + exchange["rank"]
+        rank, number = exchange["rank"], _ROUNDS_THREAD + exchange["rank"]
         process, named = self._thread(exchange["attempt"], rank, number, f"rank {rank}, rounds")
         yield from named
         called = exchange["ended_at"] - exchange["reduced_s"]

@@ -17,9 +17,9 @@ from paceline_backend.store import Connection, attempts, records
 Floats = npt.NDArray[np.float64]
 
 # Maximum number of rows that are read, so that fewer steps are read if there are many ranks.
-_MOST_ROWS = 100_000
-# Number of steps that are read even if they have more rows than `_MOST_ROWS`.
-_FEWEST = 8  # steps
+_MOST_WORKER_ROWS = 100_000
+# Number of steps that are read even if they have more rows than `_MOST_WORKER_ROWS`.
+_FEWEST_READ = 8  # steps
 
 _READ = (
     "samples",
@@ -45,7 +45,9 @@ def summary(
     force; None if the policy is not installed here, or there are too few steps. `device` comes from
     the latest attempt; None: unknown.
     """
-    read = records.newest(connection, run, _READ, count=last, most_rows=_MOST_ROWS, fewest=_FEWEST)
+    read = records.newest(
+        connection, run, _READ, count=last, most_rows=_MOST_WORKER_ROWS, fewest=_FEWEST_READ
+    )
     if not len(read.table):
         return []
     table = dict(zip(("step", "rank", *_READ), read.table.T, strict=True))

@@ -23,7 +23,7 @@ WINDOW = 64
 # complete steps have fewer such steps of a rank, older steps are kept in addition.
 USABLE = 8
 # `Window.step_s` is the median over this many of the newest complete steps.
-_RECENT = 8
+_RECENT_STEPS = 8
 # Maximum age of a step in the window. If all steps in which a rank had samples are older, its speed
 # counts as unknown, so that the rank gets samples again.
 OLDEST = 1024  # steps
@@ -146,7 +146,7 @@ class Window:
                 step_s.update(dict.fromkeys(steps, statistics.fmean(of_segment)))
             else:
                 cut += of_segment
-        recent = [step_s[step] for step in sorted(step_s)[-_RECENT:]]
+        recent = [step_s[step] for step in sorted(step_s)[-_RECENT_STEPS:]]
         if recent:
             return statistics.median(recent)
         # Only incomplete segments are known. The end of one segment and the start of the next

@@ -26,16 +26,16 @@ from paceline_backend.policies.streams import plan_stream
 #
 # Target duration of a segment.
 SEGMENT_S = 1.0  # seconds
-# Maximum number of steps of a segment, unless its steps are short or its synchroniser is relaxed. A
-# policy switch takes effect only at a segment's end.
-MOST_STEPS = 4
-# If `MOST_STEPS` steps take less time than this, a segment may have more steps.
-LEAST_S = 0.25  # seconds
+# Maximum number of steps of a segment, unless its steps are short or its synchronisation is
+# relaxed. A policy switch takes effect only at a segment's end.
+MOST_SEGMENT_STEPS = 4
+# If `MOST_SEGMENT_STEPS` steps take less time than this, a segment may have more steps.
+SHORTEST_SEGMENT_S = 0.25  # seconds
 # A segment lasts at least this many times as long as planning takes.
 PLANNING = 3.0
 # Maximum number of steps of any segment.
 FASTEST_STEPS = 64
-# Under a relaxed synchroniser: the target duration of a segment in seconds, and its minimum number
+# Under relaxed synchronisation: the target duration of a segment in seconds, and its minimum number
 # of steps.
 RELAXED_S, LEAST_RELAXED = 4.0, 16
 # If ranks share batches, a segment is long enough for the slowest rank to train this many batches.
@@ -45,7 +45,7 @@ OWN_BATCHES = 6
 FIRST_STEPS = 2
 # While fewer steps than this are complete, segments are short, because each new plan is based on
 # much more feedback than the plan before.
-YOUNG = 12
+YOUNG_STEPS = 12
 # A rank may have changed its speed if the logarithm of its measured ÷ its expected compute time
 # (ETT) has a larger absolute value than this.
 SURPRISE = math.log(1.25)
@@ -86,7 +86,7 @@ def offer(
     shared = hello.uneven_steps and hello.world > 1 and is_pooled(choice.synchroniser)
     steps = segment_steps(
         window.step_s(history.newest),
-        hasty=len(feedback) < YOUNG * hello.world or _surprised(history, feedback),
+        hasty=len(feedback) < YOUNG_STEPS * hello.world or _surprised(history, feedback),
         plan_s=plan_s,
         relaxed=relaxed,
         slowest=slowest_steps(feedback, hello.world) if shared else 0.0,
@@ -143,7 +143,7 @@ def segment_steps(
         hasty: the newest step took another time than expected, or few steps are known. The segment
             is then as short as the time to plan permits.
         plan_s: duration of planning in seconds.
-        relaxed: the synchroniser is relaxed, so that all ranks synchronise only at the segment's
+        relaxed: the synchronisation is relaxed, so that all ranks synchronise only at the segment's
             end. In a longer segment they drift apart more.
         slowest: result of `slowest_steps` where ranks share batches.
     """
@@ -153,8 +153,8 @@ def segment_steps(
     if relaxed:
         wanted = max(round(RELAXED_S / step_s), math.ceil(OWN_BATCHES * slowest))
         return max(LEAST_RELAXED, min(FASTEST_STEPS, wanted))
-    least_s = max(LEAST_S, PLANNING * plan_s)
-    most = max(MOST_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
+    least_s = max(SHORTEST_SEGMENT_S, PLANNING * plan_s)
+    most = max(MOST_SEGMENT_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
     return max(1, min(most, round((least_s if hasty else max(SEGMENT_S, least_s)) / step_s)))
 
 

@@ -5,7 +5,7 @@
     scheduler     models, remaining samples       → which samples each worker gets
     shuffler      models, placement               → which worker holds each remaining sample
     synchroniser  synchronises gradients; ranks run it, a policy only names it
-    chooser       feedback, its memory            → the segment's synchroniser (optional)
+    chooser       feedback, its memory            → the segment's synchronisation (optional)
 
 For each segment, `plan` calls the methods in this order: ``Predictor.fit``; ``Shuffler.shuffle``
 and ``Scheduler.compose``, but only at an epoch's start, after a switch of the policy and when a

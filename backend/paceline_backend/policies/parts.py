@@ -110,7 +110,7 @@ class KeepPlacement:
 
 @dataclass(frozen=True)
 class Choice:
-    """The synchroniser that a chooser picks for a segment."""
+    """The synchronisation that a chooser picks for a segment."""
 
     synchroniser: Synchronisation
     # The reason for the choice, as one sentence for the operator; empty: there was no choice.
@@ -120,10 +120,10 @@ class Choice:
 
 
 class Chooser(Protocol):
-    """A part that chooses each segment's synchroniser from the ranks' feedback."""
+    """A part that chooses each segment's synchronisation from the ranks' feedback."""
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
-        """Return the next segment's synchroniser.
+        """Return the next segment's synchronisation.
 
         Called once for every segment, before the segment's number of steps is known, because this
         number depends on the choice. The predictor gets the same `feedback`. `memory` is the state
@@ -180,6 +180,11 @@ class Accounts:
     # the policy does not compute counts from the times of single steps.
     steps: int = 0
 
+    @property
+    def balances(self) -> bool:
+        """True if the policy divides batches by the cost of samples and by measured speeds."""
+        return self.cost is not None and self.speeds and not self.counts
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -229,13 +234,13 @@ class Policy:
         first_step: int = 0,
         uneven_steps: bool = True,
     ) -> Choice:
-        """Return the next segment's synchroniser, and the reason for it.
+        """Return the next segment's synchronisation, and the reason for it.
 
         `memory` and `nodes` are fields of the `Problem`, and `uneven_steps` is a field of the
         `Hello`.
 
         Raises:
-            ValueError: `world` ranks cannot train with the synchroniser that the policy chose.
+            ValueError: `world` ranks cannot train with the synchronisation that the policy chose.
         """
         if isinstance(self.synchroniser, Synchronisation):
             return Choice(self.synchroniser)

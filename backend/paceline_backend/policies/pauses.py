@@ -17,7 +17,7 @@ import numpy as np
 from paceline_backend.policies.values import Feedback, Floats, Models, usable
 
 # Minimum ratio of the measured to the expected time of a step with a pause.
-_SLOW = 2.0
+_PAUSE_RATIO = 2.0
 # Minimum number of pauses that show a period.
 _ENOUGH = 3
 # Distances between pauses that differ by at most this many steps count as the same period.
@@ -50,7 +50,7 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
     ett_s = models.ett(rows.features)
     known = usable(rows.samples, rows.load, rows.compute_s) & (ett_s > 0)
     times = np.where(known, rows.compute_s, 1.0) / np.where(known, ett_s, 1.0)
-    slow = times > _SLOW
+    slow = times > _PAUSE_RATIO
     new = (steps[1:-1] > judged) & (steps[2:] - steps[:-2] == 2)
     pause = slow[1:-1] & ~slow[:-2] & ~slow[2:] & new[:, None]
     for at, rank in zip(*(axis.tolist() for axis in np.nonzero(pause)), strict=True):

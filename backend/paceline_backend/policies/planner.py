@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.core.amounts.shapes import raised
+from paceline.core.batch_limits.shapes import raised
 from paceline.core.cost import Cost, features
 from paceline.wire import Assignment, Moves, Segment, pack_samples
 from paceline_backend.policies import pauses
@@ -29,7 +29,7 @@ from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
 # With a token budget, an allocator computes counts for a global batch of at least this many samples
 # per worker.
-_FINE = 8
+_FINE_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _in_fine_counts(problem: Problem) -> Problem:
     """
     if problem.token_budget is None:
         return problem
-    return replace(problem, global_batch=max(problem.global_batch, _FINE * problem.world))
+    return replace(problem, global_batch=max(problem.global_batch, _FINE_SAMPLES * problem.world))
 
 
 def _ett_s(problem: Problem, models: Models, assignment: Assignment) -> list[list[float]]:

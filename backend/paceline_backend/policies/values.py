@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import Budget
+from paceline.core.batch_limits.budget import Budget
 from paceline.core.cost import SUM, Cost, Features, PaddedCost
 from paceline.wire import RankDevice
 
@@ -95,12 +95,12 @@ class Feedback:
 
 # Rows with a smaller time (in seconds) or load are not usable: the squares of much smaller numbers
 # would underflow to 0.
-LEAST = 1e-100
+LEAST_USABLE = 1e-100
 
 
 def usable(samples: Any, load: Any, compute_s: Any) -> Any:
     """Return True where rows show a rank's speed; the arguments are arrays or numbers."""
-    return (samples > 0) & (load > LEAST) & (compute_s > LEAST)
+    return (samples > 0) & (load > LEAST_USABLE) & (compute_s > LEAST_USABLE)
 
 
 @dataclass(frozen=True)

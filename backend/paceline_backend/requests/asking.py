@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 # Deadline for an answer. A node usually answers within a fraction of a second.
 ANSWER_S = 5.0
 # Lifetime of an answer that was not fetched.
-_KEPT_S = 30
-_CONNECTIONS = 4
+_ANSWER_KEPT_S = 30
+_QUESTION_CONNECTIONS = 4
 # Maximum number of concurrent questions, which bounds the answers on the bus (up to 350 kB each).
-_AT_ONCE = 64
+_MOST_QUESTIONS = 64
 # Maximum number of concurrent questions to a node, so that a node that does not answer cannot block
 # the questions to other nodes.
 _OF_NODE = 8
 # Pause after the first poll for an answer, and the maximum to which later pauses grow.
-_FIRST_PAUSE_S, _PAUSE_S = 0.01, 0.1
+_FIRST_POLL_S, _MOST_POLL_S = 0.01, 0.1
 
 _decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 Fields = dict[bytes, bytes]
@@ -63,7 +63,7 @@ class Asker:
     def __init__(self, bus_url: str) -> None:
         self._bus_url = bus_url
         self._client: redis.asyncio.Redis | None = None
-        self._all = asyncio.Semaphore(_AT_ONCE)
+        self._all = asyncio.Semaphore(_MOST_QUESTIONS)
         self._by_node: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._forged = Refusals(log, "an answer that its node did not write is ignored")
 
@@ -99,7 +99,7 @@ class Asker:
         async with self._bus().pipeline(transaction=True) as opening:
             # Create the stream here with an expiry: a node that answers late must not recreate it.
             opening.xadd(place, {"v": "asked"})
-            opening.expire(place, _KEPT_S)
+            opening.expire(place, _ANSWER_KEPT_S)
             opening.xadd(orders, cast(Any, entry), maxlen=COMMANDS_LENGTH, approximate=True)
             first, _, order = await opening.execute()
         try:
@@ -114,7 +114,7 @@ class Asker:
         `asyncio.wait_for`, which in Python 3.11 can lose a cancellation that arrives as it ends.
         The timeout cancels only once, so the loop checks before each read whether it has expired.
         """
-        pause_s = _FIRST_PAUSE_S
+        pause_s = _FIRST_POLL_S
         while not limit.expired():
             read: Any = await self._bus().xread({place: last}, count=1)
             for number, fields in read[0][1] if read else []:
@@ -123,7 +123,7 @@ class Asker:
                     return reply
             if not read:
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S)
+                pause_s = min(2 * pause_s, _MOST_POLL_S)
         raise TimeoutError
 
     def _genuine(self, fields: Fields, place: str, key: bytes) -> Reply | None:
@@ -149,6 +149,9 @@ class Asker:
     def _bus(self) -> redis.asyncio.Redis:
         if self._client is None:
             self._client = shared(
-                self._bus_url, connections=_CONNECTIONS, queued_s=ANSWER_S, timeout_s=ANSWER_S
+                self._bus_url,
+                connections=_QUESTION_CONNECTIONS,
+                queued_s=ANSWER_S,
+                timeout_s=ANSWER_S,
             )
         return self._client

@@ -25,7 +25,7 @@ from paceline_backend.store.nodes.run_nodes import MultiNodeRun
 
 # If a node has not started a launch after this time, it may have missed the launch, which is then
 # sent again.
-_AGAIN_S = 8.0
+_LAUNCH_RESEND_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _admit(
     if row is not None and row.leaving:
         return Enlisted(state, False, "it was asked to leave the run"), False
     if row is not None:
-        again = row.state == State.PENDING and time.time() - row.launched_at > _AGAIN_S
+        again = row.state == State.PENDING and time.time() - row.launched_at > _LAUNCH_RESEND_S
         return Enlisted(state, True, ""), again
     # The run is being relaunched on the nodes that it had.
     if group.rendezvous.restarts:

@@ -7,6 +7,7 @@ A cordoned node gets no new run and joins none; runs on it continue. Functions r
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from paceline.wire import COMMANDS_LENGTH, CheckNode, commands
 from paceline.wire.bus import publish
@@ -24,12 +25,7 @@ def cordon(store: Store, node: str, by: Requester) -> None:
     Raises:
         ConflictError: the node is cordoned already.
     """
-    with store.write() as connection:
-        try:
-            cordons.cordon(connection, node, by.name, by.why)
-        except cordons.CordonedError as error:
-            raise ConflictError(str(error)) from error
-        record(connection, by, "node.cordon", target=node)
+    _change(store, node, by, cordons.cordon, "node.cordon")
 
 
 def uncordon(store: Store, node: str, by: Requester) -> None:
@@ -38,12 +34,22 @@ def uncordon(store: Store, node: str, by: Requester) -> None:
     Raises:
         ConflictError: the node is not cordoned.
     """
+    _change(store, node, by, cordons.lift, "node.uncordon")
+
+
+def _change(
+    store: Store,
+    node: str,
+    by: Requester,
+    change: Callable[[Connection, str, str, str], None],
+    action: str,
+) -> None:
     with store.write() as connection:
         try:
-            cordons.lift(connection, node, by.name, by.why)
+            change(connection, node, by.name, by.why)
         except cordons.CordonedError as error:
             raise ConflictError(str(error)) from error
-        record(connection, by, "node.uncordon", target=node)
+        record(connection, by, action, target=node)
 
 
 def cordon_too(connection: Connection, node: str, by: Requester) -> None:

@@ -21,12 +21,12 @@ from paceline_backend.store.audit import Requester, record
 
 REJECTED = "paceline:rejected"
 
-MOST = 10_000  # notes
+MOST_REJECTED = 10_000  # notes
 MOST_OF_WRITER = 500  # notes
 # Maximum length of a reason.
-_LONGEST = 2_000  # bytes
+_LONGEST_REJECTION = 2_000  # bytes
 # Maximum length of a run's id, and of a message's type.
-_LONGEST_NAME = 200  # bytes
+_LONGEST_ID = 200  # bytes
 # Lifetime of a writer's index after its newest note.
 _INDEX_S = 30 * 86_400
 
@@ -55,14 +55,14 @@ def add(
     note: dict[Any, Any] = {
         b"stream": stream.encode(),
         b"entry": number,
-        b"reason": why.encode(errors="backslashreplace")[:_LONGEST],
+        b"reason": why.encode(errors="backslashreplace")[:_LONGEST_REJECTION],
         b"tries": tries,
     }
     if (run := fields.get(b"run")) is not None:
-        note[b"run"] = run[:_LONGEST_NAME]
+        note[b"run"] = run[:_LONGEST_ID]
     if (kind := _kind_of(fields.get(b"data", b""))) is not None:
         note[b"kind"] = kind
-    pipeline.xadd(REJECTED, note, maxlen=MOST)
+    pipeline.xadd(REJECTED, note, maxlen=MOST_REJECTED)
 
 
 def bound(client: redis.Redis, added: Iterable[tuple[str, bytes]]) -> None:
@@ -143,7 +143,7 @@ def _kind_of(data: bytes) -> bytes | None:
     # msgspec's errors are subclasses of ValueError.
     except (ValueError, RecursionError):
         return None
-    return kind.encode(errors="backslashreplace")[:_LONGEST_NAME]
+    return kind.encode(errors="backslashreplace")[:_LONGEST_ID]
 
 
 def _time_of(number: str) -> float:

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 PROBE = "paceline:probe"
 
 # Lifetime of a run's streams after its end, for clients that were disconnected at that time.
-_KEPT_S = 3_600
-_CONNECT_S = 2.0
+_STREAMS_KEPT_S = 3_600
+_BUS_CONNECT_S = 2.0
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def shared(url: str, *, connections: int, queued_s: float, timeout_s: float) -> 
         max_connections=connections,
         timeout=queued_s,
         socket_timeout=timeout_s,
-        socket_connect_timeout=_CONNECT_S,
+        socket_connect_timeout=_BUS_CONNECT_S,
         retry=Retry(NoBackoff(), 0),
         # With protocol 3, redis-py 8 does not check whether a pooled connection is dead. The first
         # call on each connection after an outage of the bus would fail.
@@ -148,4 +148,4 @@ def forget_orders(client: redis.Redis, run: str) -> None:
 def expire(client: redis.Redis, run: str) -> None:
     """Let the streams of an ended run expire after a while. `client` may be a pipeline."""
     for stream in (live(run), control(run)):
-        client.expire(stream, _KEPT_S)
+        client.expire(stream, _STREAMS_KEPT_S)

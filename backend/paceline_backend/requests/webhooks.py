@@ -97,7 +97,7 @@ def _refused(address: str) -> str | None:
 
 
 # Total time from connecting to the headers of the answer.
-TIMEOUT_S = 5.0
+WEBHOOK_TIMEOUT_S = 5.0
 _DONE = range(200, 300)
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
@@ -155,7 +155,7 @@ def post(
     name: str,
     key: bytes,
     allowed: Origins,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = WEBHOOK_TIMEOUT_S,
 ) -> Sent:
     """Send a signed body once.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from paceline.core.errors import PacelineError
 
 # Bound on the price of an hour, to detect typing errors.
-MOST = 1e6
+HIGHEST_PRICE = 1e6
 LONGEST_CURRENCY = 10
 
 
@@ -23,7 +23,8 @@ class PriceError(PacelineError):
 class Price:
     """Price of one worker-hour.
 
-    `amount` is 0 or more, and less than `MOST`. `currency` consists of letters, such as EUR.
+    `amount` is 0 or more, and less than `HIGHEST_PRICE`. `currency` consists of letters, such as
+    EUR.
     """
 
     amount: float
@@ -31,8 +32,10 @@ class Price:
 
     def __post_init__(self) -> None:
         # The comparison also refuses NaN.
-        if not 0 <= self.amount < MOST:
-            raise PriceError(f"amount is {self.amount}: give 0 or more, and less than {MOST:,.0f}")
+        if not 0 <= self.amount < HIGHEST_PRICE:
+            raise PriceError(
+                f"amount is {self.amount}: give 0 or more, and less than {HIGHEST_PRICE:,.0f}"
+            )
         if not self.currency.isalpha() or len(self.currency) > LONGEST_CURRENCY:
             raise PriceError(
                 f"currency is {self.currency!r}: give 1 to {LONGEST_CURRENCY} letters, such as EUR"

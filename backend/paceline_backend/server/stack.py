@@ -24,7 +24,7 @@ _READY = re.compile(r"Paceline on (http://\S+:(\d+))")
 _READY_S = 180.0
 # A child that has not stopped after this time is killed. An agent needs up to 28 s to end its
 # ranks; a server needs far less to end its streams.
-_STOP_S = 35.0  # seconds
+_CHILD_STOP_S = 35.0  # seconds
 
 
 class Stack:
@@ -128,7 +128,7 @@ class Stack:
             if child is not None and child.poll() is None:
                 child.send_signal(signal.SIGTERM)
                 try:
-                    child.wait(timeout=_STOP_S)
+                    child.wait(timeout=_CHILD_STOP_S)
                 except subprocess.TimeoutExpired:
                     child.kill()
                     child.wait()

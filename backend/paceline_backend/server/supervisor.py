@@ -317,21 +317,20 @@ class ServerSupervisor:
         headers = {"Host": "localhost"}
         deadline = time.monotonic() + _READY_S
         last = "no answer"
-        # Do not verify the certificate here: it need not contain the name of the local address.
-        own = httpx.Client(
-            base_url=self.settings.url, headers=headers, trust_env=False, verify=False
-        )
-        with own as http:
-            while not self._stop.wait(0.1):
-                self._tend()
-                try:
-                    answer = http.get("/readyz")
-                    if answer.is_success:
-                        sys.stdout.write(f"Paceline on {self.settings.url}\n")
-                        sys.stdout.flush()
-                        return
-                    last = answer.text
-                except httpx.TransportError as error:
-                    last = str(error)
-                if time.monotonic() > deadline:
-                    raise PacelineError(f"not ready after {_READY_S:.0f} s: {last}")
+        url = f"{self.settings.url}/readyz"
+        while not self._stop.wait(0.1):
+            self._tend()
+            try:
+                # Each request has a connection of its own, because `_tend` may fork, and a fork
+                # would keep it open. Do not verify the certificate: it need not contain the name of
+                # the local address.
+                answer = httpx.get(url, headers=headers, trust_env=False, verify=False)
+                if answer.is_success:
+                    sys.stdout.write(f"Paceline on {self.settings.url}\n")
+                    sys.stdout.flush()
+                    return
+                last = answer.text
+            except httpx.TransportError as error:
+                last = str(error)
+            if time.monotonic() > deadline:
+                raise PacelineError(f"not ready after {_READY_S:.0f} s: {last}")

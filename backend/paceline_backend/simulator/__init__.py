@@ -4,7 +4,7 @@
     Simulation       one run of a scenario; `advance` plans and trains the next segment
     TrainedSegment   a segment with the times that its ranks would report
     summary          figures of each policy, also in comparison with the fluid limit
-    sync             models of the synchronisers
+    sync             models of the synchronisations
     broadcast        a simulation as a run of a control plane
 
 ``paceline simulate``, the simulated backend, the what-if forecasts and the benchmarks use this

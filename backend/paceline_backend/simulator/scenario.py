@@ -83,7 +83,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth: float | None = None  # bytes per second
     # Time in seconds that every all-reduce takes in addition, whatever the number of workers.
     fixed_s: float = 0.0
-    # Time in seconds of a relaxed synchroniser's exchange; None: the time of an all-reduce.
+    # Time in seconds of an exchange of relaxed synchronisation; None: the time of an all-reduce.
     round_s: float | None = None
 
     def problem(self) -> str | None:
@@ -112,7 +112,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.full(world, self.seconds(world))
 
     def costs(self, world: int) -> Costs:
-        """Return the costs of exchanges of relaxed synchronisers among `world` workers.
+        """Return the costs of exchanges of relaxed synchronisation among `world` workers.
 
         Two messages start an exchange: a message to the ranks' store, and its answer.
         """

@@ -1,9 +1,9 @@
 """Simulation of a virtual cluster, segment by segment.
 
 `Simulation.advance` plans a segment through `planning.offer`, as a controller does, computes the
-ranks' times with the synchroniser's model in `sync`, and adopts the segment. `DealtBatches` holds a
-segment's batches and their compute times, also where ranks take over batches of each other. There
-is no bus and no database; `broadcast` adds both.
+ranks' times with the synchronisation's model in `sync`, and adopts the segment. `DealtBatches`
+holds a segment's batches and their compute times, also where ranks take over batches of each other.
+There is no bus and no database; `broadcast` adds both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline_backend.planning.history import History
 from paceline_backend.planning.offer import offer
 from paceline_backend.policies import Policy
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.simulator import sync as synchronisers
+from paceline_backend.simulator import sync as sync_models
 from paceline_backend.simulator.scenario import Change, Scenario, WorkerFailure
 from paceline_backend.simulator.sync import (
     Bodies,
@@ -50,7 +50,7 @@ class Network(Protocol):
         ...
 
     def costs(self, world: int) -> Costs:
-        """Return the costs of exchanges of relaxed synchronisers among `world` ranks."""
+        """Return the costs of exchanges of relaxed synchronisation among `world` ranks."""
         ...
 
 
@@ -213,8 +213,8 @@ class Simulation:
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
         # The end of each rank's newest step, [W].
         self._clocks = np.full(hello.world, now)
-        # The synchroniser in force, and its model.
-        self._synchroniser = ALLREDUCE
+        # The synchronisation in force, and its model.
+        self._sync = ALLREDUCE
         self._model = self._model_of(ALLREDUCE, 0)
 
     @property
@@ -326,17 +326,17 @@ class Simulation:
         return seconds
 
     def _met(self, segment: Segment, costs: Costs) -> Floats:
-        """Apply the segment's synchroniser; return the time at which each rank can begin, [W]."""
+        """Apply a segment's synchronisation; return the time at which each rank can begin, [W]."""
         clocks, synchroniser = self._clocks, segment.synchroniser
         if self._model.goes_on:
-            if synchroniser == self._synchroniser:
+            if synchroniser == self._sync:
                 return clocks
-            clocks = np.full(len(clocks), self._model.meet(clocks, costs))
-        self._synchroniser, self._model = synchroniser, self._model_of(synchroniser, segment.seq)
+            clocks = np.full(len(clocks), self._model.synchronise(clocks, costs))
+        self._sync, self._model = synchroniser, self._model_of(synchroniser, segment.seq)
         return clocks
 
-    def _model_of(self, synchroniser: Synchronisation, seq: int) -> synchronisers.SimulatedSync:
-        return synchronisers.make(synchroniser, self.hello.world, self.hello.seed + seq)
+    def _model_of(self, synchroniser: Synchronisation, seq: int) -> sync_models.SimulatedSync:
+        return sync_models.make(synchroniser, self.hello.world, self.hello.seed + seq)
 
     def _tell(self, trained: TrainedSegment) -> None:
         columns = {

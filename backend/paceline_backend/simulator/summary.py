@@ -41,7 +41,7 @@ class Summary:
     # Mean real time in seconds to plan a segment.
     plan_s: float
     moved: int
-    # Number of exchanges of a relaxed synchroniser; 0 under the all-reduce.
+    # Number of exchanges of relaxed synchronisation; 0 under the all-reduce.
     rounds: int
     contributors: float | None  # per round
     # Number of samples whose gradients were dropped as too old.

@@ -25,7 +25,7 @@ from paceline_backend.store.rollups.metrics import BLOCK, CELLS
 from paceline_backend.store.schema import steps, worker_steps
 
 # Maximum number of points of each rank's line, and of columns of the heat map.
-COLUMNS = 512
+CHART_COLUMNS = 512
 # Default maximum number of points in a chart of complete steps.
 POINTS = 1_000
 # If a run has more ranks than this, a view has no lines of ranks, only the heat map.
@@ -49,7 +49,7 @@ _FEW_BLOCKS = 4
 Floats = npt.NDArray[np.float64]
 
 # Maximum number of rows of a heat map.
-_ROWS = 256
+_HEAT_ROWS = 256
 # The heat map's scale divides the range from the minimum to the maximum into this many intervals.
 # The minimum has code 1; code 0 means unknown.
 _CODES = 254
@@ -67,7 +67,7 @@ def view(
     world: int,
     span: reads.Range = (None, None),
     points: int = POINTS,
-    columns: int = COLUMNS,
+    columns: int = CHART_COLUMNS,
 ) -> dict[str, Any]:
     """Return the data of a range of steps for charts: steps, lines of ranks, and heat map.
 
@@ -82,7 +82,7 @@ def view(
 
 
 def newest(
-    connection: sa.Connection, run: int, world: int, last: int, columns: int = COLUMNS
+    connection: sa.Connection, run: int, world: int, last: int, columns: int = CHART_COLUMNS
 ) -> dict[str, Any]:
     """Return a `view` of the newest `last` steps, each a point of its own.
 
@@ -158,7 +158,7 @@ def _single(where: list[sa.ColumnElement[bool]], bucket: int, grouped: int) -> s
 
 def _together(world: int) -> int:
     """Return the number of ranks that share one row of the heat map."""
-    return max(1, -(-world // _ROWS))
+    return max(1, -(-world // _HEAT_ROWS))
 
 
 def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:

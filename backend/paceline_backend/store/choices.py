@@ -66,7 +66,7 @@ def chosen(
 
 
 def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
-    """Count segments that ranks all-reduced in spite of a relaxed synchroniser.
+    """Count segments that ranks all-reduced in spite of relaxed synchronisation.
 
     There is one row for each policy version and reason, ordered by first step. Only segments that
     overlap `span` are included.

@@ -86,7 +86,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
 
     A sample counts as used when the rank that it was assigned to reported the step. If a checkpoint
     shows that samples were used before the latest attempt, they count, too: their records may have
-    been lost with a rank. `dropped` counts used samples whose gradients a relaxed synchroniser did
+    been lost with a rank. `dropped` counts used samples whose gradients relaxed synchronisation did
     not apply.
     """
     hello = runs.hello(connection, run)

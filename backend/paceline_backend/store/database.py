@@ -89,18 +89,20 @@ class Store:
         """Open a store and migrate it; several processes may do this concurrently.
 
         Raises:
-            StoreError: the URL is unusable, or the database is from a newer version.
+            StoreError: the URL is unusable, or another version of Paceline made the database.
             StoreUnavailableError: the database cannot be reached, opened or written.
         """
         store = cls(url)
         try:
             with store._translated():
                 _migrate.to_head(store.engine, store._writer)
-        except _migrate.NewerDatabaseError as error:
+        except _migrate.OtherTablesError as error:
             store.close()
             raise StoreError(
-                f"database {store.name} is from a newer version of Paceline (revision {error}): "
-                "upgrade paceline"
+                f"database {store.name} has the tables of another version of Paceline (revision "
+                f"{error}, this version needs {_migrate.head()}), and before release 1.0 tables "
+                "are not migrated: start with a new data folder (--data) or an empty database "
+                "(--database)"
             ) from error
         except BaseException:
             store.close()

@@ -3,12 +3,12 @@
 A Hello is stored in parts (`wire.parts`) and not in the run's row: SQLite rewrites a whole row with
 each change, and a Hello can have hundreds of megabytes.
 
-A Hello is stored as it arrived: the stored bytes are those that were decoded and validated. A Hello
-that arrived in one message is cut into parts (`pack`) and stored with `write`. Parts that arrive
-one by one are stored with `add`, which returns the Hellos that became complete. Ingest then reads
-such a Hello (`read`), validates it, and calls `write`, which does not write its parts again.
-`of_run` reads the Hello that the run's row names, and ignores it if its parts are not those that
-were validated.
+A Hello that arrived in one message is encoded without the keys that this version does not know, cut
+into parts (`pack`) and stored with `write`. Parts that arrive one by one are stored as they arrive,
+with `add`, which returns the Hellos that became complete. Ingest then reads such a Hello (`read`),
+validates it (`wire.parts.joined` bounds what it has besides arrays), and calls `write`, which does
+not write its parts again. `of_run` reads the Hello that the run's row names, and ignores it if its
+parts are not those that were validated.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.schema import hello_parts, runs
 
 # Maximum number of incomplete Hellos of a run. Hellos of earlier attempts are deleted first.
-_MOST_PENDING = 2
+_MOST_INCOMPLETE = 2
 # Maximum number of parts that one query fetches.
-_AT_ONCE = 16
+_PARTS_PER_QUERY = 16
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,9 @@ class PackedHello(NamedTuple):
     parts: list[bytes] | int
 
 
-def pack(data: bytes) -> PackedHello:
-    """Prepare an encoded Hello for `write`. Call it outside a transaction: it can take a while."""
+def pack(hello: Hello) -> PackedHello:
+    """Prepare a validated Hello for `write`. Call it outside a transaction: it can take a while."""
+    data = blobs.pack(hello)
     cuts = range(0, len(data), PART_BYTES)
     return PackedHello(digest(data), [data[at : at + PART_BYTES] for at in cuts])
 
@@ -88,7 +89,10 @@ def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> li
 
 
 def bound(
-    connection: sa.Connection, run: int, complete: Collection[HelloKey], most: int = _MOST_PENDING
+    connection: sa.Connection,
+    run: int,
+    complete: Collection[HelloKey],
+    most: int = _MOST_INCOMPLETE,
 ) -> None:
     """Delete incomplete Hellos of a run, so that they cannot fill the database.
 
@@ -112,7 +116,7 @@ def read(connection: sa.Connection, named: HelloKey) -> bytes:
     c = hello_parts.c
     query = sa.select(c.data).where(*_is(named)).order_by(c.number)
     # Fetch a few parts at a time: fetching all of them at once would block other threads.
-    parts = connection.execute(query, execution_options={"yield_per": _AT_ONCE})
+    parts = connection.execute(query, execution_options={"yield_per": _PARTS_PER_QUERY})
     return b"".join(parts.scalars())
 
 

@@ -1,9 +1,14 @@
-"""Migrate a database to the tables of this version, with Alembic."""
+"""Create the tables of this version in a database, with Alembic, and refuse other tables.
+
+Until release 1.0 there is one revision, the baseline, whose name is a fingerprint of the declared
+tables. A database that another commit made is refused if its tables differ in any way.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import functools
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -15,6 +20,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 _PACKAGE = Path(__file__).parents[1]
 # Number of the advisory lock in Postgres: the bytes of "pacl".
@@ -23,8 +29,28 @@ _ADVISORY_LOCK = 0x7061636C
 _alembic = threading.Lock()
 
 
-class NewerDatabaseError(Exception):
+class OtherTablesError(Exception):
     """The database has a revision that this version does not know; the text is that revision."""
+
+
+def fingerprint(metadata: sa.MetaData, *statements: str) -> str:
+    """Return 12 hexadecimal digits that any change of tables or statements changes.
+
+    The fingerprint covers the DDL for SQLite and for Postgres, so it is the same on both. A version
+    of SQLAlchemy that writes DDL in another way changes it, too.
+
+    Args:
+        metadata: the declared tables, with their columns, constraints and indexes.
+        statements: SQL that runs after the tables are created.
+    """
+    ddl = list(statements)
+    for url in ("sqlite://", "postgresql+psycopg://"):
+        dialect = sa.make_url(url).get_dialect()()
+        for table in sorted(metadata.tables.values(), key=lambda table: table.name):
+            ddl.append(str(CreateTable(table).compile(dialect=dialect)))
+            indexes = (CreateIndex(index).compile(dialect=dialect) for index in table.indexes)
+            ddl += sorted(map(str, indexes))
+    return hashlib.sha256("\n".join(ddl).encode()).hexdigest()[:12]
 
 
 def config(connection: sa.Connection | None = None) -> Config:
@@ -42,13 +68,13 @@ def config(connection: sa.Connection | None = None) -> Config:
 
 
 def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
-    """Migrate the database to the newest revision.
+    """Migrate the database to the head revision.
 
     If the database has that revision already, take no lock and change nothing. `writer` is the same
     database as `engine`, for transactions that write.
 
     Raises:
-        NewerDatabaseError: the database is from a newer version; nothing was changed.
+        OtherTablesError: another version made the database; nothing was changed.
     """
     with engine.connect() as connection:
         if _at_head(connection):
@@ -80,7 +106,7 @@ def _at_head(connection: sa.Connection) -> bool:
     known = {revision.revision for revision in scripts.walk_revisions()}
     current = set(MigrationContext.configure(connection).get_current_heads())
     if unknown := current - known:
-        raise NewerDatabaseError(", ".join(sorted(unknown)))
+        raise OtherTablesError(", ".join(sorted(unknown)))
     return current == set(scripts.get_heads())
 
 

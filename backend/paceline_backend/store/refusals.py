@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import refuse_tight, shown
+from paceline.core.batch_limits.budget import refuse_tight, shown
 from paceline.core.emulation import Emulation
 from paceline.core.terms import MEANS
 from paceline.wire import (
@@ -191,7 +191,7 @@ def _of_emulated(hello: Hello) -> str | None:
 
 
 def of_fallback(message: Fallback) -> str | None:
-    """Validate a report that a segment is all-reduced in spite of its relaxed synchroniser."""
+    """Validate a report that a segment is all-reduced in spite of its relaxed synchronisation."""
     if reason := of_whole(message, {"attempt": _SMALL, "segment": _BIG}):
         return reason
     if not 0 < len(message.why) <= MOST_WHY:

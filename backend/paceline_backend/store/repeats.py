@@ -17,7 +17,7 @@ from paceline_backend.store.database import Store, insert
 from paceline_backend.store.schema import repeats
 
 # Time for which responses are kept, in seconds.
-KEPT_S = 86_400.0
+RESPONSES_KEPT_S = 86_400.0
 
 
 class Earlier(NamedTuple):
@@ -39,7 +39,7 @@ def begin(store: Store, identity: str, request: str) -> Earlier | None:
     values = {"id": identity, "request": request, "at": now}
     known = sa.select(repeats.c.request, repeats.c.answer).where(repeats.c.id == identity)
     with store.write() as connection:
-        connection.execute(sa.delete(repeats).where(repeats.c.at <= now - KEPT_S))
+        connection.execute(sa.delete(repeats).where(repeats.c.at <= now - RESPONSES_KEPT_S))
         while True:
             query = insert(connection, repeats).values(values).on_conflict_do_nothing()
             if connection.execute(query).rowcount:

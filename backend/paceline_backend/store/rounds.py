@@ -1,4 +1,4 @@
-"""Summarise the rounds of relaxed synchronisers by policy version and over time."""
+"""Summarise the rounds of relaxed synchronisation by policy version and over time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from paceline_backend.store import attempts, blobs
 from paceline_backend.store.reads import Range, bucket_of, within
 from paceline_backend.store.schema import rounds, runs, segments, steps
 
-# Policy version, policy and synchroniser of a segment.
+# Policy version, policy and synchronisation of a segment.
 _Plan = tuple[int, str, str]
 
 
 def newest_reduced_s(
     connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
 ) -> Sequence[float]:
-    """Return the reduction times of at most `limit` rounds in seconds, by rank, newest first."""
+    """Return the reduction times of the newest `limit` rounds of all ranks in seconds."""
     c = rounds.c
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
     )
-    return connection.scalars(query.order_by(c.rank, c.seq.desc()).limit(limit)).all()
+    return connection.scalars(query.order_by(c.step.desc(), c.number.desc()).limit(limit)).all()
 
 
 def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[dict[str, Any]]:

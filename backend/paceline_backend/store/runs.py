@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from paceline.core import driver, runid
 from paceline.core.errors import PacelineError
 from paceline.core.terms import steps_per_epoch
-from paceline.wire import ENDED, OBSERVED, Hello, State
-from paceline.wire.states import UNDER_WAY, TransitionCause
+from paceline.wire import OBSERVED, Hello, State
+from paceline.wire.states import ACTIVE, UNDER_WAY, TransitionCause
 from paceline_backend.store import attempts, hellos, leases, refusals, segments
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.history import RunFilter, RunOrder, days, labels
@@ -42,9 +42,9 @@ _MOST_REGROUPINGS = 1_000
 # Condition for runs that are not being deleted.
 _KEPT = runs.c.pruned_at.is_(None)
 # Number of newest steps whose mean time predicts the rest of the run.
-_RECENT = 50
+_PACE_STEPS = 50
 # A run without steps gets a notice this many seconds after its start.
-PATIENCE_S = 60.0
+NO_STEPS_S = 60.0
 
 _HELPS = (
     "use a Session to let Paceline plan batches, or `paceline run --observe` or "
@@ -247,7 +247,7 @@ def _end(
 
 def tell(connection: sa.Connection, run: str, message: str) -> None:
     """Set the message of a run that has not ended; do nothing if the run is unknown."""
-    query = sa.update(runs).where(runs.c.id == run, runs.c.state.not_in(ENDED))
+    query = sa.update(runs).where(runs.c.id == run, runs.c.state.in_(ACTIVE))
     connection.execute(query.values(message=message))
 
 
@@ -388,7 +388,7 @@ def unfinished(connection: sa.Connection) -> list[Unfinished]:
     c = runs.c
     query = (
         sa.select(c.id, c.state, c.node, c.seen_at, c.signed, c.key, c.nodes_max, c.backend)
-        .where(c.state.not_in(ENDED))
+        .where(c.state.in_(ACTIVE))
         .order_by(c.key)
     )
     rows = connection.execute(query).all()
@@ -485,7 +485,7 @@ def _eta_at(
         return None
     c = steps.c
     query = sa.select(c.step_s, c.ended_at).where(c.run == run["key"], c.step <= run["step"])
-    newest = connection.execute(query.order_by(c.step.desc()).limit(_RECENT)).all()
+    newest = connection.execute(query.order_by(c.step.desc()).limit(_PACE_STEPS)).all()
     if not newest:
         return None
     left = max(0, run["epochs"] * per_epoch - run["step"] - 1)
@@ -542,7 +542,7 @@ def _trained_unseen(run: Mapping[str, Any]) -> bool:
         return False
     if run["state"] == State.FINISHED:
         return True
-    return bool(run["state"] == State.RUNNING and time.time() > run["started_at"] + PATIENCE_S)
+    return bool(run["state"] == State.RUNNING and time.time() > run["started_at"] + NO_STEPS_S)
 
 
 def cursor_at(key: int) -> str:

@@ -492,13 +492,13 @@ segments = Table(
     Column("adopted_at", Double, nullable=False),
     # The whole Segment as MessagePack.
     Column("body", LargeBinary, nullable=False),
-    # Name of the synchroniser.
+    # Name of the synchronisation.
     Column("synchroniser", Text, nullable=False, server_default="allreduce"),
     # See `Segment.why`.
     Column("why", Text, nullable=False, server_default=""),
-    # Digest of the synchroniser and its parameters.
+    # Digest of the synchronisation and its parameters.
     Column("synchroniser_digest", Text, nullable=False, server_default=""),
-    # Why ranks all-reduced gradients in spite of the synchroniser. Empty: they did not, or it is
+    # Why ranks all-reduced gradients in spite of the synchronisation. Empty: they did not, or it is
     # unknown.
     Column("fallback", Text, nullable=False, server_default=""),
     # Number of the samples counted in `moved` that move to another node.
@@ -515,7 +515,7 @@ segments = Table(
         sqlite_where=text("source = 'coast'"),
         postgresql_where=text("source = 'coast'"),
     ),
-    # Segments for which a policy chose the synchroniser.
+    # Segments for which a policy chose the synchronisation.
     Index(
         "ix_segments_choices",
         "run",
@@ -542,7 +542,7 @@ segments = Table(
     ),
 )
 
-# One row per round of a relaxed synchroniser, from the rank that reports it.
+# One row per round of relaxed synchronisation, from the rank that reports it.
 rounds = Table(
     "rounds",
     metadata,

@@ -18,7 +18,7 @@ SHOWN = [column for column in segments.c if column.name not in ("run", "body")]
 
 @dataclass(frozen=True)
 class RelaxedSegment:
-    """A segment with a relaxed synchroniser, in which ranks ran ahead of each other or fell back.
+    """A segment with relaxed synchronisation, in which ranks ran ahead of each other or fell back.
 
     `end` is one past the last step. `fallback` is why gradients were all-reduced, empty if they
     were not. `segment` is None if it cannot be decoded.
@@ -100,7 +100,7 @@ def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
-    """Return an attempt's segments with a relaxed synchroniser that end after step `since`.
+    """Return an attempt's segments with relaxed synchronisation that end after step `since`.
 
     The segments are in the order in which they ran.
     """
@@ -198,7 +198,7 @@ def first_version(connection: sa.Connection, run: int, attempt: int | None) -> i
 
 
 def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int) -> str:
-    """Return why ranks all-reduced gradients in the newest segment with a relaxed synchroniser.
+    """Return why ranks all-reduced gradients in the newest segment with relaxed synchronisation.
 
     Return an empty string if they did not. `step` is the newest step: segments that begin later
     have not started and are ignored.

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED
+from paceline.wire.states import ACTIVE
 from paceline_backend.store.database import Store
 from paceline_backend.store.runs import RunEndedError, key_of
 from paceline_backend.store.schema import runs, switches
@@ -57,7 +57,7 @@ def add(
     # The update locks the run's row first, so that two concurrent switches get two versions.
     row = connection.execute(
         sa.update(runs)
-        .where(runs.c.id == run, runs.c.state.not_in(ENDED))
+        .where(runs.c.id == run, runs.c.state.in_(ACTIVE))
         .values(policy=policy, version=runs.c.version + 1)
         .returning(runs.c.key, runs.c.version)
     ).one_or_none()

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.core.amounts.budget import ROUNDING, Budget
+from paceline.core.batch_limits.budget import ROUNDING, Budget
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello, Segment
 from paceline.wire.synchronisation import Synchronisation

@@ -44,7 +44,9 @@ V1 = "/api/v1"
 
 @pytest.fixture(autouse=True)
 def _a_node_stays_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline_backend.store.nodes.ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(
+        "paceline_backend.store.nodes.NODE_ALIVE_S", 3600
+    )  # the machine may be busy
 
 
 @pytest.fixture

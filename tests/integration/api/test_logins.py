@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from paceline_backend.api.auth import COOKIE
-from paceline_backend.api.auth.failures import MOST_ROWS, MOST_WRONG, FailedLogins
+from paceline_backend.api.auth.failures import MOST_AUDITED, MOST_WRONG, FailedLogins
 from paceline_backend.store import Store, StoreUnavailableError, audit
 from support.waiting import DEADLINE_S
 from support.web import ADMIN, SIGNED_IN, serving
@@ -89,13 +89,13 @@ def test_rows_of_failed_logins_have_a_bound(store: Store) -> None:
     """Whoever has many addresses fills neither the database nor the log."""
     now = [0.0]
     failed = FailedLogins(store, lambda: now[0])
-    for number in range(MOST_ROWS + 7):
+    for number in range(MOST_AUDITED + 7):
         failed.record(f"10.0.0.{number}", None, "login page", "unknown token")
     now[0] += 61
     failed.record("10.0.1.0", None, "login page", "unknown token")
     with store.read() as connection:
         rows, _ = audit.page(connection, audit.ChangeFilter(action="login.failed"), limit=500)
-    assert len(rows) == MOST_ROWS + 1
+    assert len(rows) == MOST_AUDITED + 1
     assert rows[0]["details"]["left_out"] == 7
 
 

@@ -124,12 +124,12 @@ def test_forged_fields_deceive_nobody(client: httpx.Client, bus: redis.Redis) ->
 def test_rejected_messages_are_bounded(
     client: httpx.Client, bus: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rejected, "MOST", 1_000)
+    monkeypatch.setattr(rejected, "MOST_REJECTED", 1_000)
     for writer in range(10):
         stream = f"paceline:run:{writer}:telemetry"
         reject(bus, *[RunState(State.RUNNING, 1.0, "n")] * 300, stream=stream)
     page = client.get(f"{V1}/rejected").json()
-    assert rejected.MOST <= page["kept"] < rejected.MOST + 500
+    assert rejected.MOST_REJECTED <= page["kept"] < rejected.MOST_REJECTED + 500
     assert page["ever"] == 3_000
     assert page["items"][0]["writer"] == "run 9", "the newest stay"
 

@@ -40,7 +40,7 @@ Start = Callable[[str], Node]
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600.0)  # the machine may be busy,
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600.0)  # the machine may be busy,
     monkeypatch.setattr(asking, "ANSWER_S", 60.0)  # very busy
     monkeypatch.setattr(logs, "_SOON_S", 0.05)
     monkeypatch.setattr(logs, "_LATER_S", 0.1)

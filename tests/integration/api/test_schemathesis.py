@@ -99,7 +99,7 @@ def here(
     store: Store, bus_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Node]:
     """The node of the runs, which answers for as long as a test lasts."""
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600.0)
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600.0)
     monkeypatch.setattr(asking, "ANSWER_S", 60.0)  # a node that is too slow answers with 504
     with node(store, bus_url, "here", tmp_path) as made:
         for run in RUNS:

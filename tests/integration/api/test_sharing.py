@@ -199,7 +199,7 @@ def test_a_trace_without_a_range_has_the_newest_steps(
     store: Store, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_rank(store)
-    monkeypatch.setattr(trace, "STEPS", 10)
+    monkeypatch.setattr(trace, "TRACE_STEPS", 10)
     monkeypatch.setattr(trace, "_CHUNK_ROWS", 3 * WORLD)  # several reads, of three steps each
     steps = [
         e["args"]["step"]

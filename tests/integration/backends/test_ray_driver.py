@@ -33,9 +33,9 @@ def keeper(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         script: str = NODE, cwd: Path = tmp_path, grace_s: float = 30.0, parent: int = 0
     ) -> subprocess.Popen[bytes]:
         text = Path(ray_driver.__file__).read_text()
-        assert "GRACE_S = 30.0" in text
+        assert "NODE_LEAVE_S = 30.0" in text
         program = tmp_path / ray_driver.NAME
-        program.write_text(text.replace("GRACE_S = 30.0", f"GRACE_S = {grace_s}"))
+        program.write_text(text.replace("NODE_LEAVE_S = 30.0", f"NODE_LEAVE_S = {grace_s}"))
         settings = {"cwd": str(cwd), "env": {"PACELINE_TOKEN": "t"}, "slot": "r.0.0"}
         (tmp_path / ray_driver.SETTINGS).write_text(json.dumps({**settings, "script": script}))
         words = [sys.executable, str(program), "keep", "1", str(parent or os.getpid()), "h"]

@@ -21,6 +21,6 @@ def store(database_url: str) -> Iterator[Store]:
 def table(
     store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TableRuns]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     with table_engine():
         yield TableRuns(store, bus, bus_url)

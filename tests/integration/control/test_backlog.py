@@ -27,7 +27,7 @@ def state(store: Store) -> tuple[int, list[int], int | None]:
 def test_a_backlog_is_rolled_up_later(
     store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline_backend.control.ingest._BATCH", 500)
+    monkeypatch.setattr("paceline_backend.control.ingest._MOST_BATCH_ENTRIES", 500)
     add_run(store, "r")
     publish(bus, TELEMETRY, hello(), "r")
     for step in range(700):

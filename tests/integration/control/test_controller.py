@@ -21,7 +21,7 @@ from paceline.wire.bus import publish
 from paceline_backend.control import Controller, ControllerManager, controller, leases
 from paceline_backend.insight.replay import replay
 from paceline_backend.planning.load import load
-from paceline_backend.planning.offer import YOUNG
+from paceline_backend.planning.offer import YOUNG_STEPS
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema, telemetry
 from support import poison
@@ -106,7 +106,7 @@ def leased(store: Store) -> list[str]:
 def past_youth(training: Leading) -> list[Segment]:
     """Trains until a plan rests on enough steps to last a second; returns the segments."""
     segments = training.follow(2)
-    while sum(segment.steps for segment in segments) <= YOUNG + segments[-1].steps:
+    while sum(segment.steps for segment in segments) <= YOUNG_STEPS + segments[-1].steps:
         segments += training.follow(1)
     return segments
 
@@ -453,7 +453,7 @@ def test_a_controller_that_fails_unexpectedly_starts_anew(
         real(self, message)
 
     monkeypatch.setattr(Controller, "_hear", hear)
-    monkeypatch.setattr(controller, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(controller, "_CONTROLLER_RESTART_S", 0.01)
     run = new_run(store)
     with planned(store, bus_url, run) as training:
         training.follow(1)

@@ -43,7 +43,7 @@ class Looks:
 def looks(store: Store, bus: redis.Redis, bus_url: str) -> Looks:
     answer(store, "n1", "n2", "n3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+        patch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
         return Looks(store, bus, bus_url)
 
 
@@ -72,7 +72,7 @@ def test_long_steps_give_a_node_longer(store: Store, looks: Looks) -> None:
 def test_a_run_shows_which_of_its_nodes_answer(
     store: Store, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)
     answer(store, "n2", left=True)
     with store.read() as connection:
         group = run_nodes.group(connection, looks.run)

@@ -128,7 +128,7 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
     table: TableRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than a lease does; and a worker that ends leaves none."""
-    monkeypatch.setattr(managing, "LEASE_S", 0.5)
+    monkeypatch.setattr(managing, "ENGINE_LEASE_S", 0.5)
     table.begin()
     submit, stop_worker, others = TableEngine.submit, threading.Event(), []
 
@@ -149,7 +149,7 @@ def test_a_claim_lasts_as_long_as_the_engine_takes(
     engines = Engines(table.store, "worker")
     parts = [
         Periodic("engines", 0.1, partial(engines.look, table.bus), engines.end),
-        Periodic("claims", managing.LEASE_S / 3, engines.keep_claims),
+        Periodic("claims", managing.ENGINE_LEASE_S / 3, engines.keep_claims),
     ]
     threads = [threading.Thread(target=part.run, args=(stop_worker,)) for part in parts]
     for thread in threads:

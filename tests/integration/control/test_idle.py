@@ -11,7 +11,7 @@ import redis
 
 from paceline.wire import CHANGES
 from paceline_backend.control import periodic
-from paceline_backend.control.periodic import IdleMonitor
+from paceline_backend.control.periodic import Activity, IdleMonitor
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, runs
 from support.records import add_run
@@ -38,13 +38,13 @@ def test_a_change_ends_the_pauses_of_a_quiet_worker(
     monkeypatch: pytest.MonkeyPatch, store: Store, bus_url: str, bus: redis.Redis
 ) -> None:
     monkeypatch.setattr(periodic, "QUIET_AFTER_S", 0.0)
-    monkeypatch.setattr(periodic, "_BLOCK_S", 0.1)
+    monkeypatch.setattr(periodic, "_CHANGES_BLOCK_S", 0.1)
     with following(store, bus_url) as followed:
-        until(lambda: followed.quiet, "the quiet")
+        until(lambda: followed.activity is Activity.QUIET, "the quiet")
         woken, stop = threading.Event(), threading.Event()
 
         def pause() -> None:
-            followed.pause(0.0, NEVER_S, stop)
+            followed.pause(0.0, NEVER_S, stop, Activity.QUIET)
             woken.set()
 
         threading.Thread(target=pause, daemon=True).start()
@@ -58,29 +58,69 @@ def test_it_is_not_quiet_while_a_run_is_active(
     checks = threading.Semaphore(0)
 
     class Checked(IdleMonitor):
-        def is_any_active(self) -> bool:
+        def activity_of_runs(self) -> Activity:
             checks.release()
-            return super().is_any_active()
+            return super().activity_of_runs()
 
     monkeypatch.setattr(periodic, "QUIET_AFTER_S", 0.0)
-    monkeypatch.setattr(periodic, "_BLOCK_S", 0.1)
+    monkeypatch.setattr(periodic, "_CHANGES_BLOCK_S", 0.1)
     monkeypatch.setitem(globals(), "IdleMonitor", Checked)
     add_run(store, "r", state="running")
     with following(store, bus_url) as followed:
         for _ in range(3):
             assert checks.acquire(timeout=DEADLINE_S)
-        assert not followed.quiet
+        assert followed.activity is Activity.BUSY
         with store.write() as connection:
             runs.end(connection, "r", "stopped", "")
-        until(lambda: followed.quiet, "the quiet after the run's end")
+        until(lambda: followed.activity is Activity.QUIET, "the quiet after the run's end")
+
+
+@pytest.mark.parametrize(
+    ("states", "activity"),
+    [
+        (["finished"], Activity.QUIET),
+        (["pending"], Activity.WAITING),
+        (["finished", "queued"], Activity.WAITING),
+        (["queued", "starting"], Activity.BUSY),
+    ],
+)
+def test_runs_that_wait_for_an_engine_are_not_planned(
+    states: list[str], activity: Activity, store: Store
+) -> None:
+    for number, state in enumerate(states):
+        add_run(store, f"r{number}", state=state)
+    monitor = IdleMonitor(store, "redis://127.0.0.1:1")
+    assert monitor.activity_of_runs() is activity
+
+
+@pytest.mark.parametrize("needless", [Activity.QUIET, Activity.WAITING])
+def test_a_pause_is_long_only_while_there_is_nothing_to_do(
+    needless: Activity, store: Store
+) -> None:
+    monitor, stop = IdleMonitor(store, "redis://127.0.0.1:1"), threading.Event()
+    paused = threading.Event()
+
+    def pause() -> None:
+        monitor.pause(0.0, NEVER_S, stop, needless)
+        paused.set()
+
+    monitor.activity = Activity.WAITING
+    thread = threading.Thread(target=pause, daemon=True)
+    thread.start()
+    if needless is Activity.WAITING:
+        assert not paused.wait(0.1)
+        monitor.end()
+    assert paused.wait(DEADLINE_S)
+    thread.join(DEADLINE_S)
 
 
 def test_the_end_of_the_worker_ends_the_pauses(store: Store, bus_url: str) -> None:
     stop, ended = threading.Event(), list[bool]()
     followed = IdleMonitor(store, bus_url)
-    followed.quiet = True
+    followed.activity = Activity.QUIET
     thread = threading.Thread(
-        target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop)), daemon=True
+        target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop, Activity.QUIET)),
+        daemon=True,
     )
     thread.start()
     stop.set()

@@ -296,7 +296,7 @@ def test_a_heartbeat_that_lay_on_the_bus_says_nothing_about_now(
     store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a node that died during an outage of ours would seem to live after it."""
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     for node, age_s in (("dead", 7200), ("alive", 0)):
         fields: Any = encode(NodeState(node, "host", 2, 2**30, [], time.time(), "0"), "")
         bus.xadd(TELEMETRY, fields, id=f"{int(1e3 * (time.time() - age_s))}-0")

@@ -244,6 +244,21 @@ def test_a_part_that_came_first_does_not_stand_for_a_small_hello(
     assert stored(store) == hello()
 
 
+def test_unknown_keys_of_a_small_hello_are_not_stored(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    add_run(store, "r", signed=True)
+    fields = encode(hello(), "r")
+    message = msgspec.msgpack.decode(fields[b"data"]) | {"unknown": "x" * 100_000}
+    bus.xadd(STREAM, {**fields, b"data": msgspec.msgpack.encode(message)})
+    settle(store, bus, bus_url)
+    assert reasons(bus) == []
+    assert stored(store) == hello()
+    with store.read() as connection:
+        data = connection.execute(sa.select(schema.hello_parts.c.data)).scalar_one()
+    assert data == encode(hello())[b"data"]
+
+
 def test_parts_that_were_not_checked_are_left_out(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:

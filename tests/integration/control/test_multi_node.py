@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from paceline.wire import (
     FAILED_ELSEWHERE,
+    JoinRendezvous,
     Kill,
     Launch,
-    Meet,
     NodeState,
     RunState,
     State,
@@ -62,8 +62,8 @@ class Group(ReportedRuns):
         for _ in range(times):
             self.reconciler.look(self.bus)
 
-    def meets(self, node: str) -> list[Meet]:
-        return [order for order in self.orders(node) if isinstance(order, Meet)]
+    def meets(self, node: str) -> list[JoinRendezvous]:
+        return [order for order in self.orders(node) if isinstance(order, JoinRendezvous)]
 
     def launches(self, node: str) -> list[int]:
         """The first attempts that a node was launched with."""
@@ -93,7 +93,7 @@ class Group(ReportedRuns):
 
 @pytest.fixture
 def group(store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch) -> Group:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     made = Group(store, bus, bus_url)
     made.answer("n1", "n2", "n3")
     return made
@@ -108,7 +108,7 @@ def test_the_first_node_that_is_ready_hosts(group: Group) -> None:
     group.ready(run, "n1")
     group.look()
     assert group.row(run)["node"] == "n2"
-    expected = [Meet("10.0.0.2", 4002, 0)]
+    expected = [JoinRendezvous("10.0.0.2", 4002, 0)]
     assert [group.meets(node) for node in ("n1", "n2", "n3")] == [expected, expected, []]
 
 
@@ -125,7 +125,7 @@ def test_a_node_on_loopback_hosts_only_if_all_are_there(
     group.look()
     host = "n1" if set(places) == {LOOPBACK} else "n2"
     assert group.row(run)["node"] == host
-    expected = Meet(places[int(host[1]) - 1], 4000, 0)
+    expected = JoinRendezvous(places[int(host[1]) - 1], 4000, 0)
     assert [group.meets(node) for node in ("n1", "n2", "n3")] == [[expected]] * 3
 
 
@@ -273,7 +273,7 @@ def test_the_others_start_without_a_node_that_cannot_if_they_are_enough(group: G
     for node in ("n1", "n2"):
         group.ready(run, node)
         group.look()
-    expected = Meet("10.0.0.1", 4001, 0)
+    expected = JoinRendezvous("10.0.0.1", 4001, 0)
     assert [group.meets(node) for node in ("n1", "n2")] == [[expected]] * 2
 
 
@@ -292,7 +292,7 @@ def test_what_comes_of_an_earlier_launch_changes_nothing(group: Group) -> None:
     assert (now["state"], now["node"]) == ("pending", None)
     group.ready(run, "n1", attempt=1)
     group.look()
-    assert group.meets("n1")[-1] == Meet("10.0.0.1", 4001, 1)
+    assert group.meets("n1")[-1] == JoinRendezvous("10.0.0.1", 4001, 1)
 
 
 def test_a_stop_reaches_all_nodes(group: Group) -> None:
@@ -312,7 +312,7 @@ def test_an_agent_that_does_not_answer_has_lost_its_node(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = group.training()
-    monkeypatch.setattr("paceline_backend.store.nodes.ALIVE_S", 7.0)
+    monkeypatch.setattr("paceline_backend.store.nodes.NODE_ALIVE_S", 7.0)
     looks = Looks(group.store, group.bus_url, silent_s=10_000)
     looks.after(0)
     telemetry.write(
@@ -367,7 +367,7 @@ def test_a_node_that_starts_late_takes_part_all_the_same(group: Group) -> None:
     assert group.states(run) == {"n1": "starting", "n2": "failed", "n3": "failed"}
     group.ready(run, "n2")
     group.look()
-    assert group.meets("n2") == [Meet("10.0.0.1", 4001, 0)]
+    assert group.meets("n2") == [JoinRendezvous("10.0.0.1", 4001, 0)]
 
 
 def test_a_launch_anew_does_not_wait_for_a_node_that_never_got_the_one_before(group: Group) -> None:
@@ -393,7 +393,7 @@ def test_when_the_host_leaves_the_others_are_launched_anew(group: Group) -> None
     group.report(run, "n2", State.FAILED, message=GONE)
     group.look()
     assert group.orders("n3")[-1] == Kill("rendezvous host n1 was lost", 0)
-    assert isinstance(group.orders("n2")[-1], Meet), "its launcher has ended"
+    assert isinstance(group.orders("n2")[-1], JoinRendezvous), "its launcher has ended"
     group.report(run, "n3", State.STOPPED)
     assert group.row(run)["state"] == "running"
     group.look()
@@ -627,7 +627,7 @@ def test_a_node_that_joins_is_told_where_the_others_meet(group: Group) -> None:
     group.ask(join, run, ["n3"], {})
     group.ready(run, "n3")
     group.look()
-    assert group.meets("n3") == [Meet("10.0.0.1", 4001, 0)] * 2
+    assert group.meets("n3") == [JoinRendezvous("10.0.0.1", 4001, 0)] * 2
     group.report(run, "n3", State.RUNNING, 1)
     assert group.states(run)["n3"] == "running"
 

@@ -25,7 +25,7 @@ from support.groups import answer, launch, report
 
 @pytest.fixture(autouse=True)
 def _three_nodes(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     answer(store, "n1", "n2", "n3")
     yield
 
@@ -110,7 +110,7 @@ def test_a_spare_that_comes_later_is_used_though_no_step_follows(
     training.train(training.step + 150)
     training.store(store, run)
     with monkeypatch.context() as patch:
-        patch.setattr(nodes, "ALIVE_S", 0)
+        patch.setattr(nodes, "NODE_ALIVE_S", 0)
         watch.scan(mock.Mock(), stop)
         assert not replacing(store, key)
     watch.scan(mock.Mock(), stop)

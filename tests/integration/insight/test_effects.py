@@ -21,7 +21,7 @@ from paceline_backend.insight.document import page
 from paceline_backend.insight.whatif.answer import Forecast, LeftOut, PolicyInForce
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.outcomes import forecasts
-from paceline_backend.store.outcomes.effects import SETTLE_S
+from paceline_backend.store.outcomes.effects import RUN_SETTLE_S
 from paceline_backend.store.schema import effects as kept
 from paceline_backend.store.schema import forecasts as forecasts_table
 from paceline_backend.store.schema import leases, runs, switches, worker_steps
@@ -186,7 +186,7 @@ def test_a_switch_to_the_same_policy_is_not_scored(
         step=100,
         current=replace(BSP, policy="paceline", parameters=first, version=1),
     )
-    begin(store, key, state="finished", ended_at=time.time() - 2 * SETTLE_S)
+    begin(store, key, state="finished", ended_at=time.time() - 2 * RUN_SETTLE_S)
     for _ in range(2):  # computed, and from the row that is kept
         effects_ = {each["version"]: each for each in client.get("/api/v1/runs/r/effects").json()}
         same = effects_[2]
@@ -299,12 +299,12 @@ def test_what_is_not_known_is_kept_at_the_end_only(either: Store) -> None:
     assert (row["known"], row["complete"], row["after_steps"]) == (False, False, 40)
     look(either)
     assert rows(either) == [row]  # nothing is due until the last telemetry has arrived
-    begin(either, key, ended_at=time.time() - SETTLE_S)
+    begin(either, key, ended_at=time.time() - RUN_SETTLE_S)
     with either.write() as connection:
-        connection.execute(sa.update(kept).values(noted_at=time.time() - SETTLE_S - 1))
+        connection.execute(sa.update(kept).values(noted_at=time.time() - RUN_SETTLE_S - 1))
     look(either)
     [again] = rows(either)
-    assert again["noted_at"] > row["noted_at"] - SETTLE_S
+    assert again["noted_at"] > row["noted_at"] - RUN_SETTLE_S
     look(either)
     assert rows(either) == [again]
 

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline_backend.store import Store
-from paceline_backend.store.outcomes.effects import SETTLE_S
+from paceline_backend.store.outcomes.effects import RUN_SETTLE_S
 from paceline_backend.store.schema import runs
 from support.outcomes import keep_outcome
 from support.records import add_run
@@ -88,8 +88,8 @@ def test_pages_follow_each_other_and_scores_stay(store: Store, client: httpx.Cli
 
 def test_only_final_effects_with_a_forecast_count(store: Store, client: httpx.Client) -> None:
     """What is known but may still change is biased: chance made it known early."""
-    for run, state, noted in (("going", "running", 0.0), ("over", "finished", SETTLE_S)):
-        key, end = add_run(store, run), time.time() - 2 * SETTLE_S
+    for run, state, noted in (("going", "running", 0.0), ("over", "finished", RUN_SETTLE_S)):
+        key, end = add_run(store, run), time.time() - 2 * RUN_SETTLE_S
         with store.write() as connection:
             values = {"state": state, "ended_at": end if state == "finished" else None}
             connection.execute(sa.update(runs).where(runs.c.key == key).values(**values))

@@ -23,7 +23,7 @@ from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.api.forecasts import _kept
 from paceline_backend.insight.whatif import cautions
-from paceline_backend.insight.whatif.answer import STEPS, Forecast, kept
+from paceline_backend.insight.whatif.answer import FORECAST_STEPS, Forecast, kept
 from paceline_backend.insight.whatif.command import from_database
 from paceline_backend.insight.whatif.forecast import forecast, of_state, same_speeds
 from paceline_backend.insight.whatif.simulate import Effort
@@ -347,15 +347,15 @@ def test_the_database_tells_what_memory_does(
 def test_old_forecasts_go_but_those_that_switched_stay(database_url: str) -> None:
     with Store.open(database_url) as store, store.write() as connection:
         key = runs.key_of(connection, new_run_in(connection))
-        for at in range(forecasts.KEPT + 5):
+        for at in range(forecasts.KEPT_FORECASTS + 5):
             decided = {"decided": "switch" if at == 1 else "stay"}
             body = {"made_at": float(at), "step": at, "decision": decided}
             forecasts.add(connection, key, body)
         kept = [body["step"] for body in forecasts.bodies(connection, key)]
-        assert kept == [1, *range(5, forecasts.KEPT + 5)]
+        assert kept == [1, *range(5, forecasts.KEPT_FORECASTS + 5)]
         last = forecasts.decided(connection, key)
         assert last is not None
-        assert last["step"] == forecasts.KEPT + 4
+        assert last["step"] == forecasts.KEPT_FORECASTS + 4
 
 
 def new_run_in(connection: Any) -> str:
@@ -415,7 +415,7 @@ def test_when_a_kept_forecast_holds(store: Store) -> None:
             body = replace(made, made_at=now - age_s)
             connection.execute(sa.delete(schema.forecasts))
             forecasts.add(connection, key, msgspec.to_builtins(body))
-        return _kept(store, run, STEPS, since) is not None
+        return _kept(store, run, FORECAST_STEPS, since) is not None
 
     assert kept(500.0), "for 100 steps, however slow they are"
     assert not kept(500.0, since=now - 499.0), "asked for a newer one"
@@ -438,7 +438,7 @@ def test_a_forecast_of_some_presets_answers_nobody_who_asks_for_all(store: Store
         key = runs.key_of(connection, run)
         for made in (every, replace(some, made_at=every.made_at + 1)):
             forecasts.add(connection, key, msgspec.to_builtins(made))
-    fresh = _kept(store, run, STEPS, 0.0)
+    fresh = _kept(store, run, FORECAST_STEPS, 0.0)
     assert fresh is not None
     assert fresh.made_at == every.made_at
 

@@ -57,7 +57,7 @@ def test_no_more_waits_than_the_bus_may_hold(
 ) -> None:
     """The control plane cuts off whoever floods the bus; here it stores nothing for a while."""
     monkeypatch.setattr(delivering, "_MOST_WAITING", MOST)
-    monkeypatch.setattr(delivering, "_EVERY_S", 0.0)
+    monkeypatch.setattr(delivering, "_DELIVERY_INTERVAL_S", 0.0)
     spool(delivery.directory / "spool", 50, chunks=10)
     delivery.report(State.FINISHED)
     for _ in range(10):
@@ -120,7 +120,7 @@ def test_what_was_sent_is_not_sent_again_when_the_run_ends(
 ) -> None:
     """Neither are chunks left out that were open until then."""
     monkeypatch.setattr(delivering, "_DRAIN_S", 0.0)
-    monkeypatch.setattr(delivering, "_EVERY_S", 0.0)
+    monkeypatch.setattr(delivering, "_DELIVERY_INTERVAL_S", 0.0)
     directory = delivery.directory / "spool"
     spool(directory, 4, chunks=2)
     still_open = Spool(directory, "rank1", 1 << 20)

@@ -295,7 +295,7 @@ def test_nothing_outlives_the_launcher(train: Train) -> None:
 def test_stop_asks_gives_time_to_save_and_then_kills(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "_KILL_AFTER_S", 8.0)
+    monkeypatch.setattr(supervising, "_KILL_LAUNCHER_AFTER_S", 8.0)
     text = """
         import os, signal, sys, time
         def bye(*_):

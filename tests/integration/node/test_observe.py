@@ -55,7 +55,7 @@ observing.observe(
 @pytest.fixture(autouse=True)
 def _handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(observing, "_in_foreground", lambda: False)
-    monkeypatch.setattr(observing, "_KILL_AFTER_S", 0.0)
+    monkeypatch.setattr(observing, "_KILL_PROCESSES_AFTER_S", 0.0)
     before = {number: signal.getsignal(number) for number in FORWARDED}
     yield
     for number, handler in before.items():
@@ -115,7 +115,7 @@ def test_stop_ends_what_a_shell_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     if kind == "obeys":
-        monkeypatch.setattr(observing, "_KILL_AFTER_S", 600.0)
+        monkeypatch.setattr(observing, "_KILL_PROCESSES_AFTER_S", 600.0)
     pid = tmp_path / "pid"
     words = ["bash", "-c", '"$@" & wait', "bash", sys.executable, "-c", WAITS, str(pid), kind]
     order = ("r", Kill("stopped by a user", 0))

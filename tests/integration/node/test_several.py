@@ -22,7 +22,7 @@ from paceline.node import session
 from paceline.node.link import Link
 from paceline.node.rundir import Record
 from paceline.node.supervisor import RankAccess, Supervisor
-from paceline.wire import FAILED_ELSEWHERE, Hello, Launch, Meet
+from paceline.wire import FAILED_ELSEWHERE, Hello, JoinRendezvous, Launch
 from support.marks import some_long
 from support.node import script, states, telemetry
 from support.waiting import TRAINING_S, until
@@ -68,7 +68,7 @@ class Nodes:
         supervisor = self.start(name, nproc, **more)
         self._host = self._host or supervisor
         served = self._host.delivery.record.states[0]
-        supervisor.obey(Meet(served.address, served.port, 0))
+        supervisor.obey(JoinRendezvous(served.address, served.port, 0))
         return supervisor
 
     def poll(self) -> None:

@@ -78,7 +78,7 @@ def test_nodes_that_are_all_killed_at_once_are_named(
             c = schema.nodes.c
             query = sa.update(schema.nodes).where(c.id == node)
             connection.execute(query.values(heartbeat_at=at))
-    monkeypatch.setattr(nodes, "ALIVE_S", 7.0)
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 7.0)
     looks = Looks(store, bus_url)
     looks.after(0)
     looks.after(14.0)
@@ -158,7 +158,7 @@ def test_the_token_of_a_run_ends_with_its_streams(
     keeper.keep(bus)
     assert client.get("version", headers=own).status_code == 200, "it may have much to deliver"
     with store.write() as connection:
-        long_ago = schema.runs.c.seen_at - 2 * writers.KEPT_S
+        long_ago = schema.runs.c.seen_at - 2 * writers.WRITERS_KEPT_S
         connection.execute(sa.update(schema.runs).values(seen_at=long_ago))
     keeper.keep(bus)
     assert client.get("version", headers=own).status_code == 401

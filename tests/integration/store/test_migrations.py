@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -89,15 +90,62 @@ def test_failed_migration_leaves_nothing(database_url: str) -> None:
         assert _tables(store) == {"steps"}
 
 
-def test_newer_database_is_refused(database_url: str) -> None:
+@pytest.mark.parametrize("revision", ["0001", "9999"])
+def test_database_of_another_version_is_refused(database_url: str, revision: str) -> None:
     with Store.open(database_url) as store:
         with store.write() as connection:
-            connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
-        with pytest.raises(
-            StoreError, match=r"newer version .* \(revision 9999\): upgrade paceline"
-        ):
+            connection.execute(
+                sa.text("UPDATE alembic_version SET version_num = :revision"),
+                {"revision": revision},
+            )
+        with pytest.raises(StoreError, match=rf"\(revision {revision}, .* with a new data folder"):
             Store.open(database_url)
         assert _differences(store) == []
+
+
+def test_any_change_of_the_tables_changes_the_revision() -> None:
+    def declared(*columns: sa.Column[Any], **options: Any) -> str:
+        metadata = sa.MetaData()
+        sa.Table("other", metadata, sa.Column("key", sa.Integer, primary_key=True))
+        sa.Table("t", metadata, sa.Column("id", sa.Integer, primary_key=True), *columns, **options)
+        return _migrate.fingerprint(metadata)
+
+    def column(kind: Any = sa.Integer, *extra: Any, name: str = "a", **options: Any) -> str:
+        return declared(sa.Column(name, kind, *extra, **options))
+
+    others = [
+        declared(),
+        column(name="b"),
+        column(sa.BigInteger),
+        column(sa.BigInteger().with_variant(sa.Integer, "sqlite")),  # differs in Postgres alone
+        column(nullable=False),
+        column(unique=True),
+        column(index=True),
+        column(server_default="0"),
+        column(sa.Integer, sa.ForeignKey("other.key")),
+        column(sa.Integer, sa.ForeignKey("other.key", ondelete="CASCADE")),
+        declared(sa.Column("a", sa.Integer), sqlite_with_rowid=False),
+        declared(sa.Column("a", sa.Integer), sa.Column("b", sa.Integer)),
+        declared(sa.Column("b", sa.Integer), sa.Column("a", sa.Integer)),
+    ]
+    assert column() == column()
+    assert len({column(), *others}) == 1 + len(others)
+
+
+def test_the_revision_is_the_fingerprint_of_the_tables_in_every_process() -> None:
+    code = "from paceline_backend.store import migrate; print(migrate.head())"
+    heads = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert heads == {_migrate.head()}
+    assert _migrate.head() != _migrate.fingerprint(schema.metadata)  # it covers statements, too
 
 
 def test_processes_that_open_at_once_wait_for_each_other(database_url: str) -> None:

@@ -28,7 +28,7 @@ def long_phase(rank: int, step: int, phase: Phase, at: float, **changes: Any) ->
 
 def fresh(store: Store, run: int) -> dict[int, tuple[int, str]]:
     with store.read() as connection:
-        standing = phases.standing(connection, run, hangs.FRESH_S)
+        standing = phases.standing(connection, run, hangs.PHASE_FRESH_S)
     return {rank: (each.step, each.phase) for rank, each in standing.phases.items()}
 
 
@@ -59,7 +59,7 @@ def test_what_is_over_does_not_count(store: Store) -> None:
     assert fresh(store, run) == {0: (3, "sync")}
     with store.write() as connection:
         table = schema.long_phases
-        connection.execute(sa.update(table).values(heard_at=table.c.heard_at - hangs.FRESH_S))
+        connection.execute(sa.update(table).values(heard_at=table.c.heard_at - hangs.PHASE_FRESH_S))
     assert fresh(store, run) == {}
     write(store, long_phase(0, 3, Phase.SYNC, 40.0), hello(attempt=1))
     assert fresh(store, run) == {}

@@ -292,6 +292,19 @@ def test_sums_that_no_integer_holds(store: Store) -> None:
         assert rounds.summary(connection, key, (None, None), 9)["over_time"]["bytes"] == [2**64]
 
 
+def test_the_newest_rounds_are_those_of_all_ranks(store: Store) -> None:
+    key = add_run(store, "r")
+    reported = [
+        a_round(seq, rank=rank, reduced_s=1 + 4 * rank + seq) for rank in (0, 1) for seq in range(4)
+    ]
+    write(store, hello(world=2), plan(0), plan(1), round_batch(*reported))
+    with store.read() as connection:
+        newest = rounds.newest_reduced_s(connection, key, 0, [0, 1], 4)
+        of_first = rounds.newest_reduced_s(connection, key, 0, [0], 4)
+    assert sorted(newest) == [3, 4, 7, 8]
+    assert sorted(of_first) == [1, 2, 5, 6]
+
+
 # What else tells of them.
 
 

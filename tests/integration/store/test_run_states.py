@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from paceline.wire import RunState, State
 from paceline.wire.states import (
@@ -25,12 +27,14 @@ from paceline_backend.store import (
     StoreRefusedError,
     jobs,
     new_runs,
+    nodes,
     runs,
     telemetry,
 )
 from paceline_backend.store.audit import RequestedChange, Requester, record_change
 from paceline_backend.store.new_runs import NewRun
-from paceline_backend.store.nodes import run_nodes
+from paceline_backend.store.nodes import run_nodes, spares
+from paceline_backend.store.upkeep import administration
 from support.records import hello
 
 ME = Requester("me")
@@ -207,3 +211,29 @@ def test_a_run_that_has_ended_is_not_relaunched(store: Store) -> None:
         assert runs.end(connection, run, State.STOPPED, "stopped")
         with pytest.raises(ImpossibleTransitionError, match="stopped cannot become pending"):
             relaunch(connection, run)
+
+
+ACTIVE_RUNS = {
+    "unfinished": runs.unfinished,
+    "launched": nodes.launched,
+    "spares": spares.held,
+    "active_runs": administration.active_runs,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVE_RUNS)
+def test_queries_for_active_runs_use_the_index_on_states(tmp_path: Path, name: str) -> None:
+    """SQLite uses no index for the complement of the final states."""
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store, store.read() as connection:
+        statements: list[tuple[str, Any]] = []
+
+        @event.listens_for(connection, "before_cursor_execute")
+        def note(_connection: Any, _cursor: Any, text: str, values: Any, *_: Any) -> None:
+            statements.append((text, values))
+
+        ACTIVE_RUNS[name](connection)
+        text, values = next(each for each in statements if "runs.state" in each[0])
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values).all()
+    steps = [str(row[-1]) for row in plan]
+    assert any("ix_runs_state" in step for step in steps), steps
+    assert "SCAN runs" not in steps

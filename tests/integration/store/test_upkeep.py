@@ -116,7 +116,7 @@ def test_runs_go_until_the_rows_take_no_more(store: Store) -> None:
 def test_what_is_being_deleted_is_hidden_and_deleted_in_the_end(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "_ROWS", 50)
+    monkeypatch.setattr(pruning, "_ROWS_PER_DELETE", 50)
     key = a_run(store, "old", 40.0)
     before = rows_of(store, key)
     pauses = iter([False, False, True])
@@ -161,7 +161,7 @@ def test_a_run_that_is_being_deleted_does_not_go_on(store: Store) -> None:
 
 def test_others_write_while_a_run_is_deleted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause comes after each few rows, with no transaction open: another may write there."""
-    monkeypatch.setattr(pruning, "_ROWS", 50)
+    monkeypatch.setattr(pruning, "_ROWS_PER_DELETE", 50)
     a_run(store, "old", 40.0)
     a_run(store, "training", None)
     written = []
@@ -237,7 +237,12 @@ def test_upgrade(main: Main, tmp_path: Path) -> None:
         connection.execute("DELETE FROM alembic_version")
     code, out, _ = main("db", "check", *where)
     assert code == 1
-    assert "its revision is none, not 0001: run paceline db upgrade" in out
+    assert "it has no tables: run paceline db upgrade" in out
+    with sqlite3.connect(tmp_path / "paceline.db") as connection:
+        connection.execute("INSERT INTO alembic_version VALUES ('0001')")
+    code, out, _ = main("db", "check", *where)
+    assert code == 1
+    assert "it has the tables of another version (revision 0001, this version needs" in out
 
 
 def test_a_mistyped_name_makes_no_database(main: Main, tmp_path: Path) -> None:

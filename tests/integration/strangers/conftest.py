@@ -14,7 +14,7 @@ from support.web import ANY
 def plane(
     store: Store, client: httpx.Client, bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Plane:
-    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    monkeypatch.setattr(nodes, "NODE_ALIVE_S", 3600)  # the machine may be busy
     client.headers.update(ANY)
     client.base_url = httpx.URL(f"{client.base_url}/api/v1/")
     return Plane(store, bus_url, client)

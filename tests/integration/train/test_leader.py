@@ -205,7 +205,7 @@ def test_the_leader_waits_only_for_a_controller_that_speaks(
     assert [s.source for s in run.adopted] == ["controller", "controller"]
     next(epoch)
     assert run.adopted[-1].source == "coast"
-    monkeypatch.setattr(leader, "GRACE_S", 3600.0)  # a leader that waited would hang
+    monkeypatch.setattr(leader, "PROPOSAL_WAIT_S", 3600.0)  # a leader that waited would hang
     next(run.epoch(1))
     assert run.adopted[-1].source == "coast"
 

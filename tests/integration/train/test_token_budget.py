@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.core.amounts.budget import counts_within
+from paceline.core.batch_limits.budget import counts_within
 from paceline.train.epochs import epoch_order
 from support import budgets
 from support.budgets import Seen

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline_backend.control.advice import PAUSE_S, NextLook
+from paceline_backend.control.advice import MOST_CHECK_PAUSE_S, NextLook
 from paceline_backend.insight.whatif.answer import (
     Decided,
     Forecast,
@@ -48,7 +48,7 @@ def looks(
         at.append((step, now))
         made = None if what is None else forecast(what, step)
         now += look_s
-        look = look.after(made, step, now, PAUSE_S)
+        look = look.after(made, step, now, MOST_CHECK_PAUSE_S)
     return at
 
 
@@ -89,21 +89,23 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_looked_at_once_it_has_enough_st
 
 def test_steps_count_from_those_that_the_forecast_saw() -> None:
     """It reads them when the child is ready, which may be later."""
-    assert FIRST.after(forecast("wait", 190), 24, 9.0, PAUSE_S).step == 190 + AUTO_STEPS
+    assert FIRST.after(forecast("wait", 190), 24, 9.0, MOST_CHECK_PAUSE_S).step == 190 + AUTO_STEPS
 
 
 def test_a_promise_is_looked_at_by_itself_once_it_must_have_held() -> None:
-    promised = FIRST.after(forecast("wait", 30, low=0.2), 24, 9.0, PAUSE_S)
+    promised = FIRST.after(forecast("wait", 30, low=0.2), 24, 9.0, MOST_CHECK_PAUSE_S)
     assert (promised.step, promised.option) == (55, "paceline (mode free)")
-    changing = FIRST.after(forecast("wait", 30, low=0.2, changes="training"), 24, 9.0, PAUSE_S)
+    changing = FIRST.after(
+        forecast("wait", 30, low=0.2, changes="training"), 24, 9.0, MOST_CHECK_PAUSE_S
+    )
     assert (changing.step, changing.option) == (30 + AUTO_STEPS, "paceline (mode free)")
     # If it is not confirmed, all options are looked at soon.
     for decided in ("wait", "stay"):
-        again = promised.after(forecast(decided, 60, low=0.2), 56, 9.0, PAUSE_S)
+        again = promised.after(forecast(decided, 60, low=0.2), 56, 9.0, MOST_CHECK_PAUSE_S)
         assert (again.step, again.option) == (80, None)
-    assert promised.after(None, 56, 9.0, PAUSE_S) == again
+    assert promised.after(None, 56, 9.0, MOST_CHECK_PAUSE_S) == again
     for decided in ("switch", "recommend"):
-        then = promised.after(forecast(decided, 60, low=0.2), 56, 9.0, PAUSE_S)
+        then = promised.after(forecast(decided, 60, low=0.2), 56, 9.0, MOST_CHECK_PAUSE_S)
         assert (then.step, then.option) == (60 + (100 if decided == "switch" else 58), None)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.budget import (
+from paceline.core.batch_limits.budget import (
     ROUNDING,
     Budget,
     budget_of,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.budget import counts_within
+from paceline.core.batch_limits.budget import counts_within
 from paceline.core.dealing import cut, cut_within
 
 

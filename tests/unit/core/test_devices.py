@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.devices import capacities, need_trial, summary
+from paceline.core.batch_limits.devices import capacities, need_trial, summary
 from paceline.core.emulation import EmulatedDevice, Emulation
 from paceline.wire import RankDevice
 from paceline_backend.simulator.simulation import remaining

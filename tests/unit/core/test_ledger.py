@@ -103,8 +103,8 @@ def test_a_loss_that_is_scaled_for_the_mean_over_ranks_is_left_as_it_is() -> Non
 def test_the_leader_keeps_limits_from_the_first_step_on() -> None:
     adopted: list[Adopted] = []
     terms = Terms(200, 60, 0, False, "samples", 2)
-    context, meeting = run_context(terms, limits=Limits([8, 60])), met(2, np.ones(200), HashStore())
-    leader = Leader(context, meeting, Position(), announce=adopted.append)
+    context, startup = run_context(terms, limits=Limits([8, 60])), met(2, np.ones(200), HashStore())
+    leader = Leader(context, startup, Position(), announce=adopted.append)
     leader.advance(0)
     leader.advance(0)
     leader.advance(1)
@@ -119,8 +119,8 @@ def test_a_leader_without_a_controller_plans_a_quarter_of_a_second_at_once(
 ) -> None:
     adopted: list[Adopted] = []
     terms = Terms(10_000, 10, 0, False, "samples", 2)
-    meeting = met(2, np.ones(10_000), HashStore())
-    leader = Leader(run_context(terms), meeting, Position(), announce=adopted.append)
+    startup = met(2, np.ones(10_000), HashStore())
+    leader = Leader(run_context(terms), startup, Position(), announce=adopted.append)
     trained = [0]
     monkeypatch.setattr(time, "monotonic", lambda: step_s * trained[0])
     for _ in range(12):

@@ -98,7 +98,7 @@ def test_a_json_line(err: Err, log: logging.Logger) -> None:
 
 
 def test_what_is_remembered_is_bounded(err: Err, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_MOST", 2)
+    monkeypatch.setattr(logs, "_MOST_HIDDEN", 2)
     logs.hide(["A" * 8, "B" * 8, "C" * 8])
     assert logs.redacted(f"{'A' * 8} {'B' * 8} {'C' * 8}") == f"{'A' * 8} *** ***"
 

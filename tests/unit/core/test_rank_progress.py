@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.rank_progress import KEPT, RankProgress, conflict, described, laggards, skips
+from paceline.core.rank_progress import (
+    KEPT_ENTRIES,
+    RankProgress,
+    conflict,
+    described,
+    laggards,
+    skips,
+)
 
 
 def progress(
@@ -32,7 +39,7 @@ def test_ranks_in_step_have_no_conflict_wherever_they_are() -> None:
     behind = progress([[0], [0], []], ended=False)
     assert words(slow, fast) == words(fast, slow) == words(fast, behind) == ""
     assert words(progress([[], [0]]), progress([[], [0]])) == ""
-    assert words(progress([[0]] * (KEPT + 9)), progress([[0]] * (KEPT + 8))) == ""
+    assert words(progress([[0]] * (KEPT_ENTRIES + 9)), progress([[0]] * (KEPT_ENTRIES + 8))) == ""
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from paceline.core.outage import EVERY_S, Refusals
+from paceline.core.outage import REPORT_INTERVAL_S, Refusals
 
 
 def test_a_flood_of_refusals_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -14,7 +14,7 @@ def test_a_flood_of_refusals_is_a_line_a_minute(caplog: pytest.LogCaptureFixture
     refusals = Refusals(logging.getLogger("test"), "a forged command", clock=lambda: now)
     for _ in range(500):
         refusals.add("no MAC")
-    now += EVERY_S
+    now += REPORT_INTERVAL_S
     refusals.add("a wrong MAC")
     assert refusals.count == 501
     assert [record.getMessage() for record in caplog.records] == [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.shapes import Shapes, moved, moved_on_nodes, on_grid
+from paceline.core.batch_limits.shapes import Shapes, moved, moved_on_nodes, on_grid
 from paceline.core.cost import PaddedCost, features
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline_backend.insight.whatif.answer import (
@@ -13,6 +14,7 @@ from paceline_backend.insight.whatif.answer import (
     Forecast,
     PolicyInForce,
     best_of,
+    kept,
     recommended,
 )
 from paceline_backend.insight.whatif.auto import decide, steps_to_hold
@@ -297,3 +299,10 @@ def test_of_presets_that_are_about_as_fast_the_one_whose_ranks_meet_most_often(
     best = best_of(options)
     assert best is not None
     assert best.policy == chosen
+
+
+def test_forecasts_of_another_version_are_absent() -> None:
+    forecast = made(100, {"chronica": 0.4}, decided="wait")
+    body = msgspec.to_builtins(forecast)
+    others = [{}, body | {"current": None}, {key: body[key] for key in body if key != "made_at"}]
+    assert kept([others[0], body, *others[1:]]) == [forecast]

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.amounts.shapes import Shapes
+from paceline.core.batch_limits.shapes import Shapes
 from paceline_backend import policies
 from paceline_backend.insight.replay import replay
 from paceline_backend.store import Store, blobs, schema

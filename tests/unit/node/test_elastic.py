@@ -157,13 +157,13 @@ def test_a_round_waits_for_those_of_the_round_before() -> None:
     a, b, c = (_NodeDesc(name, 1, 0) for name in "abc")
     members, others = Members(store), Members(store)
     assert not members.known(), "in the first round, nobody knows who may come"
-    members.meet(a, [a, b, c])
+    members.begin_round(a, [a, b, c])
     assert others.known() == {str(each) for each in (a, b, c)}, "new launchers know it, too"
     assert not members.are_in([a, b])
     others.note_gone([c])
     assert members.are_in([a, b])
     assert not members.are_in([a])
-    others.meet(c, [a, b, c])
+    others.begin_round(c, [a, b, c])
     assert not members.are_in([a, b]), "it came back"
 
 

@@ -84,7 +84,7 @@ def test_without_a_driver_nothing_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     use(monkeypatch, Nvml(missing=True))
-    monkeypatch.setattr(gpus, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(gpus, "DRIVER_HANGS_S", 0.0)
     states = Gpus()
     until(lambda: not states._is_there, "the answer of the library")
     assert [states.read(), states.read()] == [[], []]
@@ -120,12 +120,12 @@ def test_a_driver_that_hangs_holds_nobody_up(
     states = Gpus()
     assert states.read() == []
     assert not caplog.records
-    monkeypatch.setattr(gpus, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(gpus, "DRIVER_HANGS_S", 0.0)
     assert [states.read(), states.read()] == [[], []]
     [warning] = caplog.messages
     assert "has not answered for 0 s" in warning
     answers.set()
-    monkeypatch.setattr(gpus, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(gpus, "DRIVER_HANGS_S", 3600.0)
     until(lambda: states.read() == [HOT], "the driver to answer again")
 
 

@@ -14,7 +14,7 @@ import pytest
 from paceline.node import logs, rundir
 from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire import RunState, State
-from paceline.wire.asking import MOST_BYTES, LogPart, NotThere, ReadLog
+from paceline.wire.asking import MOST_LOG_BYTES, LogPart, NotThere, ReadLog
 
 
 @pytest.fixture
@@ -155,9 +155,9 @@ def test_the_last_lines_are_no_more_than_the_limit(run: Path) -> None:
 
 
 def test_no_part_is_longer_than_an_answer_may_be(run: Path) -> None:
-    write(run, 0, 0, bytes(2 * MOST_BYTES))
-    assert len(part(run, limit=MOST_BYTES).data) == MOST_BYTES
-    assert len(part(run, lines=1, limit=MOST_BYTES).data) <= MOST_BYTES
+    write(run, 0, 0, bytes(2 * MOST_LOG_BYTES))
+    assert len(part(run, limit=MOST_LOG_BYTES).data) == MOST_LOG_BYTES
+    assert len(part(run, lines=1, limit=MOST_LOG_BYTES).data) <= MOST_LOG_BYTES
 
 
 def test_the_newest_attempt_of_a_rank_unless_another_is_wanted(run: Path) -> None:

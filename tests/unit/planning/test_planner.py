@@ -13,9 +13,9 @@ from paceline_backend.planning.offer import (
     FASTEST_STEPS,
     FIRST_STEPS,
     LEAST_RELAXED,
-    MOST_STEPS,
+    MOST_SEGMENT_STEPS,
     SURPRISE,
-    YOUNG,
+    YOUNG_STEPS,
     segment_steps,
     slowest_steps,
 )
@@ -30,8 +30,8 @@ from support.records import hello
         (None, FIRST_STEPS, FIRST_STEPS),
         (5.0, 1, 1),
         (0.5, 2, 1),
-        (0.25, MOST_STEPS, 1),
-        (0.1, MOST_STEPS, 2),
+        (0.25, MOST_SEGMENT_STEPS, 1),
+        (0.1, MOST_SEGMENT_STEPS, 2),
         (0.01, 25, 25),
         (0.0, FASTEST_STEPS, FASTEST_STEPS),
     ],
@@ -44,7 +44,7 @@ def test_steps_of_a_segment(step_s: float | None, steps: int, hasty: int) -> Non
 @pytest.mark.parametrize(
     ("step_s", "plan_s", "steps", "hasty"),
     [
-        (0.1, 0.05, MOST_STEPS, 2),
+        (0.1, 0.05, MOST_SEGMENT_STEPS, 2),
         (0.1, 0.5, 15, 15),
         (1.0, 1.0, 3, 3),
         (0.01, 60.0, FASTEST_STEPS, FASTEST_STEPS),
@@ -163,5 +163,5 @@ def test_segments_of_a_young_run_are_short() -> None:
     start = hello(world=4, global_batch=64, sizes=sizes.astype("<f8").tobytes(), epochs=None)
     devices = Emulation(a_s=[0.25 / 16] * 4, b_s=[0.0] * 4)
     run = Simulation(start, devices, policies.make("paceline"))
-    steps = [run.advance().segment.steps for _ in range(YOUNG + 4)]
-    assert steps == [FIRST_STEPS, *[1] * (YOUNG - 1), *[MOST_STEPS] * 4]
+    steps = [run.advance().segment.steps for _ in range(YOUNG_STEPS + 4)]
+    assert steps == [FIRST_STEPS, *[1] * (YOUNG_STEPS - 1), *[MOST_SEGMENT_STEPS] * 4]

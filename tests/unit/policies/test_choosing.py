@@ -15,7 +15,7 @@ from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Partial, PartialRules, convert
 from paceline_backend import policies
 from paceline_backend.planning.feedback import single_batches
-from paceline_backend.planning.offer import LEAST_RELAXED, MOST_STEPS
+from paceline_backend.planning.offer import LEAST_RELAXED, MOST_SEGMENT_STEPS
 from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, plan
 from paceline_backend.policies.base import Allocation
 from paceline_backend.policies.solve import counts as counted
@@ -64,7 +64,7 @@ def test_segments_follow_the_choice() -> None:
     assert {s.why for s in segments if s.synchroniser == PARTIAL} == {"rank 1 takes 0.540 s"}
     assert {s.why for s in segments[1:] if s.synchroniser == ALLREDUCE} == {"all take as long"}
     assert min(s.steps for s in segments if s.synchroniser == PARTIAL) >= LEAST_RELAXED
-    assert max(s.steps for s in segments if s.synchroniser == ALLREDUCE) <= MOST_STEPS
+    assert max(s.steps for s in segments if s.synchroniser == ALLREDUCE) <= MOST_SEGMENT_STEPS
     assert [s.memory["synchroniser"]["chosen"] for s in segments] == list(
         range(1, len(segments) + 1)
     )

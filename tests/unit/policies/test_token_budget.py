@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.amounts.budget import counts_within
+from paceline.core.batch_limits.budget import counts_within
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend import policies

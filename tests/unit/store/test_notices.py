@@ -9,7 +9,7 @@ import pytest
 
 from paceline_backend.store import runs
 
-LONG_AGO = time.time() - 10 * runs.PATIENCE_S
+LONG_AGO = time.time() - 10 * runs.NO_STEPS_S
 
 
 def said(**row: Any) -> str:

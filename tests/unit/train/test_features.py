@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from torch.distributed import HashStore
 
-from paceline.core.amounts.budget import Budget
-from paceline.core.amounts.shapes import Shapes
+from paceline.core.batch_limits.budget import Budget
+from paceline.core.batch_limits.shapes import Shapes
 from paceline.core.terms import Terms
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.train.long_phases import LONG_S, PhaseMonitor
+from paceline.train.long_phases import LONG_PHASE_S, PhaseMonitor
 from paceline.train.parts import Step
 from paceline.train.timing import CpuClock, RunningStep
 from paceline.wire import Phase
@@ -19,13 +19,13 @@ def test_only_what_takes_long_is_told_and_told_again() -> None:
         seen = monitor.look()
         return None if seen is None else (seen.step, seen.phase, seen.since_s)
 
-    assert [at(0), at(LONG_S - 1)] == [None, None]
-    assert at(LONG_S) == (7, Phase.DATA, LONG_S)
-    assert at(LONG_S + 1) is None
-    assert at(2 * LONG_S) == (7, Phase.DATA, 2 * LONG_S)
+    assert [at(0), at(LONG_PHASE_S - 1)] == [None, None]
+    assert at(LONG_PHASE_S) == (7, Phase.DATA, LONG_PHASE_S)
+    assert at(LONG_PHASE_S + 1) is None
+    assert at(2 * LONG_PHASE_S) == (7, Phase.DATA, 2 * LONG_PHASE_S)
     does[0] = (8, Phase.COMPUTE)
-    assert [at(2 * LONG_S + 1), at(3 * LONG_S)] == [None, None]
-    assert at(3 * LONG_S + 1) == (8, Phase.COMPUTE, LONG_S)
+    assert [at(2 * LONG_PHASE_S + 1), at(3 * LONG_PHASE_S)] == [None, None]
+    assert at(3 * LONG_PHASE_S + 1) == (8, Phase.COMPUTE, LONG_PHASE_S)
 
 
 def test_a_step_goes_through_its_phases() -> None:

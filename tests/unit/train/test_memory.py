@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.budget import Budget
+from paceline.core.batch_limits.budget import Budget
 from paceline.core.errors import PacelineError
 from paceline.train.environment import Environment
 from paceline.train.features import memory
@@ -174,5 +174,5 @@ def test_of_ranks_that_share_a_batch_the_least_memory_decides(
     """Ranks 0 and 1 are a group, and 2 and 3."""
     words = {0: Learned(9.0, 10.0, 9.0), 1: Learned(6.0, 8.0, 6.0)}
     monkeypatch.setattr(memory, "gathered", lambda world, _: [words.get(r) for r in range(world)])
-    meeting = SimpleNamespace(world=2, lanes=SimpleNamespace(ranks=[[0, 2], [1, 3]]))
-    assert learned_by(cast(Any, meeting), None) == [words[1], None]
+    startup = SimpleNamespace(world=2, lanes=SimpleNamespace(ranks=[[0, 2], [1, 3]]))
+    assert learned_by(cast(Any, startup), None) == [words[1], None]

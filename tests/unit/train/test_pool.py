@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch.distributed import HashStore
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.train.device import Device
 from paceline.train.parts import Part, Step
-from paceline.train.sync.pool import SharedBatches, ends_span, put
+from paceline.train.sync.pool import SharedBatches, ends_span, put, spans_of
 from paceline.wire.synchronisation import Synchronisation, convert
 
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
@@ -46,6 +47,25 @@ def parts_of(
         )
         for of_rank in counts
     ]
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    st.sampled_from([RNA, LOCAL]),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_put_counts_the_batches_of_each_span(
+    counts: list[int], what: Synchronisation, first_step: int, pooled: bool
+) -> None:
+    store = HashStore()
+    (part,) = parts_of([counts], what, first_step=first_step)
+    part = replace(part, pooled=pooled)
+    put(store, [part])
+    spans = spans_of(part)
+    stored = [store.get(f"pool/0/{number}/0").decode().split()[:2] for number in range(len(spans))]
+    assert stored == [["0", str(len(span))] for span in spans]
+    assert not store.check([f"pool/0/{len(spans)}/0"])
 
 
 class Rank:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.budget import Budget
+from paceline.core.batch_limits.budget import Budget
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.epochs import epoch_order
 from paceline.train.progress import Trained

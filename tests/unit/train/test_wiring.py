@@ -17,9 +17,9 @@ from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
-from paceline.train.meeting import Meeting
 from paceline.train.parts import Step
 from paceline.train.profile import Limits
+from paceline.train.startup import Startup
 from paceline.wire import MOST_WHY, Fallback, Message, Phase, decode
 
 NOBODY = "redis://127.0.0.1:9"  # the discard port: nothing answers
@@ -37,12 +37,12 @@ def test_no_thread_stays_where_the_leader_cannot_be_made(
 
     monkeypatch.setattr(wiring, "Leader", refuse)
     terms = Terms(4, 2, 0, False, "samples", 2)
-    meeting = Meeting(0, 1, HashStore(), 0, np.ones(4))
+    startup = Startup(0, 1, HashStore(), 0, np.ones(4))
     environment = Environment(run="r1", bus=NOBODY, spool=tmp_path)
     device, epoch_steps = Device(None, 0, 1), EpochSteps(terms)
     context = RunContext(terms, environment, device, Limits([]), epoch_steps)
     with pytest.raises(ValueError, match="no leader"):
-        wiring.connect(context, meeting, Position(), lambda: (0, Phase.DATA), bool, None)
+        wiring.connect(context, startup, Position(), lambda: (0, Phase.DATA), bool, None)
     assert started == {"paceline-telemetry", "paceline-control"}
     assert set(threading.enumerate()) == before
 
@@ -53,11 +53,11 @@ def test_rank_0_reports_fallbacks_in_a_run_and_cuts_their_reason(
 ) -> None:
     terms = Terms(4, 2, 0, False, "samples", 2)
     sizes = np.ones(4) if rank == 0 else None
-    meeting = Meeting(rank, 2, HashStore(), 0, sizes)
+    startup = Startup(rank, 2, HashStore(), 0, sizes)
     environment = Environment(run=run, bus=None, spool=tmp_path)
     device, epoch_steps = Device(None, rank, 2), EpochSteps(terms)
     context = RunContext(terms, environment, device, Limits([]), epoch_steps)
-    wired = wiring.connect(context, meeting, Position(), lambda: (0, Phase.DATA), bool, None)
+    wired = wiring.connect(context, startup, Position(), lambda: (0, Phase.DATA), bool, None)
     assert (wired.on_fallback is not None) == (rank == 0 and run is not None)
     if wired.on_fallback is not None:
         step = Step(0, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)

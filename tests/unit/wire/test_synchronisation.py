@@ -10,7 +10,7 @@ import pytest
 from paceline.wire import synchronisation
 from paceline.wire.synchronisation import (
     ALLREDUCE,
-    SYNCHRONISERS,
+    SYNC_NAMES,
     Hierarchical,
     HierarchicalRules,
     Partial,
@@ -51,7 +51,7 @@ def test_names_parameters_and_digests_stay(
 
 def test_all_types_are_named() -> None:
     names = {kind.__struct_config__.tag for kind in Synchronisation.__args__}
-    assert names == set(SYNCHRONISERS) == {name for name, _, _ in KINDS}
+    assert names == set(SYNC_NAMES) == {name for name, _, _ in KINDS}
 
 
 def nested(depth: int) -> list[Any]:
@@ -70,7 +70,7 @@ FIT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SYNCHRONISERS)
+@pytest.mark.parametrize("name", SYNC_NAMES)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -33,11 +33,11 @@ _SPENT = 4
 # If a rank would end later than this multiple of the planned time, the other ranks get more load.
 _LATE = 1.02
 # Number of bisection steps in the search for a step's time.
-_HALVINGS = 60
+_TIME_BISECTIONS = 60
 # Maximum number of samples that a rank swaps for later ones of its buffer in a step.
 _SWAPS = 4
 # A rank stops swapping once its load differs from the target load by less than this fraction.
-_CLOSE = 1e-3
+_LOAD_TOLERANCE = 1e-3
 
 
 @dataclass
@@ -334,7 +334,7 @@ def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> I
         return counts
 
     low, high = 0.0, float((speeds.b + each_s * most).max())
-    for _ in range(_HALVINGS):
+    for _ in range(_TIME_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if counts_at(middle).sum() < total else (low, middle)
     counts = np.floor(counts_at(high) + 1e-9).astype(np.int64)
@@ -376,7 +376,7 @@ def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
     rest = rest[np.argsort(sizes[rest], kind="stable")]
     for _ in range(_SWAPS):
         off = load - float(sizes[places].sum())
-        if not len(free) or abs(off) <= _CLOSE * load:
+        if not len(free) or abs(off) <= _LOAD_TOLERANCE * load:
             break
         wanted = sizes[places[free]] + off
         after = np.searchsorted(sizes[rest], wanted)

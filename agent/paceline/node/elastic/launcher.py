@@ -32,8 +32,8 @@ from paceline.node import rundir
 from paceline.node.elastic import rank
 from paceline.node.elastic.ranks import RankAgent, TooManyFailuresError, keep
 from paceline.node.elastic.rendezvous import (
-    JOIN_S,
     LOOPBACK,
+    NODES_WAIT_S,
     Alone,
     RunRendezvous,
     Together,
@@ -44,7 +44,7 @@ from paceline.node.elastic.roll import Roll
 from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
 
-_MONITOR_S = 0.1
+_LAUNCHER_POLL_S = 0.1
 # Restart limit that TorchElastic gets, in effect none, if `Roll` counts the failures instead.
 _UNBOUNDED = 2**31 - 1
 
@@ -84,7 +84,7 @@ def launch(order: NodeLaunch) -> LauncherStatus:
             entrypoint=sys.executable,
             args=("-P", rank.__file__, str(os.getpid()), *order.command),
             max_restarts=order.max_restarts if place is None else _UNBOUNDED,
-            monitor_interval=_MONITOR_S,
+            monitor_interval=_LAUNCHER_POLL_S,
             local_addr=LOOPBACK if place is None else place.address,
         )
         metrics.initialize_metrics()
@@ -124,7 +124,7 @@ def _outcome(agent: RankAgent) -> LauncherStatus:
     except RendezvousClosedError:
         return _ended_by_others(agent)
     except RendezvousTimeoutError:
-        few = f"too few nodes joined the rendezvous within {JOIN_S:g} s"
+        few = f"too few nodes joined the rendezvous within {NODES_WAIT_S:g} s"
         return LauncherStatus(agent.status.attempt, 1, few)
     except TooManyFailuresError:
         handler.shutdown()

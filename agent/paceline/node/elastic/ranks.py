@@ -41,11 +41,11 @@ from paceline.wire import FAILED_ELSEWHERE
 # Seconds between requesting that ranks end and killing them. After a failure, the other ranks have
 # nothing left to do. On a stop, ranks save a declared checkpoint; Slurm and Kubernetes give the
 # launcher 30 s.
-GRACE_S, STOP_GRACE_S = 5, 25
+KILL_RANKS_AFTER_S, STOP_GRACE_S = 5, 25
 # Seconds to wait for further failures before the first one is determined: a rank that raises an
 # exception may exit later than peers that fail because that rank is gone.
 _LINGER_S = 0.5
-_MONITOR_S = 0.2
+_PROCESSES_POLL_S = 0.2
 # Number of attempts whose logs are kept: a run may be restarted any number of times.
 _KEPT_ATTEMPTS = 10
 _POLL_S = 0.05
@@ -53,7 +53,7 @@ _POLL_S = 0.05
 # one leaves. The first is longer, because the ranks train while a joining node waits.
 _JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 20.0
 # An attempt is given up after this many failed rounds of the rendezvous.
-_ROUNDS = 5
+_FAILED_ROUNDS = 5
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +117,7 @@ class RankAgent(LocalElasticAgent):
         self, spec: WorkerSpec, directory: Path, roll: Roll, most_failures: int | None
     ) -> None:
         self._logs = _Logs(directory)
-        super().__init__(spec, self._logs, shutdown_timeout=GRACE_S)
+        super().__init__(spec, self._logs, shutdown_timeout=KILL_RANKS_AFTER_S)
         self._directory = directory
         self._roll = roll
         self._most_failures = most_failures
@@ -157,7 +157,7 @@ class RankAgent(LocalElasticAgent):
 
         A launcher may be lost before it answers; then another round follows.
         """
-        for _ in range(_ROUNDS):
+        for _ in range(_FAILED_ROUNDS):
             try:
                 super()._rendezvous(worker_group)
                 store: Any = worker_group.store
@@ -185,7 +185,7 @@ class RankAgent(LocalElasticAgent):
         try:
             store.add("done", 1)
             while store.add("done", 0) + handler.gone < count:
-                time.sleep(_MONITOR_S)
+                time.sleep(_PROCESSES_POLL_S)
                 handler.num_nodes_waiting()
         except (RuntimeError, RendezvousError):
             _log.info("the rendezvous ended: all ranks are done")
@@ -276,7 +276,9 @@ class RankAgent(LocalElasticAgent):
             for local_rank, handler in self._pcontext.subprocess_handlers.items()
         }
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = GRACE_S) -> None:
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = KILL_RANKS_AFTER_S
+    ) -> None:
         super()._shutdown(death_sig, timeout)
         if isinstance(self._pcontext, SubprocessContext):
             for pid in self._pcontext.pids().values():

@@ -50,15 +50,16 @@ from paceline.node.processes import number_of, reserved_port
 
 LOOPBACK = "127.0.0.1"
 # Maximum number of seconds that launchers wait until the minimum number of nodes is present.
-JOIN_S = 600.0
+NODES_WAIT_S = 600.0
 # Seconds that launchers wait for further nodes once the minimum number is present.
 _LAST_CALL_S = 3.0
 # Maximum number of seconds for notifying the other launchers when this launcher leaves.
 _LEAVE_S = 2.0
 # Seconds between two reads of the store.
 _POLL_S = 0.2
-# A launcher that sends no heartbeat for `_MISSED` intervals of `_ALIVE_S` seconds is lost.
-_ALIVE_S, _MISSED = 1, 8
+# A launcher that sends no heartbeat for `_MISSED_BEATS` intervals of `_LAUNCHER_BEAT_S` seconds is
+# lost.
+_LAUNCHER_BEAT_S, _MISSED_BEATS = 1, 8
 # Additional time that a round waits for launchers that took part in the last round.
 _LATE = timedelta(seconds=20)
 # Timeout of a request to the store.
@@ -150,7 +151,7 @@ class Together(DynamicRendezvousHandler):
             with suppress(OSError):
                 self._port = reserved_port(info.bootstrap_store_info.master_port)
         self._joined, self._round = info.world_size, info.store
-        self.members.meet(self._this_node, self._state_holder.state.participants)
+        self.members.begin_round(self._this_node, self._state_holder.state.participants)
         return info
 
     def _give_back_port(self) -> None:
@@ -205,7 +206,7 @@ class Members:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def meet(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
+    def begin_round(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
         """Record the launchers of a round, and that this launcher, `own`, is not gone."""
         self._store.set(_MEMBERS, "\n".join(map(str, participants)))
         self._store.delete_key(f"gone/{own}")
@@ -315,10 +316,10 @@ def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address
         run,
         *nodes,
         RendezvousTimeout(
-            join=timedelta(seconds=JOIN_S), last_call=timedelta(seconds=_LAST_CALL_S)
+            join=timedelta(seconds=NODES_WAIT_S), last_call=timedelta(seconds=_LAST_CALL_S)
         ),
-        keep_alive_interval=timedelta(seconds=_ALIVE_S),
-        keep_alive_max_attempt=_MISSED,
+        keep_alive_interval=timedelta(seconds=_LAUNCHER_BEAT_S),
+        keep_alive_max_attempt=_MISSED_BEATS,
     )
     node = Together._node_desc_generator.generate(address)
     members = Members(store)

@@ -25,19 +25,19 @@ from paceline.node.processes import die_with_parent
 from paceline.wire import NodeCheck
 
 # Time limit in seconds for the measuring process, which usually takes about three seconds.
-LONGEST_S = 60.0
+MEASURING_LIMIT_S = 60.0
 
 _REAP_S = 0.5
 # Seconds without ranks before a measurement: a node that was just started, or that has ended a run,
 # may get the next run at once.
-_SETTLE_S = 10.0
+_IDLE_BEFORE_S = 10.0
 # Number of measurements; their median is the result.
 _REPEATS = 5
 # Rows and columns of the matrices.
 _EDGE = 512
 # Number of matrix products in a repetition, on each thread.
 _PRODUCTS = 8
-_MOST_THREADS = 64
+_MOST_MEASURING_THREADS = 64
 # Size of the copied array in bytes: far more than a core's share of the processor's caches.
 _COPIED = 64 << 20
 # Size of the written file in bytes.
@@ -67,7 +67,7 @@ def _compute() -> float:
     """Return the speed of one core while all cores work, in GFLOP/s."""
     import numpy as np
 
-    count = min(machine.cores(), _MOST_THREADS)
+    count = min(machine.cores(), _MOST_MEASURING_THREADS)
     matrices = [np.full((_EDGE, _EDGE), 1e-3, np.float32) for _ in range(count)]
 
     def multiply(matrix: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
@@ -134,7 +134,7 @@ class Checker:
             self.due = True
         elif self._process is not None:
             self._check_process(self._process)
-        elif self.due and time.monotonic() - self._idle_since >= _SETTLE_S:
+        elif self.due and time.monotonic() - self._idle_since >= _IDLE_BEFORE_S:
             self._begin()
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Checker:
 
     def _begin(self) -> None:
         self.due = False
-        self._kill_at = time.monotonic() + LONGEST_S
+        self._kill_at = time.monotonic() + MEASURING_LIMIT_S
         threads = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         try:
             self._process = subprocess.Popen(
@@ -171,7 +171,9 @@ class Checker:
             if time.monotonic() > self._kill_at:
                 self.close()
                 self.due = True
-                _log.warning("cannot measure this machine: it took more than %g s", LONGEST_S)
+                _log.warning(
+                    "cannot measure this machine: it took more than %g s", MEASURING_LIMIT_S
+                )
             return
         output, _ = process.communicate()
         self._process = None

@@ -22,7 +22,7 @@ from paceline.wire import EndRanks
 from paceline.wire.asking import Dump, Dumps
 
 # Seconds for ranks to write their stacks. A rank that can write them needs a fraction of a second.
-_WRITING_S = 2.0
+_STACKS_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +38,7 @@ class Ending:
         self._launcher = launcher
         self._order = order
         self._dumps = {dump.rank: dump for dump in dumps}
-        self._at = time.monotonic() + _WRITING_S
+        self._at = time.monotonic() + _STACKS_S
 
     @classmethod
     def begin(cls, directory: Path, run: str, launcher: int, order: EndRanks) -> Ending | None:

@@ -27,7 +27,7 @@ _REASONS = {
     0x100: "the display clock setting",
 }
 # Seconds without an answer after which the driver counts as hanging.
-PATIENCE_S = 10.0
+DRIVER_HANGS_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +49,7 @@ class Gpus:
         """Return the state of each GPU as of the previous call, at once and without raising errors.
 
         Return an empty list if NVML is missing, or if it fails or has not answered for
-        `PATIENCE_S`.
+        `DRIVER_HANGS_S`.
         """
         now = time.monotonic()
         if not self._is_there:
@@ -57,12 +57,12 @@ class Gpus:
         if self._asked_at is None:
             self._asked_at = now
             self._asked.set()
-        elif now >= self._asked_at + PATIENCE_S:
+        elif now >= self._asked_at + DRIVER_HANGS_S:
             if not self._is_told:
                 _log.warning(
                     "the driver of this node's NVIDIA GPUs has not answered for %g s: their "
                     "states are not reported until it does",
-                    PATIENCE_S,
+                    DRIVER_HANGS_S,
                 )
             self._is_told = True
             return []

@@ -19,7 +19,7 @@ import httpx
 from paceline.core.errors import InputError
 
 # Seconds between two requests for a notice, as Amazon advises.
-EVERY_S = 5.0
+NOTICE_INTERVAL_S = 5.0
 _TIMEOUT_S = 2.0
 # Requested lifetime in seconds of a token of EC2's metadata service: the longest that is allowed.
 _TOKEN_S = 21_600
@@ -127,7 +127,7 @@ def provider_of(name: str) -> Provider:
 class Notices:
     """A poller, with its own thread, for a provider's notice that it reclaims this machine."""
 
-    def __init__(self, provider: Provider, every_s: float = EVERY_S) -> None:
+    def __init__(self, provider: Provider, every_s: float = NOTICE_INTERVAL_S) -> None:
         self._provider = provider
         self._every_s = every_s
         self._words: str | None = None

@@ -22,7 +22,7 @@ import msgspec
 from paceline.node import logs, rundir
 from paceline.node.rundir import Record
 from paceline.wire.asking import (
-    MOST_BYTES,
+    MOST_LOG_BYTES,
     MOST_STACKS,
     Dump,
     Dumps,
@@ -126,7 +126,7 @@ def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
     `since` has a pair for each rank: the rank, and the length that its file had at that time.
     """
     since = since[:MOST_STACKS]
-    most = min(_MOST_READ, MOST_BYTES // max(1, len(since)))
+    most = min(_MOST_READ, MOST_LOG_BYTES // max(1, len(since)))
     return Stacks([_stack(directory, attempt, rank, offset, most) for rank, offset in since])
 
 

@@ -26,9 +26,9 @@ from paceline.wire import Launch
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
 # Maximum number of seconds in which the processes must end after the last rank's report.
-_GRACE_S = 15.0
+_PROCESSES_END_S = 15.0
 # Number of last lines of a log to show.
-_SHOWN = 12
+_LOG_LINES = 12
 
 
 class Level(StrEnum):
@@ -142,12 +142,15 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
-    """Wait until the ranks end, at most `_GRACE_S` after all have reported; return True if late."""
+    """Wait until the ranks end, at most `_PROCESSES_END_S` after all have reported.
+
+    Return True if they are late.
+    """
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:
         supervisor.poll()
         if not all_reported and len(_read(reports, nproc)) == nproc:
-            deadline, all_reported = time.monotonic() + _GRACE_S, True
+            deadline, all_reported = time.monotonic() + _PROCESSES_END_S, True
         if time.monotonic() > deadline:
             return True
         time.sleep(_TICK_S)
@@ -180,7 +183,7 @@ def _named(message: str) -> int | None:
 
 def _died(message: str) -> Finding:
     first, _, rest = message.partition("\n")
-    lines = "\n".join(rest.splitlines()[-_SHOWN:])
+    lines = "\n".join(rest.splitlines()[-_LOG_LINES:])
     # The log is deleted with all other files.
     what = first.partition("; log: ")[0]
     says = (

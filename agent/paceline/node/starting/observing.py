@@ -30,7 +30,7 @@ OBSERVER = "paceline observe"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
 # Seconds from a stop to killing the processes; torchrun itself gives its ranks 30 s.
-_KILL_AFTER_S = 35.0
+_KILL_PROCESSES_AFTER_S = 35.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTS, signal.SIGUSR1, signal.SIGUSR2)
 _PASSED_ON = ("PACELINE_CA_FILE", "PACELINE_LOG_FORMAT", "PACELINE_SPOOL_BYTES")
@@ -172,7 +172,7 @@ class Observation:
         if self._kill_at:
             return
         self._stopping = self._stopping or why
-        self._kill_at = time.monotonic() + _KILL_AFTER_S
+        self._kill_at = time.monotonic() + _KILL_PROCESSES_AFTER_S
         # The processes are listed first, because children of an ended process can no longer be
         # found.
         self._tree = _tree_of(process.pid)

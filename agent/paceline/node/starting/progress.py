@@ -14,10 +14,10 @@ from paceline.wire import State
 
 _POLL_S = 1.0
 # Seconds between two requests for the verdict, which takes the server longer than the figures.
-_JUDGE_S = 5.0
+_VERDICT_POLL_S = 5.0
 _TIMEOUT_S = 5.0
 # Number of newest steps over which figures are averaged.
-_STEPS = 50
+_AVERAGED_STEPS = 50
 
 # Levels of the verdict that are shown, with their labels; other levels are not shown.
 LEVELS = {"held-up": "Slowed down", "watch": "Warning"}
@@ -150,7 +150,7 @@ def ask(client: Client, run: str) -> Progress:
     now = client.call("GET", f"/runs/{run}")
     if now["step"] is None:
         return of_run(now)
-    params = {"from": max(0, now["step"] - _STEPS + 1), "points": _STEPS}
+    params = {"from": max(0, now["step"] - _AVERAGED_STEPS + 1), "points": _AVERAGED_STEPS}
     return of_run(now, client.call("GET", f"/runs/{run}/steps", params=params))
 
 
@@ -178,7 +178,9 @@ class ProgressPoller:
         with self._client:
             judged_at = 0.0
             while True:
-                judge = time.monotonic() - judged_at >= _JUDGE_S and self.now.step is not None
+                judge = (
+                    time.monotonic() - judged_at >= _VERDICT_POLL_S and self.now.step is not None
+                )
                 self.now = self._asked(judge)
                 if judge:
                     judged_at = time.monotonic()

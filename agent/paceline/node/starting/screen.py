@@ -26,7 +26,7 @@ _DRAW_S = 0.25
 # Seconds between two plain lines if only the step has changed.
 _SAY_S = 60.0
 # Maximum number of characters kept of a line that has no newline yet.
-_LONGEST = 65_536
+_LONGEST_LINE = 65_536
 # Width of the progress bar in columns.
 _BAR = 16
 _STYLES = {"held-up": "bold red", "watch": "yellow"}
@@ -137,7 +137,7 @@ class Terminal:
         # Only the newest version of a line that is overwritten repeatedly is needed.
         head, _, last = rest.rstrip("\r").rpartition("\r")
         self._open = last if head or last else rest
-        if len(self._open) > _LONGEST:
+        if len(self._open) > _LONGEST_LINE:
             self._print(self._open + "\n")
             self._open = ""
         self._draw()

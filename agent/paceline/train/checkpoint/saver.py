@@ -33,8 +33,8 @@ from paceline.train.checkpoint.contents import (
     set_random_state,
 )
 from paceline.train.checkpoint.position import Position
-from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
+from paceline.train.startup import TIMEOUT
 from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Saver:
         self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
         # The saver has process groups of its own: the default group may use NCCL, and the threads
-        # of synchronisers use other groups.
+        # of relaxed synchronisation use other groups.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.core.amounts.budget import shown
+from paceline.core.batch_limits.budget import shown
 from paceline.data import Stream
 from paceline.node.starting.examining import Finding, Level
 from paceline.train.batchnorm import is_shared
@@ -36,15 +36,15 @@ _FIVE_LINES = (
     "loader = session.loader(…) and model = session.wrap(model)."
 )
 # Number of samples whose sizes are compared with their extents, the numbers of their elements.
-_LOOKED_AT = 16
+_COMPARED_SAMPLES = 16
 # Minimum rank correlation of sizes and extents. For 16 unrelated samples the correlation is smaller
 # in 97 of 100 cases.
 _FITTING = 0.5
 # The imbalance of the ranks' loads is averaged over at most this many steps, each of which is split
 # evenly over the ranks.
-_STEPS = 200
+_IMBALANCE_STEPS = 200
 # Loggers whose warnings are not repeated: another check reports them, or no report is needed.
-_TOLD = {"paceline.train.amounts.sizes", "paceline.train.wiring", "paceline.train.device"}
+_TOLD = {"paceline.train.batch_limits.sizes", "paceline.train.wiring", "paceline.train.device"}
 _UNWRAPPED = "paceline.train.unwrapped"
 
 
@@ -191,7 +191,7 @@ def _of_sizes(known: SeenSession, given: Floats, world: int) -> Finding:
                 "min": least, "median": middle, "max": most, "uneven": uneven, "padded": padded,
             },
         )  # fmt: skip
-    numbers = np.unique(np.linspace(0, len(given) - 1, _LOOKED_AT).astype(int)).tolist()
+    numbers = np.unique(np.linspace(0, len(given) - 1, _COMPARED_SAMPLES).astype(int)).tolist()
     extents = [extent(load(known, number)) for number in numbers]
     if min(extents) == max(extents):
         says = (
@@ -216,7 +216,7 @@ def fitting(seen: ScriptRecord) -> Iterator[Finding]:
         if given is None or isinstance(known.dataset, Stream) or given.min() == given.max():
             continue
         order = np.argsort(given, kind="stable")
-        numbers = order[np.linspace(0, len(given) - 1, _LOOKED_AT).astype(int)].tolist()
+        numbers = order[np.linspace(0, len(given) - 1, _COMPARED_SAMPLES).astype(int)].tolist()
         extents = np.array([extent(load(known, number)) for number in numbers])
         # All checked samples have the same number of elements. So the sizes may count something
         # inside of a sample, such as valid tokens.
@@ -254,7 +254,7 @@ def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float,
     """
     order = np.random.default_rng(seed).permutation(len(given))
     ratios: list[tuple[float, float]] = []
-    for start in range(0, min(len(order), batch * _STEPS), batch):
+    for start in range(0, min(len(order), batch * _IMBALANCE_STEPS), batch):
         step = given[order[start : start + batch]]
         parts = [part for rank in range(world) if len(part := step[rank::world])]
         sums, padded = [p.sum() for p in parts], [len(p) * p.max() for p in parts]

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from paceline.train import session as sessions
-from paceline.train.amounts import sizes
+from paceline.train.batch_limits import sizes
 from paceline.train.loader import Loader, _Batches
 from paceline.train.proof import ProofResult, Rehearsal
 from paceline.train.session import Session

@@ -40,7 +40,7 @@ def made(state: TrainingState, close: Callable[[], None]) -> Iterator[Feature]:
 
     Checkpoints and signals are missing: the script declares checkpoints later.
     """
-    context, world = state.context, state.meeting.world
+    context, world = state.context, state.startup.world
     if world > 1:
         yield RankMonitor(state)
     if (budget := context.epoch_steps.budget) is not None:

@@ -3,9 +3,9 @@
 No reduction may pair gradients of two different steps, and no rank may wait for one that is lost.
 The loop calls this feature for each step and when the script leaves a loop, and wrapped models call
 it for each reduction that begins. On each rank a thread publishes these events once a second
-(`TICK_S`) in the ranks' store, and rank 0's thread compares the entries of all ranks. If a rank is
-lost, the thread that notices it stores the reason, and every rank's thread logs it and ends the
-waits of its rank. No control plane is needed.
+(`PUBLISH_INTERVAL_S`) in the ranks' store, and rank 0's thread compares the entries of all ranks.
+If a rank is lost, the thread that notices it stores the reason, and every rank's thread logs it and
+ends the waits of its rank. No control plane is needed.
 
 Each comparison checks:
 
@@ -17,16 +17,17 @@ the ranks that call it, the threads also compare all ranks, every 0.05 s, for 8 
 (`_EXPLAIN_S`). Only these comparisons consider signs that may be harmless otherwise (`_missing`):
 
 - a rank that left its loop, or that closed its session and has ended;
-- a missing heartbeat: no new entry of a rank for 4 s (`_SILENT_S`), so its process or node is gone.
+- a missing heartbeat: no new entry of a rank for 4 s (`_NO_BEAT_S`), so its process or node is
+  gone.
 
 Three limits apply to waits:
 
-- 30 s (`LONG_S`): if ranks have waited this long, the log names the ranks that they wait for, and
-  nothing else happens; rank 0 checks this at each comparison;
-- 10 s (`GRACE_S`): a rank that is blocked in a collective, in C++, cannot raise. If the lost rank's
-  process ends, the collective fails, and `explained` names that rank. Otherwise the thread ends the
-  blocked process when this time has passed since the reason became known;
-- 10 s (`GRACE_S`): the store ends with rank 0. A rank that has then waited for others this long
+- 30 s (`LONG_WAIT_S`): if ranks have waited this long, the log names the ranks that they wait for,
+  and nothing else happens; rank 0 checks this at each comparison;
+- 10 s (`BLOCKED_S`): a rank that is blocked in a collective, in C++, cannot raise. If the lost
+  rank's process ends, the collective fails, and `explained` names that rank. Otherwise the thread
+  ends the blocked process when this time has passed since the reason became known;
+- 10 s (`BLOCKED_S`): the store ends with rank 0. A rank that has then waited for others this long
   names rank 0. A rank notices the end of the store at its next publication.
 
 The check adds no time to reductions that come in a regular rhythm, such as one in each step. The
@@ -56,8 +57,8 @@ from paceline.core import rank_progress
 from paceline.core.errors import PacelineError
 from paceline.core.rank_progress import RankProgress
 from paceline.train.feature import Feature
-from paceline.train.meeting import place
 from paceline.train.parts import Step
+from paceline.train.startup import place
 from paceline.train.state import TrainingState
 from paceline.train.timing import RunningStep
 from paceline.wire import Phase
@@ -68,11 +69,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Seconds between two publications of a rank's progress.
-TICK_S = 1.0
+PUBLISH_INTERVAL_S = 1.0
 # Once ranks have waited this many seconds for another rank, the log names that rank.
-LONG_S = 30.0
+LONG_WAIT_S = 30.0
 # Seconds in which a blocked rank may raise before its process is ended.
-GRACE_S = 10.0
+BLOCKED_S = 10.0
 # Seconds between two checks while this rank waits for the other ranks.
 _POLL_S = 0.002
 # Seconds between two comparisons of all ranks after a collective failed.
@@ -82,7 +83,7 @@ _EXPLAIN_S = 8.0
 # Maximum number of seconds of that search after this rank itself raised.
 _NAMED_S = 0.5
 # If a process has not published for this many seconds, `_missing` reports it as gone.
-_SILENT_S = 4.0
+_NO_BEAT_S = 4.0
 # Maximum number of log messages about ranks that skipped the backward pass of a step.
 _MOST_SKIPS = 5
 _WAITS = (Phase.SYNC, Phase.PLAN)
@@ -100,7 +101,7 @@ class RankMonitor(Feature):
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
-        self._rank, self._world = state.meeting.rank, state.meeting.world
+        self._rank, self._world = state.startup.rank, state.startup.world
         # Processes with the same place, in the same PID namespace, can look up each other's PIDs.
         self._progress = RankProgress(place=f"{place()} {_namespace()}", process=os.getpid())
         # This rank's newest activity, and the time at which it began.
@@ -145,7 +146,7 @@ class RankMonitor(Feature):
         self._state.is_out_of_step = lambda: self._failure is not None
         self._thread = threading.Thread(
             target=self._run,
-            args=(self._state.meeting.store,),
+            args=(self._state.startup.store,),
             name="paceline-rank-monitor",
             daemon=True,
         )
@@ -171,7 +172,7 @@ class RankMonitor(Feature):
         expected = self._follows.get(self._previous) == kind
         self._progress.reduce(step, model)
         if not expected:
-            with running.meeting():
+            with running.in_collective():
                 self._wait_at(f"reduction/{self._progress.reductions}/{step}/{model}")
             self._follows[self._previous] = kind
         self._previous, self._reduced_in = kind, step
@@ -179,8 +180,8 @@ class RankMonitor(Feature):
     def end_turn(self, running: RunningStep) -> None:
         """Note that a step's body has ended. Without a backward pass, wait for the other ranks.
 
-        Under a relaxed synchroniser, gradients are not reduced in each step, so there is nothing to
-        wait for.
+        Under relaxed synchronisation, gradients are not reduced in each step, so there is nothing
+        to wait for.
         """
         if running.step.more:
             return
@@ -246,7 +247,7 @@ class RankMonitor(Feature):
         if self._thread is None:
             return
         if self._rank == 0 and self._failure is not None:
-            time.sleep(max(0.0, self._failed_at + 2 * TICK_S - time.monotonic()))
+            time.sleep(max(0.0, self._failed_at + 2 * PUBLISH_INTERVAL_S - time.monotonic()))
         self._closing = True
         self._wake.set()
         self._thread.join(2.0)
@@ -293,7 +294,7 @@ class RankMonitor(Feature):
                 searching = self._explaining
                 if now >= due or changed or not self._progress.in_loop:
                     self._tick(store)
-                    due = now + (_SEARCH_S if searching else TICK_S)
+                    due = now + (_SEARCH_S if searching else PUBLISH_INTERVAL_S)
                 if self._point is not None:
                     self._arrive(store, self._point)
                 rest_s = max(0.0, due - time.monotonic())
@@ -307,11 +308,11 @@ class RankMonitor(Feature):
             # The store also ends if rank 0 has finished the last epoch before this rank.
             while self._progress.in_loop and not self._closing:
                 self._observe()
-                waits = self._progress.phase in _WAITS and self._progress.since_s >= GRACE_S
+                waits = self._progress.phase in _WAITS and self._progress.since_s >= BLOCKED_S
                 if waits and self._failure is None:
                     self._fell_out(self._without_store())
                 self._end_process_if_stuck()
-                time.sleep(TICK_S)
+                time.sleep(PUBLISH_INTERVAL_S)
         finally:
             with self._changed:
                 self._changed.notify_all()
@@ -409,7 +410,7 @@ class RankMonitor(Feature):
             if progress.closed and ended:
                 return f"rank {rank} has ended before the others: {where}"
             silent_s = now - self._beats[rank][1]
-            if silent_s >= _SILENT_S:
+            if silent_s >= _NO_BEAT_S:
                 return (
                     f"rank {rank} failed: no heartbeat for {silent_s:.0f} s, so its process or its "
                     f"node is gone; last seen: {where}"
@@ -426,9 +427,13 @@ class RankMonitor(Feature):
                     f"rank {rank} ran no backward pass in step {step}, but other ranks did: its "
                     "batch of that step has no effect",
                 )
-        late = rank_progress.laggards(of, _WAITS, LONG_S)
+        late = rank_progress.laggards(of, _WAITS, LONG_WAIT_S)
         missing = [rank for rank in range(self._world) if rank not in of]
-        if missing and not late and any(progress.since_s >= LONG_S for progress in of.values()):
+        if (
+            missing
+            and not late
+            and any(progress.since_s >= LONG_WAIT_S for progress in of.values())
+        ):
             late = missing
         elif not late:
             return
@@ -439,7 +444,7 @@ class RankMonitor(Feature):
         names = [rank_progress.described(rank, of.get(rank, RankProgress())) for rank in late]
         self._store_note(
             store,
-            f"the other ranks have been waiting for {LONG_S:.0f} s: {'; '.join(names[:8])} "
+            f"the other ranks have been waiting for {LONG_WAIT_S:.0f} s: {'; '.join(names[:8])} "
             "(`paceline hang RUN --stacks` shows what all ranks are doing, if the run is on a "
             "server)",
         )
@@ -452,7 +457,7 @@ class RankMonitor(Feature):
         """End the process if it is blocked in a collective long after ranks fell out of step."""
         if self._failure is None or not self._progress.in_loop or self._progress.closed:
             return
-        if time.monotonic() - max(self._failed_at, self._since[1]) < GRACE_S:
+        if time.monotonic() - max(self._failed_at, self._since[1]) < BLOCKED_S:
             return
         logger.critical(
             "rank %d is blocked in step %d; ending its process: %s",

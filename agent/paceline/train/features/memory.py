@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.core.amounts.budget import Budget, shown
+from paceline.core.batch_limits.budget import Budget, shown
 from paceline.core.errors import PacelineError
 from paceline.node import rundir
-from paceline.train.amounts.budgeting import refuse_limits
+from paceline.train.batch_limits.budgeting import refuse_limits
 from paceline.train.feature import Feature
-from paceline.train.meeting import Meeting, gathered
 from paceline.train.profile import Limits, out_of_memory
+from paceline.train.startup import Startup, gathered
 from paceline.train.state import TrainingState
 from paceline.train.timing import RunningStep
 from paceline.wire import RankDevice
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Maximum of the new limit, as a fraction of the load that did not fit. There is a margin because
 # memory is fragmented, and batches with the same load differ.
-_MARGIN = 0.9
+_LIMIT_FRACTION = 0.9
 
 
 class LearnedLimits(Feature):
@@ -45,12 +45,12 @@ class LearnedLimits(Feature):
     def connect(self) -> None:
         """Apply the limits that ranks learned in earlier attempts."""
         state = self._state
-        meeting, before = state.meeting, state.context.limits
-        self._memory = Memory(state.context.environment.memory, meeting.process)
-        learned = learned_by(meeting, self._memory.known)
+        startup, before = state.startup, state.context.limits
+        self._memory = Memory(state.context.environment.memory, startup.process)
+        learned = learned_by(startup, self._memory.known)
         limits = with_learned(before, learned, self._budget, state.findings.devices)
         state.context = replace(state.context, limits=limits)
-        if meeting.leads and limits != before:
+        if startup.leads and limits != before:
             logger.warning(
                 "memory ran out in earlier attempts: token_limits is %s now", limits.tokens
             )
@@ -87,18 +87,18 @@ class Learned(msgspec.Struct, frozen=True):
         The limit is at least half of the load that did not fit, so that small batches in the first
         steps of a run do not limit all later ones.
         """
-        return Learned(min(max(held, ran_out / 2), _MARGIN * ran_out), ran_out, held)
+        return Learned(min(max(held, ran_out / 2), _LIMIT_FRACTION * ran_out), ran_out, held)
 
 
-def learned_by(meeting: Meeting, known: Learned | None) -> list[Learned | None]:
+def learned_by(startup: Startup, known: Learned | None) -> list[Learned | None]:
     """Return the limit that each rank or group learned, [W]; `known` is this rank's. Collective.
 
     If ranks share each batch, a group's limit is the smallest limit that its ranks learned.
     """
-    if meeting.lanes is None:
-        return gathered(meeting.world, known)
-    lanes = meeting.lanes.ranks
-    words = gathered(meeting.world * len(lanes), known)
+    if startup.lanes is None:
+        return gathered(startup.world, known)
+    lanes = startup.lanes.ranks
+    words = gathered(startup.world * len(lanes), known)
     groups = ([words[rank] for rank in group] for group in zip(*lanes, strict=True))
     return [min(filter(None, group), key=lambda each: each.limit, default=None) for group in groups]
 

@@ -17,12 +17,12 @@ from paceline.train.timing import RunningStep
 logger = logging.getLogger(__name__)
 
 # The suggested grid is at most the size of an equal local batch divided by this number.
-_PARTS = 4
+_GRID_PARTS = 4
 
 
 def suggested_grid(global_batch: int, world: int) -> int:
     """Return the largest divisor of the global batch up to a quarter of an equal local batch."""
-    most = max(1, global_batch // (_PARTS * world))
+    most = max(1, global_batch // (_GRID_PARTS * world))
     return max(grid for grid in range(1, most + 1) if global_batch % grid == 0)
 
 

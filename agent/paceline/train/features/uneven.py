@@ -67,7 +67,7 @@ class MicroBatches(_UnevenLoops):
     def connect(self) -> None:
         terms, limits = self._state.context.terms, self._state.context.limits
         by_samples = terms.token_budget is None
-        if by_samples and not limits.samples and self._state.meeting.leads:
+        if by_samples and not limits.samples and self._state.startup.leads:
             logger.warning("micro_batches=True has no effect without limits: %s", _GIVE_LIMITS)
 
     def begin_turn(self, turn: Step) -> None:
@@ -80,7 +80,7 @@ class MicroBatches(_UnevenLoops):
 
 
 class WorkSharing(_UnevenLoops):
-    """Batches that ranks take over from each other, under most relaxed synchronisers."""
+    """Batches that ranks take over from each other, under most kinds of relaxed synchronisation."""
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
@@ -95,14 +95,14 @@ class WorkSharing(_UnevenLoops):
     def may_differ(self) -> bool:
         """Return True if ranks may have different numbers of iterations from the next segment on.
 
-        In the first segment of a relaxed synchroniser they may not: it is not known yet if the
-        script suits the synchroniser, and how the script steps its schedules.
+        In the first segment of relaxed synchronisation they may not: it is not known yet if the
+        script suits the synchronisation, and how the script steps its schedules.
         """
         return self._schedules.known
 
     def connect(self) -> None:
-        meeting, limits = self._state.meeting, self._state.context.limits.of_parts
-        self._pool = SharedBatches(meeting.store, meeting.rank, meeting.world, limits)
+        startup, limits = self._state.startup, self._state.context.limits.of_parts
+        self._pool = SharedBatches(startup.store, startup.rank, startup.world, limits)
 
     def claim(self, step: Step) -> tuple[Step, bool]:
         """Return this rank's part of a step, and whether the step's batch is still its own.

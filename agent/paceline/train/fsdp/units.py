@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.train.fsdp.kinds import is_unit
-from paceline.train.meeting import Lanes
+from paceline.train.startup import Lanes
 
 _OUTSIDE = (
     "parameter {name} is not sharded by fully_shard, so FSDP does not reduce its gradient: call "

@@ -37,7 +37,7 @@ class FsdpWaits:
         self._current, self._model = current, current.models
         current.models += 1
         # The context of a wait that has begun; None: there is none.
-        self._meeting: AbstractContextManager[None] | None = None
+        self._collective: AbstractContextManager[None] | None = None
         # The outputs of each module's forward pass, by the module's `id`: stored by the first hook
         # after the pass, and removed by the second.
         self._made: dict[int, list[Tensor]] = {}
@@ -60,14 +60,14 @@ class FsdpWaits:
 
     def _begin(self, *_: Any) -> None:
         running = self._current.running
-        if running is not None and self._meeting is None:
-            self._meeting = running.meeting()
-            self._meeting.__enter__()
+        if running is not None and self._collective is None:
+            self._collective = running.in_collective()
+            self._collective.__enter__()
 
     def _end(self, *_: Any) -> None:
-        meeting, self._meeting = self._meeting, None
-        if meeting is not None:
-            meeting.__exit__(None, None, None)
+        collective, self._collective = self._collective, None
+        if collective is not None:
+            collective.__exit__(None, None, None)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(self, *_: Any) -> None:

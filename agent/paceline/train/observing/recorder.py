@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from paceline import observation
-from paceline.core.amounts.devices import summary
+from paceline.core.batch_limits.devices import summary
 from paceline.core.version import __version__
 from paceline.train import stacks
 from paceline.train.device import Device
@@ -24,7 +24,7 @@ from paceline.wire import Hello, StepRecord
 logger = logging.getLogger(__name__)
 
 # Maximum number of samples to report: the Hello has 8 bytes for each sample.
-_MOST_SAMPLES = 2_000_000
+_MOST_REPORTED_SAMPLES = 2_000_000
 
 
 class Recorder:
@@ -59,7 +59,7 @@ class Recorder:
     def _samples(self) -> int:
         """Return the number of samples of all data sets used for training; 0 if unknown."""
         trained = [n for data, n in self._lengths.items() if data in self.timeline.trained]
-        return min(sum(trained or list(self._lengths.values())[-1:]), _MOST_SAMPLES)
+        return min(sum(trained or list(self._lengths.values())[-1:]), _MOST_REPORTED_SAMPLES)
 
     def stepped(self) -> None:
         """Close a step after the optimiser has stepped."""

@@ -22,7 +22,7 @@ from paceline.wire import Phase
 
 # If the device is more than this many steps behind the host, this thread waits for the device.
 _PENDING = 64
-_CLOSING_S = 1.0
+_LAST_STEPS_S = 1.0
 _POLL_S = 0.01
 # Maximum number of levels of nesting that are searched for tensors, and of items of each container.
 _DEEP = 4
@@ -271,7 +271,7 @@ class Timeline:
 
         After a crash, a device may complete no further step, so the wait is short.
         """
-        deadline = time.perf_counter() + _CLOSING_S
+        deadline = time.perf_counter() + _LAST_STEPS_S
         while self._over and not self._over[-1].readable(self._clock):
             if time.perf_counter() > deadline:
                 break

@@ -5,7 +5,7 @@ and puts each rank's part of the segment into the ranks' store. If data is store
 tracks which node holds which sample. `follower.Follower` yields a rank's steps; on the other ranks
 its `Fetcher` reads ahead::
 
-    leader = Leader(context, meeting, start, proposals=proposals)  # on rank 0
+    leader = Leader(context, startup, start, proposals=proposals)  # on rank 0
     for step in Follower(store, rank, leader).steps(epoch):
         ...
 """

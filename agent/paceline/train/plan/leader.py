@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import Budget
+from paceline.core.batch_limits.budget import Budget
 from paceline.core.cost import features
 from paceline.core.dealing import cut, cut_within
 from paceline.core.ledger import BatchRules, Ledger
@@ -30,10 +30,10 @@ from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.epochs import epoch_order
-from paceline.train.meeting import Meeting
 from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
+from paceline.train.startup import Startup
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool
 from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Assignment, Segment, pack_samples
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which the leader waits for a proposal if the controller seems alive and no long wait
 # is due.
-GRACE_S = 0.05
+PROPOSAL_WAIT_S = 0.05
 # Maximum number of steps that are coasted in one segment, because a switch of the policy takes
 # effect only after these steps.
 MOST_COASTED = 16
@@ -90,7 +90,7 @@ class Leader:
 
     Args:
         context: the run's terms and limits, and where its data is.
-        meeting: rank 0's result of the rendezvous. If several ranks share each batch, the ranks of
+        startup: rank 0's result of the start-up. If several ranks share each batch, the ranks of
             the other lanes read copies of their groups' parts.
         start: position at which training begins; its `used` has the samples that an earlier attempt
             used.
@@ -102,14 +102,14 @@ class Leader:
     def __init__(
         self,
         context: RunContext,
-        meeting: Meeting,
+        startup: Startup,
         start: Position,
         *,
         proposals: Proposals | None = None,
         announce: Callable[[Adopted], None] | None = None,
         uneven: Callable[[], bool] = lambda: False,
     ) -> None:
-        assert meeting.sizes is not None, "rank 0 has the sizes"
+        assert startup.sizes is not None, "rank 0 has the sizes"
         terms, limits = context.terms, context.limits
         self._homes = Homes(context.data.shards) if context.data is not None else None
         self._uneven = uneven
@@ -118,11 +118,11 @@ class Leader:
         # Set to True, by any thread, to end the plan as an operator's stop does.
         self.asked_to_end = False
         self._terms = terms
-        self._world = meeting.world
+        self._world = startup.world
         # Size λ of each sample, [N]; empty for a stream.
-        self._given_sizes = meeting.sizes
-        self._store = meeting.store
-        self._stores = [meeting.store, *meeting.stores[1:]]
+        self._given_sizes = startup.sizes
+        self._store = startup.store
+        self._stores = [startup.store, *startup.stores[1:]]
         self._proposals = proposals
         self._attempt = context.environment.attempt
         self._announce = announce
@@ -134,7 +134,7 @@ class Leader:
         if terms.token_budget is not None:
             tokens = limits.tokens_of_parts
             most = np.array(tokens) if tokens else None
-            budget = Budget(terms.token_budget, meeting.sizes, most)
+            budget = Budget(terms.token_budget, startup.sizes, most)
         self._rules = BatchRules(
             terms.global_batch,
             terms.drop_last,
@@ -145,7 +145,7 @@ class Leader:
         self._stream: Gathering | None = None
         if context.reader is not None:
             stream = context.reader.stream
-            self._stream = Gathering(stream, self._rules, terms.seed, meeting.world, meeting.store)
+            self._stream = Gathering(stream, self._rules, terms.seed, startup.world, startup.store)
         self._ledger = self._ledger_of(start.epoch, start.used)
         # The next segment's first step.
         self._step = start.step
@@ -297,7 +297,7 @@ class Leader:
         else:
             self._coast_steps = self._terms.coast_steps
         self._received = proposals.received
-        if patience_s > GRACE_S:
+        if patience_s > PROPOSAL_WAIT_S:
             self._waits.over(came=made is not None)
         elif made is not None:
             self._waits.in_time()
@@ -349,14 +349,14 @@ class Leader:
         kept_up = self._last is not None and self._last.source != "coast"
         if not kept_up and proposals.received == self._received:
             return 0.0
-        return max(GRACE_S, self._waits.due_s)
+        return max(PROPOSAL_WAIT_S, self._waits.due_s)
 
     def _coasted(self) -> Segment:
         last = self._last
         started = time.perf_counter()
         shares = list(last.shares) if last is not None else []
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
-        # Under a relaxed synchroniser ranks synchronise at a segment's end, so segments should be
+        # Under relaxed synchronisation ranks synchronise at a segment's end, so segments should be
         # long.
         steps = min(self._coast_steps, self._most_coasted())
         if self._proposals is None or self._equal_because:

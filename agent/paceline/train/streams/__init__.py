@@ -5,7 +5,7 @@
 - `processes`: reading in processes of a rank, which get claims on shards from that thread;
 - `gathering`: the leader's part: it collects the ranks' messages until a segment can be planned.
 
-    reader = StreamReader(stream, meeting, seed)
+    reader = StreamReader(stream, startup, seed)
     reader.begin_epoch(epoch)
     samples = reader.take([0, 1, 2])  # number of samples read before each
 """

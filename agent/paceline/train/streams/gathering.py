@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.002
 # Seconds after which the log reports that the leader waits for ranks.
-_LONG_S = 60.0
+_LONG_GATHERING_S = 60.0
 
 
 class Gathering:
@@ -72,7 +72,7 @@ class Gathering:
             self._answer(ledger)
             if ledger.ready():
                 break
-            if not said and time.monotonic() > began + _LONG_S:
+            if not said and time.monotonic() > began + _LONG_GATHERING_S:
                 said = True
                 logger.warning(
                     "planning waits for ranks to read the stream; samples read so far, by rank: %s",

@@ -22,7 +22,7 @@ OPTIONS = (
 )
 _POLL_S = 0.1
 # A reading process checks at this interval, in seconds, whether its rank still runs.
-_ALIVE_S = 5.0
+_RANK_CHECK_S = 5.0
 
 
 class _Pieces(IterableDataset[Any]):
@@ -38,7 +38,7 @@ class _Pieces(IterableDataset[Any]):
         def claim(shards: int) -> Claim | None:
             while True:
                 try:
-                    piece: Claim | None = self._claimed.get(timeout=_ALIVE_S)
+                    piece: Claim | None = self._claimed.get(timeout=_RANK_CHECK_S)
                 except queue.Empty:
                     if os.getppid() != parent or rank is None or not rank.is_alive():
                         # The rank was killed, so no process reads the remaining samples.

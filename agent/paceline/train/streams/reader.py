@@ -20,7 +20,7 @@ from paceline.core.streaming.ledger import LEAST_BATCHES
 from paceline.core.streaming.reading import Claim, ShardClaims, ShardOrder, difference
 from paceline.data.stream import Stream
 from paceline.train.feature import Feature
-from paceline.train.meeting import Meeting
+from paceline.train.startup import Startup
 from paceline.train.streams import news
 from paceline.train.streams.news import BufferSize, News
 from paceline.train.streams.processes import OPTIONS, in_processes
@@ -63,13 +63,13 @@ class StreamReader(Feature):
     sample. `seed` seeds the order of a source's shards.
     """
 
-    def __init__(self, stream: Stream, meeting: Meeting, seed: int) -> None:
-        self.stream, self._rank, self._store = stream, meeting.rank, meeting.store
-        self._key = meeting.key
+    def __init__(self, stream: Stream, startup: Startup, seed: int) -> None:
+        self.stream, self._rank, self._store = stream, startup.rank, startup.store
+        self._key = startup.key
         stream.reading.seed = seed if stream.shuffle else None
         self._changed = threading.Condition()
         self._samples: dict[int, Any] = {}
-        self._equal = BufferSize(math.ceil(stream.buffer / meeting.world), 1 / meeting.world)
+        self._equal = BufferSize(math.ceil(stream.buffer / startup.world), 1 / startup.world)
         self._room = self._equal
         # The event that ends the reading of the current epoch.
         self._pass: threading.Event | None = None

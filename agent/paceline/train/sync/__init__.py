@@ -1,7 +1,7 @@
-"""Relaxed synchronisers, which replace the all-reduce in DDP for a segment.
+"""Relaxed synchronisation, which replaces the all-reduce in DDP for a segment.
 
-The plan has a synchroniser's name and parameters. `SyncGate` calls `make` for each segment with a
-relaxed synchroniser.
+The plan has the synchronisation's name and parameters. `SyncGate` calls `make` for each segment
+with a relaxed synchronisation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def make(
     seed: int,
     outer: Outer,
 ) -> GradientSync:
-    """Make the synchroniser of a segment on one rank. Every rank calls it.
+    """Make the synchronisation of a segment on one rank. Every rank calls it.
 
-    `what` is a relaxed synchroniser. `seed` differs between segments. The channel's `on_round` is
-    called with each round, on one of its ranks.
+    `what` is a relaxed synchronisation. `seed` differs between segments. The channel's `on_round`
+    is called with each round, on one of its ranks.
     """
     match what:
         case synchronisation.Averaging(rules):

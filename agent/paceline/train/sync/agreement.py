@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.005
 # A rank that raised waits at most this many seconds while no rank makes progress, or for the time
 # of ten steps if that is longer.
-_STILL_S = 30.0
+_NO_PROGRESS_S = 30.0
 
 
 class LoopAgreement:
@@ -99,7 +99,7 @@ class LoopAgreement:
         """Yield the ranks' steps repeatedly; raise if no rank continues or leaves for too long."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
-            patience_s = min(patience_s, max(_STILL_S, 10 * self._took_s))
+            patience_s = min(patience_s, max(_NO_PROGRESS_S, 10 * self._took_s))
         rank, seen, since = self._ranks.rank, "", time.monotonic()
         while time.monotonic() - since <= patience_s:
             steps = [self._read(self._at(other)) for other in range(self._ranks.world)]

@@ -22,7 +22,7 @@ from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
 class AveragingSync:
-    """Synchroniser that averages all ranks' parameters every few steps.
+    """Synchronisation that averages all ranks' parameters every few steps.
 
     A rank's weight in a mean is its work since the previous mean. With an outer optimiser, the mean
     is the input of an outer step, and parameters become the result of that step. If all ranks
@@ -93,8 +93,8 @@ class AveragingSync:
         else:
             self._mean([part], self._rules.outer)
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.meet`. Afterwards the optimisers' states are equal, too."""
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `GradientSync.synchronise`. Afterwards the optimisers' states are equal, too."""
         if self._flight is not None:
             self._land(self._flight)
         if self._task_thread is not None:

@@ -1,4 +1,4 @@
-"""The interface between relaxed synchronisers and the training loop."""
+"""Interface between relaxed synchronisation and the training loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 # For at most this many divisions of the ranks into groups, process groups are kept for reuse.
-_KEPT = 4
+_KEPT_DIVISIONS = 4
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Participants of a synchroniser, with their process groups and connections to the store.
+    """Participants of a synchronisation, with their process groups and connections to the store.
 
     No other object may use the process groups, see `close`. `store` is for calls that return at
     once, from any thread. `blocking_store` is a second connection to the same store, for the
@@ -64,7 +64,7 @@ class Ranks:
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
             parts = [key for key in self.groups if key]
-            if len(parts) == _KEPT:
+            if len(parts) == _KEPT_DIVISIONS:
                 dist.destroy_process_group(self.groups.pop(parts[0]))
             for group in groups:
                 made = dist.new_group(list(group), self.timeout, backend="gloo")
@@ -114,7 +114,7 @@ OnRound = Callable[[Round], None]
 
 @dataclass(frozen=True)
 class Channel:
-    """Means by which the ranks of a synchroniser exchange vectors in one segment.
+    """Means by which the ranks of a synchronisation exchange vectors in one segment.
 
     `prefix` (of keys in the store) is new for each segment. `on_round` is called with each round.
     """
@@ -137,12 +137,12 @@ class Replica:
 
 
 class GradientSync(Protocol):
-    """Synchroniser of one segment on one rank. Its use ends with `meet` or `abort`.
+    """Synchronisation of one segment on one rank. Its use ends with `synchronise` or `abort`.
 
     Methods are called in the thread that trains. Methods may remove gradients from ``.grad``, put
     others there, and step the optimiser. `stepping` is not called for steps that methods make.
 
-    If `goes_on` is True and the next segment has the same synchroniser, this object continues in
+    If `goes_on` is True and the next segment has the same synchronisation, this object continues in
     that segment; otherwise all ranks synchronise first. If `weighs` is True, ``.grad`` must have
     weight · M times the mean over the rank's batch, with M ranks; otherwise the mean itself.
     """
@@ -162,7 +162,7 @@ class GradientSync(Protocol):
         """End a step of the plan, in which this rank had no batch, one batch or several."""
         ...
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
         """Synchronise all ranks after the same step: wait for all, and make replicas equal.
 
         Gradients that the script accumulates over several steps stay in ``.grad``.

@@ -9,8 +9,8 @@ search has limits:
   well: then there are two, and gradients are still all-reduced. If a framework's wrapper is no
   subclass of torch's class, a search finds only the torch object inside it. A search visits all
   objects that the collector tracks, which takes some tenths of a second in a large process.
-  Searches happen when a relaxed synchroniser should take effect, again after the optimiser's first
-  step if the synchroniser waited for that step, and when the all-reduce is restored.
+  Searches happen when relaxed synchronisation should take effect, again after the optimiser's first
+  step if the synchronisation waited for that step, and when the all-reduce is restored.
 - **Whether an exception ends the loop over the loader**: Python closes a loop's iterator in the
   same way after a ``break`` and after an exception. Only CPython shows the difference: a traceback
   that points at the loop's frame exists only after an exception. If the loop itself is in a

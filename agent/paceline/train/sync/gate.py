@@ -1,6 +1,6 @@
-"""The gate between training and a segment's synchroniser: all-reduce in DDP, or a relaxed one.
+"""The gate between training and a segment's synchronisation: all-reduce in DDP, or a relaxed one.
 
-A relaxed synchroniser takes effect when the optimiser steps: a hook takes the rank's own gradient
+Relaxed synchronisation takes effect when the optimiser steps: a hook takes the rank's own gradient
 out of ``.grad`` and applies the gradients that have arrived, if any. So scripts need no change. The
 training loop calls the gate at each step's start and end; the gate never steps an optimiser under
 the all-reduce.
@@ -20,8 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.fsdp import model as sharded
-from paceline.train.meeting import TIMEOUT, Lanes
 from paceline.train.parts import Step
+from paceline.train.startup import TIMEOUT, Lanes
 from paceline.train.sync import make
 from paceline.train.sync.agreement import LoopAgreement
 from paceline.train.sync.base import Channel, GradientSync, Ranks, Replica, Round, no_gradient
@@ -61,7 +61,7 @@ _STEPPED_BEFORE = (
 )
 # An error is raised after this many successive steps in which the optimiser stepped, but not after
 # the last micro-batch. A script may skip a few steps whose gradients are not finite.
-_MISSED = 3
+_MISSED_STEPS = 3
 _LEFT_IN_A_STEP = (
     "left its loop in step {step}, before its last micro-batch: with Session(micro_batches=True) "
     "leave the loop where session.batch.last is true"
@@ -76,7 +76,7 @@ OnRound = Callable[[Step, Round], None]
 
 
 class SyncGate:
-    """Gate between this rank's training loop and each segment's synchroniser. Not thread-safe.
+    """Gate between this rank's training loop and each segment's synchronisation. Not thread-safe.
 
     The loop calls `begin` for each batch, `body_done` once the script has used it, `end_step`
     for each step of the plan, and `end` after an epoch. Between `begin` and `body_done` the script
@@ -102,11 +102,11 @@ class SyncGate:
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
-        # Decides if the script suits a relaxed synchroniser; reports fallbacks to the all-reduce.
+        # Decides if the script suits relaxed synchronisation; reports fallbacks to the all-reduce.
         self.suitability = Suitability(self._script, self.models)
         # The newest step of this epoch that has begun; None before the first one.
         self._step: Step | None = None
-        # The synchroniser in force if it is relaxed; None if gradients are all-reduced.
+        # The current synchronisation if it is relaxed; None under the all-reduce.
         self.relaxed: GradientSync | None = None
         # True if ranks may have different loss scales.
         self._scales_differ = False
@@ -117,7 +117,7 @@ class SyncGate:
         # but not after the last one.
         self._missed = 0
         self._ranks_made: Ranks | None = None
-        # None until a policy has a relaxed synchroniser.
+        # None until a policy has relaxed synchronisation.
         self._agreement: LoopAgreement | None = None
         # The newest iteration in which the models' optimiser stepped, and the newest one that has
         # ended.
@@ -138,7 +138,7 @@ class SyncGate:
         self._unwrapped.name = session
 
     def chosen(self) -> torch.optim.Optimizer:
-        """Return the script's optimiser, while a relaxed synchroniser is in force."""
+        """Return the script's optimiser, while relaxed synchronisation is in force."""
         return self._script.chosen()
 
     @property
@@ -153,7 +153,7 @@ class SyncGate:
         self._script.declare(optimiser, scaler, self._parameters())
 
     def begin(self, step: Step) -> None:
-        """Begin a step. If the synchroniser changes, all ranks synchronise first."""
+        """Begin a step. If the synchronisation changes, all ranks synchronise first."""
         if self._unwrapped.uncompared:
             self._unwrapped.look()
         for model in self.models:
@@ -175,7 +175,7 @@ class SyncGate:
         if unchanged and self.relaxed is not None:
             return
         self._meet()
-        # Gradients are also all-reduced if the script does not suit the new synchroniser.
+        # Gradients are also all-reduced if the script does not suit the new synchronisation.
         self._reduce(True)
         self.outer.keep_for(step.synchroniser)
         if self._current.world == 1:
@@ -225,7 +225,7 @@ class SyncGate:
         if self._held_back and not closing:
             self._missed = 0 if self.stepped else self._missed + 1
             # A gradient scaler skips any number of steps whose gradients are not finite.
-            if self._missed >= _MISSED and not self._script.scalers():
+            if self._missed >= _MISSED_STEPS and not self._script.scalers():
                 assert self._step is not None
                 raise PacelineError(_STEPPED_BEFORE.format(step=self._step.step))
         if self.relaxed is None:
@@ -325,7 +325,7 @@ class SyncGate:
         relaxed, self.relaxed = self.relaxed, None
         running = self._current.running
         with nullcontext() if running is None else running.waiting(), self._entered():
-            relaxed.meet(self._script.chosen())
+            relaxed.synchronise(self._script.chosen())
 
     def _reduce(self, reduces: bool) -> None:
         self._current.weighs = True

@@ -67,7 +67,7 @@ class ParameterServer:
 
 
 class HierarchicalSync(PartialSync):
-    """Synchroniser with RNA's hierarchy of groups (RNA, Sec. 4).
+    """Synchronisation with RNA's hierarchy of groups (RNA, Sec. 4).
 
     A group steps as if there were no other groups. With M ranks, weights w_j and gradients g_j, a
     round's sum is Σw_j·g_j over the group's ranks, times M/(ranks of the group). The server takes
@@ -115,9 +115,9 @@ class HierarchicalSync(PartialSync):
         self._server.check()
         super().stepping(step, optimiser)
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.meet`."""
-        super().meet(optimiser)
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `GradientSync.synchronise`."""
+        super().synchronise(optimiser)
         parameters = self._flat.parameters
         self._tasks.close()
         self._tasks.wait()

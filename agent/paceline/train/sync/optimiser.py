@@ -20,7 +20,7 @@ from paceline.train.sync.base import no_gradient
 class ScriptOptimiser:
     """The optimiser that trains the wrapped models, if it is known. Not thread-safe.
 
-    `choose` is called when a relaxed synchroniser takes effect: it selects the optimiser that
+    `choose` is called when relaxed synchronisation takes effect: it selects the optimiser that
     `chosen` returns until the next call. `trains` is called before each step of any optimiser.
     """
 
@@ -65,7 +65,7 @@ class ScriptOptimiser:
         self._declared, self._scaler = optimiser, scaler
 
     def choose(self, parameters: Sequence[nn.Parameter]) -> str | None:
-        """Select the optimiser whose `step` the relaxed synchronisers call.
+        """Select the optimiser whose `step` relaxed synchronisation calls.
 
         Return the reason why there is no such optimiser; None if there is one.
         """

@@ -17,22 +17,22 @@ class Outer:
     """Outer optimiser: the parameters after its newest step, and its momentum. Not thread-safe.
 
     This state outlives segments and epochs, is part of checkpoints, and is the same on all ranks.
-    The state is dropped when another synchroniser takes effect. Vectors are on the CPU, in 32 bits,
-    one for each part of the parameters.
+    The state is dropped when another synchronisation takes effect. Vectors are on the CPU, in 32
+    bits, one for each part of the parameters.
 
     Douillard et al., DiLoCo, Alg. 1: with the pseudo-gradient Δ = θ − mean of the replicas,
     ``v ← μ v + Δ``, ``θ ← θ − η (Δ + μ v)``.
     """
 
     def __init__(self) -> None:
-        # The synchroniser that uses the state. None: the state was loaded from a checkpoint, or no
-        # synchroniser needs it.
+        # The synchronisation that uses the state. None: the state was loaded from a checkpoint, or
+        # no synchronisation needs it.
         self._what: Synchronisation | None = None
         self._anchors: list[torch.Tensor] = []
         self._velocities: list[torch.Tensor] = []
 
     def keep_for(self, what: Synchronisation) -> None:
-        """Reset the state if a new synchroniser has other rules or no outer optimiser."""
+        """Reset the state if a new synchronisation has other rules or no outer optimiser."""
         needed = isinstance(what, Averaging) and what.parameters.outer is not None
         if not needed or self._what not in (None, what):
             self._anchors, self._velocities = [], []

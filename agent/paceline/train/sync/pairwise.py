@@ -23,7 +23,7 @@ from paceline.wire.synchronisation import AveragingRules
 
 
 class PairwiseSync(AveragingSync):
-    """Synchroniser that averages two replicas at a time.
+    """Synchronisation that averages two replicas at a time.
 
     Even ranks send requests and odd ranks answer them, so waits cannot form a cycle: this is the
     paper's bipartite graph, Sec. 3. Each rank has a shadow of its replica. The rank adds its own
@@ -72,14 +72,14 @@ class PairwiseSync(AveragingSync):
         if self._asks and self._stepped is step:
             self._tasks.begin(self._swap)
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.meet`."""
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `GradientSync.synchronise`."""
         self._tasks.close()
         self._tasks.wait()
         self._peers.finish()
         self._take_over()
         self._work = [1.0]
-        super().meet(optimiser)
+        super().synchronise(optimiser)
 
     def abort(self, reason: str) -> None:
         """See `GradientSync.abort`."""

@@ -1,4 +1,4 @@
-"""Synchronisers with a partial all-reduce: RNA, eager-SGD, n-soft, SSP, backup workers."""
+"""Synchronisation with a partial all-reduce: RNA, eager-SGD, n-soft, SSP, backup workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.train.sync.rounds import Rounds, Sum
 
 
 class PartialSync:
-    """Synchroniser with a partial all-reduce.
+    """Synchronisation with a partial all-reduce.
 
     In each optimiser step, the rounds that ended since the previous step are applied. The step for
     a round is scaled by the contributors' share of the work; see `Flat.applying`. `share` is the
@@ -63,8 +63,8 @@ class PartialSync:
     def end_step(self, step: Step) -> None:
         """See `GradientSync.end_step`. Do nothing, because rounds do not belong to steps."""
 
-    def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.meet`."""
+    def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `GradientSync.synchronise`."""
         with kept(self._flat.parameters):
             self._apply(self._rounds.finish(), optimiser)
 

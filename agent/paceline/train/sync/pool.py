@@ -48,6 +48,17 @@ def spans_of(part: Part) -> list[list[Step]]:
     return spans
 
 
+def _batches_of_spans(part: Part) -> list[int]:
+    """Return the lengths of `spans_of`, without making the steps."""
+    batches, last = [0], len(part.counts) - 1
+    for k, count in enumerate(part.counts):
+        batches[-1] += count > 0
+        step = part.first_step + k
+        if k < last and part.pooled and pool.ends_span(part.synchroniser, step, last=False):
+            batches.append(0)
+    return batches
+
+
 def ends_span(step: Step) -> bool:
     """Return whether a step is the last of a span of shared batches."""
     return step.pooled and pool.ends_span(step.synchroniser, step.step, last=step.last)
@@ -60,9 +71,9 @@ def put(store: Store, parts: list[Part]) -> None:
     for rank, part in enumerate(parts):
         keys.append(_part_key(segment, rank))
         values.append(encode_part(part))
-        for number, span in enumerate(spans_of(part)):
+        for number, batches in enumerate(_batches_of_spans(part)):
             keys.append(_share_key(segment, number, rank))
-            values.append(_Entry(Share(0, len(span)), "").text.encode())
+            values.append(_Entry(Share(0, batches), "").text.encode())
     store.multi_set(keys, values)  # type: ignore[attr-defined]
 
 

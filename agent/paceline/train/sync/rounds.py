@@ -130,7 +130,7 @@ class Rounds:
         with self._changed:
             self._member.through()
             self._announce()
-        self._wait(lambda: WaitReason.MEETING if self._progress.working else None)
+        self._wait(lambda: WaitReason.SYNC_POINT if self._progress.working else None)
         self._thread.join()
         if self._copier is not None:
             self._copier.shutdown()

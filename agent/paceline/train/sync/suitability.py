@@ -1,4 +1,4 @@
-"""Decides whether all ranks' scripts can train under a relaxed synchroniser."""
+"""Decides whether all ranks' scripts can train under relaxed synchronisation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Models = Sequence[Wrapped]
 
 
 class Suits(Enum):
-    """Result of the check if all ranks' scripts suit a relaxed synchroniser.
+    """Result of the check if all ranks' scripts suit relaxed synchronisation.
 
     `NOT_YET`: unknown until each rank's optimiser has stepped once.
     """
@@ -75,7 +75,7 @@ class Suitability:
             self.answer = self._all_suit(name, ranks)
 
     def tell(self, step: Step) -> None:
-        """Report, once per segment, that its gradients are all-reduced despite its synchroniser."""
+        """Report, once per segment, that gradients are all-reduced despite its synchronisation."""
         if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return
         self._reported = step.segment
@@ -120,7 +120,7 @@ class Suitability:
         return _NO_STEP.format(ranks=", ".join(missing[:_NAMED]) + more)
 
     def refusal(self) -> str | None:
-        """Return why this rank's script does not suit a relaxed synchroniser; None if it does."""
+        """Return why this rank's script does not suit relaxed synchronisation; None if it does."""
         if not self._models:
             return "no model is wrapped"
         if any(model.static_graph for model in self._models):

@@ -25,10 +25,10 @@ _MOST_ADDRESSES = 4096
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 60  # per minute
+MOST_AUDITED = 60  # per minute
 _MINUTE_S = 60.0
 # A client that repeats a wrong token is recorded again only if it has not sent it for this time.
-_QUIET_S = 600.0  # seconds
+_REPEATED_AFTER_S = 600.0  # seconds
 # Maximum number of remembered clients.
 _MOST_REPEATING = 4096
 
@@ -83,7 +83,7 @@ def network_of(address: str) -> str:
 class FailedLogins:
     """Recorder of failed logins. Thread-safe.
 
-    An attacker with many addresses must not fill the database. So at most `MOST_ROWS` rows are
+    An attacker with many addresses must not fill the database. So at most `MOST_AUDITED` rows are
     written per minute, and the next row has the number of rows that were left out.
     """
 
@@ -91,7 +91,7 @@ class FailedLogins:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        self._written: deque[float] = deque(maxlen=MOST_ROWS)
+        self._written: deque[float] = deque(maxlen=MOST_AUDITED)
         self._left_out = 0
         self._repeating: OrderedDict[tuple[str, str, str], float] = OrderedDict()
 
@@ -122,14 +122,14 @@ class FailedLogins:
             self._repeating[key] = now
             if len(self._repeating) > _MOST_REPEATING:
                 self._repeating.popitem(last=False)
-        if seen_at is None or now - seen_at > _QUIET_S:
+        if seen_at is None or now - seen_at > _REPEATED_AFTER_S:
             self.record(address, holder, "request", reason)
 
     def _admitted(self) -> int | None:
         """Return the number of rows left out since the last one, or None to omit this one, too."""
         with self._lock:
             now = self._clock()
-            if len(self._written) == MOST_ROWS and now - self._written[0] < _MINUTE_S:
+            if len(self._written) == MOST_AUDITED and now - self._written[0] < _MINUTE_S:
                 self._left_out += 1
                 return None
             self._written.append(now)

@@ -21,7 +21,7 @@ from paceline_backend.store.tokens import BROWSER_S, Holder
 
 PATH = "/login"
 LOGOUT = "/logout"
-_MOST_BYTES = 8192
+_MOST_FORM_BYTES = 8192
 
 _templates = Jinja2Templates(Path(__file__).parents[1] / "templates")
 
@@ -44,7 +44,7 @@ class Login:
         body = b""
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _MOST_BYTES:
+            if len(body) > _MOST_FORM_BYTES:
                 return problem_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "token: too long")
         form = parse_qs(body.decode(errors="replace"))
         token = form.get("token", [""])[0].strip()

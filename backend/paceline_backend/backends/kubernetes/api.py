@@ -12,7 +12,7 @@ from paceline_backend.backends.engine import EngineAwayError, EngineRefusedError
 from paceline_backend.backends.kubernetes import access
 
 _TIMEOUT_S = 10.0
-_CONNECT_S = 5.0
+_API_CONNECT_S = 5.0
 # Statuses that count as an outage, in addition to 5xx.
 _AWAY = (401, 408, 425, 429)
 _PATCH = "application/merge-patch+json"
@@ -33,7 +33,7 @@ class Api:
             base_url=self._access.server,
             verify=self._access.ssl,
             proxy=self._access.proxy,
-            timeout=httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_S),
+            timeout=httpx.Timeout(_TIMEOUT_S, connect=_API_CONNECT_S),
         )
 
     def __enter__(self) -> Self:

@@ -19,12 +19,12 @@ LABEL = "paceline-label"
 RUN = "paceline-run"
 # Directory whose files survive restarts of the container, but not the end of the pod.
 STATE = "/paceline"
-GRACE_S = 30
+POD_GRACE_S = 30
 # Maximum number of failures of a Job. It is very high, because each restart of a container counts
 # as a failure, and a Job that exceeds the maximum ends all of its pods.
 _BACKOFF = 1_000_000
 # Seconds after which Kubernetes deletes an ended Job.
-_KEPT_S = 86_400
+_JOB_KEPT_S = 86_400
 _TOKEN = "token"
 # Annotations of a machine: reason of the cordon, and id of the control plane that set it.
 CORDON_REASON = "paceline-cordoned"
@@ -64,7 +64,7 @@ def job(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]:
         "spec": {
             "parallelism": order.nodes,
             "backoffLimit": _BACKOFF,
-            "ttlSecondsAfterFinished": _KEPT_S,
+            "ttlSecondsAfterFinished": _JOB_KEPT_S,
             "template": {"metadata": {"labels": labels}, "spec": _pod(order, options, image)},
         },
     }
@@ -78,7 +78,7 @@ def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]
     spec: dict[str, Any] = {
         # A restarted container ends at once: see `_script`.
         "restartPolicy": "OnFailure",
-        "terminationGracePeriodSeconds": GRACE_S,
+        "terminationGracePeriodSeconds": POD_GRACE_S,
         # A service named "paceline" would set variables that start with PACELINE_.
         "enableServiceLinks": False,
         "containers": [_container(order, options, image)],

@@ -16,13 +16,13 @@ from paceline_backend.store.fleet.progress import Running, RunProgress
 from paceline_backend.store.fleet.verdicts import Kept
 
 # Number of the last complete steps over which SE and waste are averaged.
-STEPS = 50
+MEAN_STEPS = 50
 # The alert `run-coasts` is about the share of this many newest segments that the leader planned
 # itself.
 _SEGMENTS = 8
 # After a loss, the value of the rule `records-lost` is the number of lost records for this many
 # seconds, and then 0.
-_LOST_S = 60.0
+_LOSS_SHOWN_S = 60.0
 # Minimum duration of a hang, passed to `hangs.look`. It is nearly 0, because the rule `run-hangs`
 # has a threshold of its own.
 _ANY_S = 1e-3
@@ -126,7 +126,7 @@ def _of_progress(seen: _Seen, at: float) -> Iterator[Condition]:
         else f"Step {run.step:,} was the last"
     )
     yield Condition("run-stands", run.id, stands_s, f"{step}, {stands_s:,.0f} s ago.")
-    lost = known.lost if known.lost_at is not None and at - known.lost_at < _LOST_S else 0
+    lost = known.lost if known.lost_at is not None and at - known.lost_at < _LOSS_SHOWN_S else 0
     words = f"{known.lost:,} records were lost because a spool was full."
     yield Condition("records-lost", run.id, float(lost), words)
     if known.inexact is not None:
@@ -135,8 +135,8 @@ def _of_progress(seen: _Seen, at: float) -> Iterator[Condition]:
 
 
 def _of_steps(connection: Connection, run: Running) -> Iterator[Condition]:
-    span = (max(0, run.step - STEPS + 1), run.step)
-    columns = reads.step_columns(connection, run.key, span, STEPS)
+    span = (max(0, run.step - MEAN_STEPS + 1), run.step)
+    columns = reads.step_columns(connection, run.key, span, MEAN_STEPS)
     for rule, name, words in (
         ("run-waste", "waste", "Ranks spend {:.0%} of their time waiting, over the last {} steps."),
         ("run-straggler-effect", "se", "SE is {:.2f}, over the last {} steps."),

@@ -29,7 +29,7 @@ _TICKS = 5
 
 # The heat map has at most this many rows. If there are more ranks, consecutive ranks share a row,
 # which shows the slowest of them.
-_MOST_ROWS = 256
+_MOST_HEAT_ROWS = 256
 _SHADES = 64
 # A rank has the strongest colour if its time is at least this many times the median, or at most
 # 1 ÷ this many times.
@@ -268,7 +268,7 @@ def heat_map(cells: Mapping[str, Any], switched: Sequence[Mark]) -> Markup:
     if len(ranks) < 2 or len(steps) < 2:
         return Markup()
     shown = ratios(np.array(cells["compute_s"], dtype=np.float64))
-    each = -(-len(ranks) // _MOST_ROWS)
+    each = -(-len(ranks) // _MOST_HEAT_ROWS)
     rows = _grouped(shown, each)
     row_px = max(2, min(14, 420 // len(rows)))
     height = TOP + BOTTOM + row_px * len(rows)

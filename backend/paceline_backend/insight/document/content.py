@@ -30,9 +30,9 @@ from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.rollups.reading import RankChoice
 
 # A line has at most this many points.
-POINTS = 600
+LINE_POINTS = 600
 # The heat map has at most this many columns.
-COLUMNS = 300
+HEAT_MAP_COLUMNS = 300
 # The table of workers shows means over this many of the newest steps.
 _LAST = 50  # steps
 
@@ -94,7 +94,7 @@ def read(
         key = runs.key_of(connection, run_id)
         placement = attempts.placement(connection, key)
         which = RankChoice(every=reads.shown_every(run["world"]))
-        columns = reads.shown_steps(run["world"], COLUMNS)
+        columns = reads.shown_steps(run["world"], HEAT_MAP_COLUMNS)
         whole = (None, None)
         past = kept(forecasts.bodies(connection, key))
         return Content(
@@ -103,7 +103,7 @@ def read(
             verdict=verdict.judge(verdict.read_observed(connection, key, whole, placement)),
             totals=_totals(connection, key, run["world"]),
             figures=figures,
-            steps=reads.step_columns(connection, key, whole, POINTS),
+            steps=reads.step_columns(connection, key, whole, LINE_POINTS),
             cells=reads.worker_step_columns(connection, key, whole, columns, which),
             workers=workers.summary(connection, key, _LAST, None),
             switches=asked,

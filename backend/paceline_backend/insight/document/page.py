@@ -28,12 +28,12 @@ from paceline_backend.insight.document.charts import (
 from paceline_backend.insight.document.content import Content, Totals
 from paceline_backend.insight.whatif.answer import recommended
 
-_SLOW, _SLOWISH = 1.3, 1.1  # × the median
+_SLOW_RATIO, _SLOWISH = 1.3, 1.1  # × the median
 # If there are more than this many ranks besides the slowest one, a chart shows a band for them
 # instead of a line for each.
-_OTHERS = 16
+_MOST_RANK_LINES = 16
 # A running median covers at least this many values.
-_FEWEST = 3
+_LEAST_IN_MEDIAN = 3
 _SETTINGS = (
     ("script", "Script"),
     ("args", "Arguments"),
@@ -181,7 +181,7 @@ def _slowest_tile(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         "label": "Slowest worker",
         "value": f"rank {slowest['rank']}",
         "note": f"computes {factor:.2f} × as long as the median in the newest steps",
-        "level": _level(factor, _SLOWISH, _SLOW),
+        "level": _level(factor, _SLOWISH, _SLOW_RATIO),
     }
 
 
@@ -243,7 +243,7 @@ class _Courses:
             band = Band(low, high, "least to greatest")
             lines = [ChartLine(y, "main", f"mean of {steps['bucket']:,} steps")]
         else:
-            window = max(_FEWEST, len(y) // 30)
+            window = max(_LEAST_IN_MEDIAN, len(y) // 30)
             band = Band(rolling(y, window, 0.1), rolling(y, window, 0.9), "p10–p90")
             median = ChartLine(rolling(y, window, 0.5), "main", "running median")
             lines = [ChartLine(y, "raw"), median]
@@ -284,7 +284,7 @@ def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
     worst = int(means.argmax())
     others = np.delete(compute_s, worst, axis=0)
     front = ChartLine(compute_s[worst], "worst", f"rank {cells['ranks'][worst]}")
-    if len(others) <= _OTHERS:
+    if len(others) <= _MOST_RANK_LINES:
         grey = [
             ChartLine(row, "other", "other ranks" if not k else "") for k, row in enumerate(others)
         ]

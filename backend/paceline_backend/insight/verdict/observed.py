@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire import OBSERVED
+from paceline_backend import policies
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.policies.base import Floats, Ints, usable
 from paceline_backend.store import Connection, records, segments, switches
@@ -27,11 +28,6 @@ Bools = npt.NDArray[np.bool_]
 
 _OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 _OF_STEPS = ("step", *_OF_RANKS, "between_s", "first", "apart")
-
-
-# Presets that divide each global batch by sizes and speeds, unless their parameter `batches` names
-# another preset.
-BALANCE = ("paceline", "paceline-relaxed")
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 _MORE = ("step_s", "ended_at", "segment", "attempt")
 
@@ -63,7 +59,7 @@ class ObservedSteps:
     between_s: Floats  # [K], seconds
     # True for the first step of a segment.
     first: Bools  # [K]
-    # True where ranks did not wait for each other, because of a relaxed synchroniser.
+    # True where ranks did not wait for each other, because of relaxed synchronisation.
     apart: Bools  # [K]
     # Each rank's node; empty: unknown.
     nodes: Sequence[str] = ()  # [W]
@@ -72,7 +68,7 @@ class ObservedSteps:
     # Policy in force in the last step. `wire.OBSERVED`: the script divides its batches; empty:
     # unknown.
     policy: str = ""
-    # True if the policy divides each global batch by sizes and speeds, as `paceline` does.
+    # True if the policy divides each global batch by sizes and speeds: see `Accounts.balances`.
     balances: bool = False
     # True if ranks get equal local batches regardless of the plan, because the script's loss does
     # not allow uneven batches.
@@ -250,7 +246,11 @@ def read_observed(
 
 
 def _balances(policy: switches.Switch) -> bool:
-    return policy.parameters.get("batches", policy.policy) in BALANCE
+    try:
+        return policies.make(policy.policy, policy.parameters).accounts.balances
+    except ValueError:
+        # The policy is `OBSERVED`, or this server lacks the preset or one of the parameters.
+        return False
 
 
 def _versions(connection: Connection, run: int, attempt: Floats, segment: Floats) -> Ints:

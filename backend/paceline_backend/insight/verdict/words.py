@@ -21,7 +21,7 @@ _MOST_NODES = 3
 _ALWAYS = " in all steps"
 # If the largest factor among a cause's ranks is less than this many times the smallest, the text
 # gives their median instead of a range.
-_ALIKE = 1.2
+_ALIKE_FACTORS = 1.2
 # The text about a run describes at most this many causes.
 _MOST_CAUSES = 3
 
@@ -315,7 +315,7 @@ def _is_one(verdict: Verdict, cause: TimeLoss) -> bool:
 def _slower(cause: TimeLoss) -> str:
     assert cause.factors is not None
     least, most = cause.factors
-    if most < _ALIKE * least:
+    if most < _ALIKE_FACTORS * least:
         return _times(cause.factor or most)
     return f"{_times(least)[:-2]} to {_times(most)}"
 

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import field
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from paceline_backend.policies import Changes
 
 # Number of the newest complete steps that a forecast uses.
-STEPS = 256
+FORECAST_STEPS = 256
 # Minimum number of steps for a forecast.
-FEWEST = 16
+FEWEST_FORECAST_STEPS = 16
 # A switch is worthwhile only if the lower bound of the saving's 95 % interval exceeds this.
 MARGIN = 0.05
 
@@ -229,8 +230,12 @@ def recommended(forecast: Forecast) -> PresetForecast | None:
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
-    """Parse forecasts from the database."""
-    return [_FORECAST.validate_python(body) for body in bodies]
+    """Parse forecasts from the database, and leave out those that are not of this version."""
+    made = []
+    for body in bodies:
+        with suppress(ValidationError):
+            made.append(_FORECAST.validate_python(body))
+    return made
 
 
 def label(policy: str, parameters: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal
 
 from paceline_backend.insight.whatif.answer import (
-    FEWEST,
+    FEWEST_FORECAST_STEPS,
     MARGIN,
     Decision,
     Forecast,
@@ -27,8 +27,8 @@ BY = "auto"
 # Forecasts are made at intervals of this many steps. A saving of just `MARGIN` must be forecast for
 # as many steps before `auto` acts on it.
 AUTO_STEPS = 100  # steps
-# The first forecast is made at this step, because a few cold steps, `FEWEST` further steps and a
-# reserve must be complete.
+# The first forecast is made at this step, because a few cold steps, `FEWEST_FORECAST_STEPS` further
+# steps and a reserve must be complete.
 FIRST_STEP = 24
 
 Mode = Literal["recommend", "switch"]
@@ -102,16 +102,17 @@ def steps_to_hold(promise: PresetForecast) -> int:
     """Return the number of steps for which forecasts must promise a saving before `auto` acts.
 
     While `auto` waits, the saving is lost. Waiting for a large saving may therefore cost at most as
-    much as `AUTO_STEPS` steps with a saving of `MARGIN`. The result is at least `FEWEST`, so that
-    the last forecast is based on that many steps which the first one did not have. The saving of a
-    preset that changes the training must be forecast for `AUTO_STEPS` steps, because a run's first
-    steps are often slow, and the change to the training would be permanent.
+    much as `AUTO_STEPS` steps with a saving of `MARGIN`. The result is at least
+    `FEWEST_FORECAST_STEPS`, so that the last forecast is based on that many steps which the first
+    one did not have. The saving of a preset that changes the training must be forecast for
+    `AUTO_STEPS` steps, because a run's first steps are often slow, and the change to the training
+    would be permanent.
 
     `promise.saving_low` must be above `MARGIN`.
     """
     if promise.changes == "training":
         return AUTO_STEPS
-    return max(FEWEST, math.ceil(AUTO_STEPS * MARGIN / promise.saving_low))
+    return max(FEWEST_FORECAST_STEPS, math.ceil(AUTO_STEPS * MARGIN / promise.saving_low))
 
 
 def _unchanged_again(forecast: Forecast) -> PresetForecast | None:

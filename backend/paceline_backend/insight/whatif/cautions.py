@@ -11,7 +11,12 @@ import numpy as np
 
 from paceline_backend import policies
 from paceline_backend.insight import fitness
-from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, PresetForecast
+from paceline_backend.insight.whatif.answer import (
+    FEWEST_FORECAST_STEPS,
+    FORECAST_STEPS,
+    Forecast,
+    PresetForecast,
+)
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.state import PlanningState, read
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
@@ -35,7 +40,9 @@ def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -
         PolicyParameterError: a parameter is unknown, or its value is not legal.
     """
     with store.read() as connection:
-        state = read(connection, runs.key_of(connection, run), STEPS, THRESHOLDS.caution_cells)
+        state = read(
+            connection, runs.key_of(connection, run), FORECAST_STEPS, THRESHOLDS.caution_cells
+        )
     conditions = conditions_of(state)
     if conditions is None:
         world = None if state.history is None else state.history.hello.world
@@ -79,7 +86,12 @@ def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
 def conditions_of(state: PlanningState, models: Models | None = None) -> fitness.Conditions | None:
     """Return a run's measured conditions; None for too few steps, a single rank, or a stream."""
     measured, history = state.measured, state.history
-    if history is None or measured is None or history.hello.world == 1 or len(measured) < FEWEST:
+    if (
+        history is None
+        or measured is None
+        or history.hello.world == 1
+        or len(measured) < FEWEST_FORECAST_STEPS
+    ):
         return None
     if history.hello.stream:
         return None

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.node.client import Client
-from paceline_backend.insight.whatif.answer import STEPS
+from paceline_backend.insight.whatif.answer import FORECAST_STEPS
 from paceline_backend.store import Store, runs
 
 # Timeout of a request for a forecast. Forecasts have low priority, so they take long on a busy
@@ -38,7 +38,7 @@ def from_database(database: str, run: str, as_json: bool) -> int:
     with Store.open(database) as store:
         with store.read() as connection:
             run = runs.whole_id(connection, run)
-        body = msgspec.to_builtins(forecast(store, run, steps=STEPS))
+        body = msgspec.to_builtins(forecast(store, run, steps=FORECAST_STEPS))
     del body["decision"]
     return _print(body, as_json)
 

@@ -26,8 +26,8 @@ from paceline.wire.synchronisation import Averaging
 from paceline_backend import policies
 from paceline_backend.insight.verdict import ObservedSteps, SlowNode, judge, slow_node
 from paceline_backend.insight.whatif.answer import (
-    FEWEST,
-    STEPS,
+    FEWEST_FORECAST_STEPS,
+    FORECAST_STEPS,
     Forecast,
     LeftOut,
     NodeForecast,
@@ -52,7 +52,7 @@ from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
-from paceline_backend.simulator import sync as synchronisers
+from paceline_backend.simulator import sync as sync_models
 from paceline_backend.simulator.sync import Work, without_empty
 from paceline_backend.store import Store, runs
 
@@ -68,7 +68,7 @@ def forecast(
     *,
     presets: Sequence[str] | None = None,
     relaxed: bool = True,
-    steps: int = STEPS,
+    steps: int = FORECAST_STEPS,
     effort: Effort = DEFAULT_EFFORT,
 ) -> Forecast:
     """Forecast the step time under each preset, with 95 % intervals.
@@ -87,10 +87,10 @@ def forecast(
 
     Raises:
         UnknownPolicyError: no such preset.
-        ValueError: `steps` is below `FEWEST`, or a preset has no such variant.
+        ValueError: `steps` is below `FEWEST_FORECAST_STEPS`, or a preset has no such variant.
     """
-    if steps < FEWEST:
-        raise ValueError(f"steps: {steps}; give {FEWEST} or more")
+    if steps < FEWEST_FORECAST_STEPS:
+        raise ValueError(f"steps: {steps}; give {FEWEST_FORECAST_STEPS} or more")
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run_id), steps, THRESHOLDS.most_cells)
     _refuse_unknown(presets or [], label(state.policy, state.parameters))
@@ -174,10 +174,10 @@ def _basis(state: PlanningState) -> Basis | str:
     if state.history.hello.world == 1:
         return "the run has only one rank: no rank waits for it, and there is nothing to balance"
     warm = int(np.searchsorted(measured.step, state.history.hello.step + THRESHOLDS.cold_steps))
-    if len(measured) >= FEWEST + warm:
+    if len(measured) >= FEWEST_FORECAST_STEPS + warm:
         measured = measured.since(warm)
-    if len(measured) < FEWEST:
-        return f"too few steps: {len(measured)} are complete, {FEWEST} are needed"
+    if len(measured) < FEWEST_FORECAST_STEPS:
+        return f"too few steps: {len(measured)} are complete, {FEWEST_FORECAST_STEPS} are needed"
     world = state.history.hello.world
     predictor = LinearPredictor(window=len(measured), cost="auto")
     models = predictor.fit(measured.feedback, world)
@@ -190,8 +190,11 @@ def _basis(state: PlanningState) -> Basis | str:
     ratio = ratios(models, measured)
     first = same_speeds(ratio)
     measured = measured.since(first)
-    if len(measured) < FEWEST:
-        return f"too few steps since a rank's speed changed: {len(measured)}, {FEWEST} are needed"
+    if len(measured) < FEWEST_FORECAST_STEPS:
+        return (
+            f"too few steps since a rank's speed changed: {len(measured)}, "
+            f"{FEWEST_FORECAST_STEPS} are needed"
+        )
     fitted = shape(models, measured)
     models = fitted.models()
     ratio = filled(ratios(models, measured))
@@ -231,7 +234,7 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
 
 
 def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
-    """Return the time of all relaxed steps, computed with the models of their synchronisers.
+    """Return the time of all relaxed steps, computed with the models of their synchronisations.
 
     In the computation, each rank trains the same batches as in the run. Where ranks share batches,
     a rank's last record of a span counts as one step, regardless of the number of batches that the
@@ -239,11 +242,11 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
     """
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)
-    model = synchronisers.make(what, world, seed)
+    model = sync_models.make(what, world, seed)
     for span in measured.relaxed_spans:
         if not model.goes_on or span.synchroniser != what:
             what, now = span.synchroniser, np.zeros(world)
-            model = synchronisers.make(what, world, seed + span.seq)
+            model = sync_models.make(what, world, seed + span.seq)
         part = slice(span.first, span.end)
         work = Work(
             first_step=int(measured.step[span.first]),

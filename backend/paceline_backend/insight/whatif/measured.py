@@ -25,7 +25,7 @@ from paceline.wire.synchronisation import (
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.planning.feedback import single_batches
 from paceline_backend.policies.base import Feedback, Floats, Ints
-from paceline_backend.simulator import sync as synchronisers
+from paceline_backend.simulator import sync as sync_models
 from paceline_backend.simulator.sync import Costs
 
 
@@ -51,7 +51,7 @@ class RelaxedSpan:
     @property
     def goes_on(self) -> bool:
         """Return whether ranks synchronise at the segment's end only if the epoch ends there."""
-        return synchronisers.goes_on(self.synchroniser)
+        return sync_models.goes_on(self.synchroniser)
 
     @property
     def over(self) -> bool:
@@ -252,7 +252,7 @@ class MeasuredSteps:
         return self.reported_round_s or 0.0
 
     def costs(self, own_s: Floats | float = 0.0) -> Costs:
-        """Return the durations of exchanges of relaxed synchronisers; for `own_s` see `Costs`."""
+        """Return the durations of exchanges of relaxed synchronisation; for `own_s` see `Costs`."""
         round_s, whole = self.round_s, _all_reduce(self.compute_s.shape[1])
 
         def takes_s(exchange: _Exchange) -> float:
@@ -342,7 +342,7 @@ def _all_reduce(ranks: int) -> _Exchange:
 
 
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
-    """Return the cost of the exchange whose duration a synchroniser records."""
+    """Return the cost of the exchange whose duration a synchronisation records."""
     if isinstance(synchroniser, Pairwise):
         # The recorded duration covers only one of the pair's two messages, the answer.
         return _Exchange(1, 1)

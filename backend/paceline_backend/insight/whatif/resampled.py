@@ -42,7 +42,7 @@ class Resampled(Emulation, frozen=True, kw_only=True):
         return np.full(len(batches.samples), self.remainder_s[self._row(step)])
 
     def costs(self, world: int) -> Costs:
-        """Return the durations of exchanges of relaxed synchronisers."""
+        """Return the durations of exchanges of relaxed synchronisation."""
         return self.exchanges
 
     def _row(self, step: int) -> int:

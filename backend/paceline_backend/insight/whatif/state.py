@@ -17,7 +17,7 @@ import numpy.typing as npt
 from paceline.core.cost import Features
 from paceline.wire import OBSERVED, Hello, Segment
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.insight.whatif.answer import FEWEST
+from paceline_backend.insight.whatif.answer import FEWEST_FORECAST_STEPS
 from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
 from paceline_backend.insight.whatif.thresholds import THRESHOLDS
 from paceline_backend.planning.feedback import Window
@@ -63,7 +63,7 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningSt
     loaded = load(connection, run)
     if hello is None or loaded is None:
         return state
-    steps = max(FEWEST, min(steps, cells // hello.world))
+    steps = max(FEWEST_FORECAST_STEPS, min(steps, cells // hello.world))
     upto = _newest_complete(connection, run, hello) + 1 if observed else loaded[0].step
     measured = _read_steps(connection, run, hello, upto, steps)
     if observed:

@@ -6,10 +6,10 @@ comment quotes the kind of run on which the threshold was chosen. No measurement
 which kinds the forecasts change if a threshold is halved. ``benchmarks/regret.py`` checks the
 thresholds of `auto`. docs/decisions/0020 and 0033 explain the choices.
 
-The number of steps of a forecast and the minimum saving (`answer.STEPS`, `FEWEST`, `MARGIN`), and
-the steps at which `auto` makes forecasts (`auto.AUTO_STEPS`, `FIRST_STEP`), are also used by the
-API and the control plane, so they are defined in those modules. `simulate.Effort` bounds the CPU
-time of one forecast.
+The number of steps of a forecast and the minimum saving (`answer.FORECAST_STEPS`,
+`FEWEST_FORECAST_STEPS`, `MARGIN`), and the steps at which `auto` makes forecasts
+(`auto.AUTO_STEPS`, `FIRST_STEP`), are also used by the API and the control plane, so they are
+defined in those modules. `simulate.Effort` bounds the CPU time of one forecast.
 """
 
 from __future__ import annotations

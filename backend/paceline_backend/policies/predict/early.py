@@ -19,7 +19,7 @@ Bools = npt.NDArray[np.bool_]
 
 # If the median rank has at least this many rows, `linear` does not use this module; it compares
 # costs by their forecasts of the rows.
-YOUNG = 24
+YOUNG_ROWS = 24
 # Costs with a smaller probability are not returned.
 _PLAUSIBLE = 0.02
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
@@ -38,7 +38,7 @@ _SPREADS = np.array([0.003, 0.05, 0.2, 0.6])
 _NOISE, _SPREAD = (grid.ravel()[:, None] for grid in np.meshgrid(_NOISES, _SPREADS))
 # Log-likelihoods are multiplied by this. It is below 1, because rows are not as independent as the
 # model assumes.
-_ALIKE = 0.5
+_LIKELIHOOD_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _weighed(
 
 
 def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
-    """Return the log-likelihood of a cost, times `_ALIKE`, and its most likely noise.
+    """Return the log-likelihood of a cost, times `_LIKELIHOOD_WEIGHT`, and its most likely noise.
 
     The noise is a relative standard deviation. `load` has the effective loads of the rows under the
     cost, `time` the logarithms of their times, and `valid` a mask of the usable rows, [S, W].
@@ -133,7 +133,7 @@ def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
     mean = float(np.nanmean(load))
     tried = np.concatenate(
         [
-            _ALIKE * _likely(time - np.log(load + share * mean), valid) + np.log(prior)
+            _LIKELIHOOD_WEIGHT * _likely(time - np.log(load + share * mean), valid) + np.log(prior)
             for share, prior in _FIXED
         ]
     )

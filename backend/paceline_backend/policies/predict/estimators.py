@@ -27,21 +27,21 @@ from paceline_backend.policies.predict.least_squares import non_negative
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.policies.values import Feedback, Floats, Models, usable
 
-# If a rank has fewer than `_FEW` rows, or its largest load is less than `_ALIKE` times its least,
-# its times are assumed to be proportional to its loads.
-_FEW = 8
-_ALIKE = 1.05
+# If a rank has fewer than `_FEW_ROWS` rows, or its largest load is less than `_ALIKE_LOADS` times
+# its least, its times are assumed to be proportional to its loads.
+_FEW_ROWS = 8
+_ALIKE_LOADS = 1.05
 # Number of splits in time for the cross-validation, and maximum number of ranks that it uses.
-_SPLITS, _RANKS = 3, 4
+_SPLITS, _VALIDATED_RANKS = 3, 4
 # In the cross-validation, the relative error of a single forecast is clipped to this.
 _CAP = 0.3
 # A candidate replaces the first candidate only if its error is smaller by this fraction.
 _BETTER = 0.02
 # Relative residuals and coefficients below this count as 0.
-_EXACT = 1e-6
+_ZERO_RESIDUAL = 1e-6
 # A forecast is invalid if it is at least this many times the rank's mean time: with numbers near
 # 1e308, `non_negative` would crash the process.
-_WILD = 1e100
+_INVALID_RATIO = 1e100
 
 
 class Estimator(Protocol):
@@ -91,7 +91,7 @@ class Huber:
         from sklearn.linear_model import HuberRegressor
 
         self._fitted.fit(inputs, times)
-        if (np.abs(self._fitted.predict(inputs) - times) > _EXACT * times).any():
+        if (np.abs(self._fitted.predict(inputs) - times) > _ZERO_RESIDUAL * times).any():
             self._fitted = HuberRegressor(alpha=0.0, max_iter=1000).fit(inputs, times)
         return self
 
@@ -190,13 +190,16 @@ class EstimatorPredictor:
         fitted = [rank for rank in ranks if rank.tells]
         if not others or not fitted:
             return first
-        some = [fitted[k] for k in np.unique(np.linspace(0, len(fitted) - 1, _RANKS).astype(int))]
+        some = [
+            fitted[k]
+            for k in np.unique(np.linspace(0, len(fitted) - 1, _VALIDATED_RANKS).astype(int))
+        ]
         off = {
             name: float(np.mean([rank.off(make) for rank in some]))
             for name, make in self.candidates.items()
         }
         best = min(others, key=lambda name: off[name])
-        return best if off[first] - off[best] > _BETTER * off[first] + _EXACT else first
+        return best if off[first] - off[best] > _BETTER * off[first] + _ZERO_RESIDUAL else first
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ class _Rank:
     @property
     def tells(self) -> bool:
         load = self.inputs[:, 0]
-        return len(load) >= _FEW and float(load.max()) >= _ALIKE * float(load.min())
+        return len(load) >= _FEW_ROWS and float(load.max()) >= _ALIKE_LOADS * float(load.min())
 
     def off(self, make: Callable[[], Estimator]) -> float:
         """Return the mean relative error with which a regressor forecasts later steps.
@@ -260,7 +263,7 @@ class _Rank:
         except ValueError:
             return proportional
         # A NaN fails this comparison, too.
-        if not (np.abs(forecast) < _WILD).all():
+        if not (np.abs(forecast) < _INVALID_RATIO).all():
             return proportional
         varies = np.ptp(probes[:, 1]) > 0
         columns = [probes[:, 0], probes[:, 1] * varies, np.ones(len(probes))]
@@ -269,6 +272,6 @@ class _Rank:
         # `non_negative` did not converge.
         except RuntimeError:
             return proportional
-        if a <= _EXACT:
+        if a <= _ZERO_RESIDUAL:
             return proportional
         return (float(a * time_s / load), float(c * time_s / samples), float(b * time_s))

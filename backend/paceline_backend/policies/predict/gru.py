@@ -21,7 +21,7 @@ _HIDDEN = 4
 # Number of sequences of `PAST` + 1 step times on which the network is trained.
 _SEQUENCES = 64
 # Number of Adam steps; each step uses all sequences.
-_ROUNDS = 24
+_ADAM_STEPS = 24
 _RATE = 0.05
 # Value of `Models.a` ÷ a step's time. Sizes are not used, but `Models.a` must be above 0.
 _NO_SIZE = 1e-12
@@ -107,7 +107,7 @@ def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         return out[:, -1] @ weights + bias
 
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
-    for round_ in range(1, _ROUNDS + 1):
+    for round_ in range(1, _ADAM_STEPS + 1):
         # A single change of speed must not dominate: errors above a tenth count linearly.
         error = torch.nn.functional.smooth_l1_loss(
             forecast(history[:, :-1]), history[:, -1], beta=0.1

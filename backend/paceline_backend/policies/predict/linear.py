@@ -16,9 +16,9 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
-from paceline_backend.policies.predict.early import YOUNG, Weighed, plausible
-from paceline_backend.policies.predict.regression import EXACT, SHARES, fit_ranks
-from paceline_backend.policies.values import LEAST, Feedback, Floats, Ints, Models, usable
+from paceline_backend.policies.predict.early import YOUNG_ROWS, Weighed, plausible
+from paceline_backend.policies.predict.regression import LEAST_RESIDUAL, SHARES, fit_ranks
+from paceline_backend.policies.values import LEAST_USABLE, Feedback, Floats, Ints, Models, usable
 
 # Parameters of presets that use this predictor.
 WindowSteps = Annotated[
@@ -35,7 +35,7 @@ CostModel = Annotated[
 Bools = npt.NDArray[np.bool_]
 
 # All ranks have the same cost of a batch. It is selected by the rows of at most this many ranks.
-_RANKS = 16
+_COST_RANKS = 16
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
 # Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
 _CURVES = 2.0 ** np.arange(-3, 7)
@@ -44,17 +44,17 @@ _CURVES = 2.0 ** np.arange(-3, 7)
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
 # If the log-likelihoods of padded and unpadded costs differ by at most this, `_expects_padded`
 # chooses between them. A cost with κ > 0 must be better by this than the cost with κ = 0.
-_MARGIN = 12.0
-# A rank's noise is estimated from at least `_FEW` differences between rows. If it is at least
-# `_NOISY`, the rank's rows are fitted a second time.
-_FEW, _NOISY = 8, 0.1
+_PADDING_MARGIN = 12.0
+# A rank's noise is estimated from at least `_FEW_DIFFERENCES` differences between rows. If it is at
+# least `_NOISY`, the rank's rows are fitted a second time.
+_FEW_DIFFERENCES, _NOISY = 8, 0.1
 # Differences between consecutive residuals are clipped to this.
 _JUMP = 0.9
 # Batches count as padded if `plausible` gives its padded cost at least this probability.
 _SURE = 0.98
 # If the largest padding is less than this many times the smallest, the rows cannot show whether
 # batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
-_ALIKE = 1.05
+_ALIKE_PADDING = 1.05
 # Samples count as grouped by size if a step's padded load ÷ the padded load that it would have with
 # equal counts is below this.
 _HALF = 0.5
@@ -119,7 +119,7 @@ class LinearPredictor:
         if not valid.any(axis=0).all():
             rival = replace(Models.unknown(world), cost=Cost(padded=True))
             return replace(Models.unknown(world), rivals=((0.5, rival),))
-        if np.median(valid.sum(axis=0)) >= min(YOUNG, self.window):
+        if np.median(valid.sum(axis=0)) >= min(YOUNG_ROWS, self.window):
             return self._models(rows, _choose(some, self.window))
         best, *rest = ((each.probability, self._weighed(rows, each)) for each in plausible(some))
         return replace(best[1], rivals=tuple(rest)) if best[1].known else best[1]
@@ -176,11 +176,11 @@ def _fit_shares(
         forecast = a * load + c * samples + b
         fine = valid & (forecast > 0)
         ratio = np.divide(rows.compute_s, forecast, out=np.ones_like(forecast), where=fine)
-        off = np.log(np.maximum(ratio, LEAST))
+        off = np.log(np.maximum(ratio, LEAST_USABLE))
         return np.where(pairs, np.minimum(np.abs(np.diff(off, axis=0)), _JUMP), np.nan)
 
     def error(jump: Floats) -> Floats:
-        return np.asarray(np.nansum(jump**2, axis=0) + count * EXACT**2)
+        return np.asarray(np.nansum(jump**2, axis=0) + count * LEAST_RESIDUAL**2)
 
     by_wide, by_narrow = jumps(wide), jumps(narrow)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -199,7 +199,7 @@ def _noise(jumps: Floats) -> Floats:
 
     `jumps` has absolute differences of successive residuals, [S - 1, W], whose median is 0.954 σ.
     """
-    enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW
+    enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW_DIFFERENCES
     noise = np.zeros(jumps.shape[1])
     if enough.any():
         noise[enough] = np.nanmedian(jumps[:, enough], axis=0) / 0.954
@@ -255,14 +255,14 @@ def _common(
     limit = (1 + np.sqrt(2 * np.log(count)))[peak] * error
     near = np.abs(level - level[first + count // 2][peak]) <= limit
     weight = near / error**2
-    total = np.maximum(np.add.reduceat(weight, first), LEAST)
+    total = np.maximum(np.add.reduceat(weight, first), LEAST_USABLE)
     mean = (np.add.reduceat(weight * level, first) / total)[peak]
     weighted_fits = weight[:, None] * fits / np.exp(level)[:, None]
     common = (np.add.reduceat(weighted_fits, first) / total[:, None])[peak]
     common *= np.exp(mean)[:, None]
     for times in (0.5, 2.0):
         other = batch * [times, times, 1.0]
-        off = np.abs(np.log((fits @ other) / np.maximum(common @ other, LEAST)))
+        off = np.abs(np.log((fits @ other) / np.maximum(common @ other, LEAST_USABLE)))
         near &= off <= _SHAPES * limit
     # The squared distances of N normal values from their mean, in standard errors, add up to N - 1,
     # with a standard deviation of √(2 (N - 1)).
@@ -349,7 +349,7 @@ def _fit(
 
 
 def _some(rows: Feedback) -> Feedback:
-    some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
+    some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _COST_RANKS).astype(np.int64))
     return Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
 
 
@@ -362,15 +362,15 @@ def _choose(rows: Feedback, window: int) -> Cost:
 
     def score(cost: Cost) -> float:
         loss, count, unlikely = _fit(rows, cost, window)[1].sum(axis=0)
-        score = 0.5 * count * math.log(loss / max(count, 1) + EXACT**2) + unlikely
+        score = 0.5 * count * math.log(loss / max(count, 1) + LEAST_RESIDUAL**2) + unlikely
         if cost.kappa > 0:
-            score += _MARGIN + 0.5 * math.log(cost.kappa * typical) ** 2
+            score += _PADDING_MARGIN + 0.5 * math.log(cost.kappa * typical) ** 2
         return float(score)
 
     costs = [Cost(k, p) for p in (False, True) for k in (0.0, *(_CURVES / typical).tolist())]
     tried = {cost: score(cost) for cost in costs}
     padded, other = (min(tried[cost] for cost in costs if cost.padded is p) for p in (True, False))
-    if abs(padded - other) <= _MARGIN:
+    if abs(padded - other) <= _PADDING_MARGIN:
         expected = _expects_padded(rows, valid)
         costs = [cost for cost in costs if cost.padded is expected]
     best = min(costs, key=lambda cost: tried[cost])
@@ -392,7 +392,7 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
         return True
     padding = rows.samples[valid] * rows.longest[valid] / rows.load[valid]
     # All batches have similar padding, so both costs give the same forecasts.
-    if padding.max() < _ALIKE * padding.min():
+    if padding.max() < _ALIKE_PADDING * padding.min():
         return False
     first = plausible(rows)[0]
     return first.cost.padded and first.probability >= _SURE
@@ -417,7 +417,7 @@ def _grouped(rows: Feedback, valid: Bools) -> bool:
     padded = (rows.samples * longest).sum(axis=1)
     # Padded load of batches with equal counts.
     alike = rows.samples.sum(axis=1) * longest.mean(axis=1)
-    return bool(np.median(padded / np.maximum(alike, LEAST)) < _HALF)
+    return bool(np.median(padded / np.maximum(alike, LEAST_USABLE)) < _HALF)
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,23 @@ import math
 import numpy as np
 
 from paceline_backend.policies.jit import compiled
-from paceline_backend.policies.values import LEAST, Floats, Ints
+from paceline_backend.policies.values import LEAST_USABLE, Floats, Ints
 
 # A residual is the logarithm of a step's measured ÷ forecast time. If two successive residuals have
 # the same sign, and the absolute values of both exceed this, the rank's speed has changed.
 _CHANGED = math.log(1.15)
 # If this multiple of the noise's standard deviation is larger than `_CHANGED`, it is the threshold
 # for a change of speed instead.
-_WILD = 3.0
+_CHANGE_DEVIATIONS = 3.0
 # Prior standard deviation of the noise of a rank's times, and the weight of this prior: it counts
 # as much as this number of rows.
-_NOISE, _BELIEF = 0.05, 4.0
+_PRIOR_NOISE, _BELIEF = 0.05, 4.0
 # Standard deviations of the two priors of c·n and b, relative to a step's time: a wide prior and a
 # narrow one. The narrow prior suits ranks whose speeds drift while a plan balances them. Times of
 # these ranks do not depend on their loads, as if b were large.
 SHARES = (0.25, 0.03)
 # Minimum ratio of a to c + b.
-_LEAST = 1e-3
+_LEAST_RATIO = 1e-3
 # Filters that follow a drifting speed. Each is a pair: the weight of the newest residual in the
 # filter's level, and its weight in the level's slope. The first filter assumes a constant speed.
 _GAINS = np.array(
@@ -51,9 +51,9 @@ _ROUND = 1e-10
 # Residuals of rows are clipped to this when costs are compared.
 _CAP = 0.3
 # Smaller residuals count as this value when fits are compared.
-EXACT = 0.003
+LEAST_RESIDUAL = 0.003
 # Number of a rank's first rows whose residuals are ignored when costs are compared.
-_BLIND = 8
+_IGNORED_ROWS = 8
 
 # Indices into the array of a fit, which `_fit_rows` describes.
 _ROWS, _BETA, _USUAL = 9, 10, 13
@@ -84,7 +84,7 @@ def fit_ranks(
         while step > 0 and first > 0:
             step -= 1
             u, v, time_s = load[step, rank], float(samples[step, rank]), compute_s[step, rank]
-            if v > 0 and min(u, time_s) > LEAST:
+            if v > 0 and min(u, time_s) > LEAST_USABLE:
                 first -= 1
                 rows[first, 0], rows[first, 1], rows[first, 2] = u, v, time_s
                 mean_u += (u - mean_u) / (window - first)
@@ -129,18 +129,18 @@ def _fit_rows(
     loss, judged, widths = 0.0, 0, 0.0
     filters = np.zeros((len(_GAINS), 3))
     for k in range(len(rows)):
-        variance = max((_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen), noise**2)
+        variance = max((_PRIOR_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen), noise**2)
         rows[k, 2] *= math.exp(-drift)
         off = _off(now, rows[k])
-        if seen >= _BLIND:
+        if seen >= _IGNORED_ROWS:
             # Variance of the noise for the comparison of costs. `variance` includes a prior, so it
             # is larger.
-            counted = max(squares / seen, noise**2, EXACT**2)
+            counted = max(squares / seen, noise**2, LEAST_RESIDUAL**2)
             wider = 1 + _unsure(now, rows[k], counted, share)
             loss += min(off * off, _CAP**2) / wider
             widths += 0.5 * math.log(wider)
             judged += 1
-        if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
+        if abs(off) <= max(_CHANGED, _CHANGE_DEVIATIONS * math.sqrt(variance)):
             squares += off * off
             later = _follow(filters, off + drift, variance, seen)
             rows[k, 2] *= math.exp(drift - later)
@@ -178,14 +178,14 @@ def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
 
     `filters` holds level, slope and sum of squared errors of each filter, [filters, 3], and is
     changed in place. `off` is the residual, from which no drift has been subtracted. An error is
-    clipped to `_WILD` times the noise's standard deviation, √`variance`. `seen` is the number of
-    earlier residuals.
+    clipped to `_CHANGE_DEVIATIONS` times the noise's standard deviation, √`variance`. `seen` is the
+    number of earlier residuals.
     """
     least = math.inf
     for k in range(len(filters)):
         level, slope, errors = filters[k]
         error = off - level - slope
-        errors = _FORGETS * errors + min(error * error, _WILD**2 * variance)
+        errors = _FORGETS * errors + min(error * error, _CHANGE_DEVIATIONS**2 * variance)
         level += slope + _GAINS[k, 0] * error
         slope += _GAINS[k, 1] * error
         filters[k, 0], filters[k, 1], filters[k, 2] = level, slope, errors
@@ -374,9 +374,9 @@ def _solve(fit: Floats, variance: float, share: float) -> None:
     )
     a = (fit[6] - ac * c - ab * b) / aa
     # Sizes hardly affect the time, so set a to a small fraction of c + b.
-    if a <= _LEAST * (c + b):
+    if a <= _LEAST_RATIO * (c + b):
         c, b = _edged(cc, cb, bb, 0.0, 0.0, hc, hb)
-        a = _LEAST * (c + b) if c + b > 0 else fit[6] / aa
+        a = _LEAST_RATIO * (c + b) if c + b > 0 else fit[6] / aa
     fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
 
 

@@ -29,11 +29,11 @@ from paceline_backend.policies.solve.minmax import minmax
 
 # Standard deviation, in the prior, of the fraction of a step's time that does not depend on the
 # number of samples.
-_USUAL = 0.3
+_PRIOR_DEVIATION = 0.3
 # With at most this many rows, the noise is not estimated from the residuals of the fitted line.
-_FEW = 3
+_FEW_FITTED = 3
 # Lower bound of the relative noise of a step's time.
-_NOISE = 0.01
+_LEAST_NOISE = 0.01
 # Value of `Models.a` ÷ (c + b). Sizes are not used, but `Models.a` must be above 0.
 _NO_SIZE = 1e-12
 
@@ -72,8 +72,10 @@ def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
     """
     n, t = samples / samples.mean(), compute_s / compute_s.mean()
     rows = np.stack([n, np.ones_like(n)], axis=1)
-    noise = non_negative(rows, t)[1] / (len(t) - 2) ** 0.5 if len(t) > _FEW else np.std(t - n)
-    prior = [0.0, max(noise, _NOISE) / _USUAL]
+    noise = (
+        non_negative(rows, t)[1] / (len(t) - 2) ** 0.5 if len(t) > _FEW_FITTED else np.std(t - n)
+    )
+    prior = [0.0, max(noise, _LEAST_NOISE) / _PRIOR_DEVIATION]
     slope, start = non_negative(np.vstack([rows, prior]), np.append(t, 0.0))[0]
     return float(slope * compute_s.mean() / samples.mean()), float(start * compute_s.mean())
 

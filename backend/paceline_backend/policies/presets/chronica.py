@@ -39,7 +39,7 @@ from paceline_backend.policies.solve.filling import (
 from paceline_backend.policies.solve.nodes import Room, homes_of, kept_on_nodes
 
 # Number of calls of `level_out` for each step. A third call would shorten steps by less than 0.1 ‰.
-_ROUNDS = 2
+_LEVEL_PASSES = 2
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class LevelledScheduler:
                 largest_first(step)
             else:
                 fill(step, rng.random(count).tolist())
-                for _ in range(_ROUNDS):
+                for _ in range(_LEVEL_PASSES):
                     level_out(step)
             plan.append(step.assignments())
         return Assignment.of(plan, problem.world)

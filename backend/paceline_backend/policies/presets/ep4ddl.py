@@ -32,8 +32,9 @@ from paceline_backend.policies.presets.bsp import EqualCounts
 from paceline_backend.policies.solve import counts
 
 # Maximum number of search nodes that branch and bound visits; this takes about 30 ms.
-_NODES = 20_000
-# Branch and bound is used for at most this many workers; for more, `_NODES` nodes are too few.
+_MOST_VISITED = 20_000
+# Branch and bound is used for at most this many workers; for more, `_MOST_VISITED` nodes are too
+# few.
 _WORKERS = 64
 # `try_levels` tries about this many levels at most: times that all workers should take.
 _LEVELS = 256
@@ -117,7 +118,7 @@ class _Search:
             self._keep(np.array(picks))
             return
         for extra in order[depth]:
-            if extra > spare or self._nodes >= _NODES:
+            if extra > spare or self._nodes >= _MOST_VISITED:
                 continue
             self._nodes += 1
             off = float(self._choices[depth, extra]) - mean

@@ -28,21 +28,22 @@ from paceline_backend.policies.registry import make as policy_of
 # for several steps.
 _BLOCKS = 8
 # The 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom.
-_T = 2.365
-# Minimum number of measured steps from which the chooser compares the two synchronisers.
-_FEWEST = 2 * _BLOCKS
-# The all-reduce is used again after this many consecutive choices against the relaxed synchroniser.
+_T_OF_BLOCKS = 2.365
+# Minimum number of measured steps from which the chooser compares the two synchronisations.
+_FEWEST_MEASURED = 2 * _BLOCKS
+# The all-reduce is used again after this many consecutive choices against the relaxed
+# synchronisation.
 _AGREE = 2
-# If too few steps of a try of the relaxed synchroniser are usable, the try ends after this many
+# If too few steps of a try of the relaxed synchronisation are usable, the try ends after this many
 # segments, and counts as this long, in seconds.
-_BLIND, _BLIND_S = 16, 60.0
+_BLIND_SEGMENTS, _BLIND_S = 16, 60.0
 # Pause after a wrong try, as a multiple of the try's duration; the pause doubles with each wrong
 # try.
 _REST = 20.0
 
 
 class _ChoiceSteps(NamedTuple):
-    """Measurements of the newest steps of the synchroniser in force.
+    """Measurements of the newest steps of the synchronisation in force.
 
     `step_s` is wall time. `whole` is True where the records cover exactly the step's batches.
     """
@@ -83,13 +84,13 @@ class _ChoiceSteps(NamedTuple):
 
 
 class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
-    # True while the relaxed synchroniser is in force.
+    # True while the relaxed synchronisation is in force.
     relaxed: bool = False
-    # Number of segments since the last change of the synchroniser.
+    # Number of segments since the last change of the synchronisation.
     segments: int = 0
-    # First step whose times are measured under the synchroniser in force.
+    # First step whose times are measured under the synchronisation in force.
     since: int = 0
-    # Number of consecutive choices against the synchroniser in force.
+    # Number of consecutive choices against the synchronisation in force.
     against: int = 0
     # Time in seconds of a step's exchange of gradients, last measured under the all-reduce.
     exchange_s: float = 0.0
@@ -98,11 +99,11 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     rest_s: float = 0.0
     # The times of the steps before this one are already included in `tried_s` and `wait_s`.
     seen: int = 0
-    # Time in seconds for which the relaxed synchroniser has been in force.
+    # Time in seconds for which the relaxed synchronisation has been in force.
     tried_s: float = 0.0
-    # True if the relaxed synchroniser has saved enough in that time.
+    # True if the relaxed synchronisation has saved enough in that time.
     proved: bool = False
-    # Time in seconds until the relaxed synchroniser may be tried again.
+    # Time in seconds until the relaxed synchronisation may be tried again.
     wait_s: float = 0.0
     # Number of tries that did not save enough.
     wrong: int = 0
@@ -110,17 +111,17 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Measured:
-    """A chooser that uses a relaxed synchroniser while this surely saves enough time.
+    """A chooser that uses relaxed synchronisation while this surely saves enough time.
 
-    The relaxed synchroniser must save more than the fraction `saving` of the time. The time under
-    the synchroniser in force is measured, and that under the other one is estimated. A step under
-    the all-reduce takes the compute time of its slowest rank, plus the exchange and the other time
-    that were last measured under the all-reduce. A relaxed step takes the time that all ranks
-    together need for the step's work, because they share it. Normally, the exchange runs while
-    ranks compute and adds no time.
+    The relaxed synchronisation must save more than the fraction `saving` of the time. The time
+    under the synchronisation in force is measured, and that under the other one is estimated. A
+    step under the all-reduce takes the compute time of its slowest rank, plus the exchange and the
+    other time that were last measured under the all-reduce. A relaxed step takes the time that all
+    ranks together need for the step's work, because they share it. Normally, the exchange runs
+    while ranks compute and adds no time.
 
-    If the relaxed synchroniser saves less than `back`, the chooser returns to the all-reduce. If
-    the relaxed synchroniser never saved enough, it is tried again after 20 times the duration of
+    If the relaxed synchronisation saves less than `back`, the chooser returns to the all-reduce. If
+    the relaxed synchronisation never saved enough, it is tried again after 20 times the duration of
     the try, and after twice as long for each further wrong try. So tries add at most a few per cent
     to the run time.
 
@@ -130,13 +131,13 @@ class Measured:
 
     Args:
         relaxed: the alternative to the all-reduce.
-        saving: fraction of the time for the same work that the relaxed synchroniser must save.
+        saving: fraction of the time for the same work that the relaxed synchronisation must save.
         back: saved fraction of the time below which the chooser returns to the all-reduce. A value
             above `saving` counts as `saving`.
         steps: number of the newest complete steps whose times are compared.
         hold: minimum number of segments between two changes.
         first: first step of the segment for which the choice is made.
-        uneven: true if ranks share batches under the relaxed synchroniser.
+        uneven: true if ranks share batches under the relaxed synchronisation.
     """
 
     relaxed: Synchronisation
@@ -156,13 +157,13 @@ class Measured:
         now = _recall(memory)
         if world == 1:
             return self._choice(now, "there is only one rank")
-        # In the first segment of a relaxed synchroniser, ranks do not share batches yet.
+        # In the first segment of relaxed synchronisation, ranks do not share batches yet.
         if now.segments <= 1:
             now.since = now.seen = self.first
         steps = self._known(feedback, world, now)
         if steps is None:
-            words = f"fewer than {_FEWEST} of its steps have been measured"
-            if now.relaxed and now.segments >= _BLIND:
+            words = f"fewer than {_FEWEST_MEASURED} of its steps have been measured"
+            if now.relaxed and now.segments >= _BLIND_SEGMENTS:
                 words, now.tried_s = f"pairwise averaging was tried, but {words}", _BLIND_S
                 self._change(now)
             return self._choice(now, words)
@@ -193,7 +194,7 @@ class Measured:
         good &= ~((rows.samples > 0) & (rows.compute_s <= 0)).any(axis=1)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % _BLOCKS :]
-        if len(newest) < _FEWEST:
+        if len(newest) < _FEWEST_MEASURED:
             return None
         compute_s = rows.compute_s[newest]
         # Where ranks share batches, a record may have no batch, or may have been left out because
@@ -212,7 +213,7 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _ChoiceMemory) -> None:
-        # The relaxed synchroniser saved enough until conditions changed: this was no wrong try.
+        # The relaxed synchronisation saved enough until conditions changed: this was no wrong try.
         if now.proved:
             now.wrong = 0
         elif now.relaxed:
@@ -223,7 +224,7 @@ class Measured:
         now.against, now.tried_s = 0, 0.0
 
     def _gain(self, steps: _ChoiceSteps, now: _ChoiceMemory) -> float:
-        """Return the work per second under the relaxed synchroniser ÷ under the all-reduce."""
+        """Return the work per second under the relaxed synchronisation ÷ under the all-reduce."""
         computing_s = steps.computing_s(shared=self.uneven)
         if not now.relaxed:
             return steps.taken_s / (computing_s + now.rest_s)
@@ -270,7 +271,7 @@ def _half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
     blocks = np.arange(steps) * _BLOCKS // steps
     values = np.array([estimate(blocks != block) for block in range(_BLOCKS)])
     deviation = np.sqrt((_BLOCKS - 1) / _BLOCKS * ((values - values.mean()) ** 2).sum())
-    return float(_T * deviation)
+    return float(_T_OF_BLOCKS * deviation)
 
 
 def _in_ms(seconds: float) -> str:
@@ -299,7 +300,8 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
         ),
     ] = 0.1
     steps: Annotated[
-        int, Meta(ge=_FEWEST, le=64, description="Number of newest steps that are compared.")
+        int,
+        Meta(ge=_FEWEST_MEASURED, le=64, description="Number of newest steps that are compared."),
     ] = 32
     hold: Annotated[
         int, Meta(ge=1, le=1024, description="Least number of segments between two changes.")

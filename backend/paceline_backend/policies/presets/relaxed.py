@@ -1,6 +1,6 @@
-"""Presets that only name a synchroniser, and use the batches of another preset.
+"""Presets that only name a synchronisation, and use the batches of another preset.
 
-Each preset is made by `_preset` from its synchroniser and its parameters.
+Each preset is made by `_preset` from its synchronisation and its parameters.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
 
 @dataclass(frozen=True)
 class Flexrr:
-    """A chooser of the synchroniser that applies gradients on arrival and bounds ranks' leads.
+    """A chooser of the synchronisation that applies gradients on arrival and bounds ranks' leads.
 
     Ranks that share batches (`uneven`) end each segment together, which bounds their drift. A slow
     rank gives batches away, so it makes fewer steps than the other ranks, and a bound on the lead

@@ -27,12 +27,12 @@ from paceline.wire.synchronisation import (
 from paceline_backend.policies.base import Choice, Chooser, Feedback, Floats, Policy, Preset
 from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
-from paceline_backend.policies.values import LEAST, Ints
+from paceline_backend.policies.values import LEAST_USABLE, Ints
 
 # The newest steps are divided into this many parts. Groups change only if all parts give the same
 # new groups.
-_PARTS = 4
-_STEPS = 8 * _PARTS
+_HISTORY_PARTS = 4
+_HISTORY_STEPS = 8 * _HISTORY_PARTS
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,15 @@ class Grouping:
         """See `Chooser.choose`."""
         grouping = _recall(memory, world)
         steps = len(feedback) // world
-        if steps < _STEPS:
-            return self.choice(grouping, f"few steps are known: {steps} of {_STEPS}")
-        rows = feedback.batches(world, _STEPS)
+        if steps < _HISTORY_STEPS:
+            return self.choice(grouping, f"few steps are known: {steps} of {_HISTORY_STEPS}")
+        rows = feedback.batches(world, _HISTORY_STEPS)
         compute_s, samples = rows.compute_s, rows.samples
         proposed = [
             groups(step_times(*part), self.spread)
-            for part in zip(np.split(compute_s, _PARTS), np.split(samples, _PARTS), strict=True)
+            for part in zip(
+                np.split(compute_s, _HISTORY_PARTS), np.split(samples, _HISTORY_PARTS), strict=True
+            )
         ]
         if all(proposal == proposed[0] for proposal in proposed):
             grouping = proposed[0]
@@ -76,9 +78,9 @@ class Grouping:
 
     def choice(self, grouping: list[list[int]], why: str) -> Choice:
         """Return the choice of these groups, with a reason for the operator."""
-        return Choice(self._synchroniser(grouping), why, {"groups": grouping})
+        return Choice(self._sync_of(grouping), why, {"groups": grouping})
 
-    def _synchroniser(self, grouping: list[list[int]]) -> Synchronisation:
+    def _sync_of(self, grouping: list[list[int]]) -> Synchronisation:
         probes, staleness = self.probes, self.staleness
         if len(grouping) == 1:
             return Partial(PartialRules(probes=probes, staleness=staleness, mean=True))
@@ -158,7 +160,7 @@ def step_times(compute_s: Floats, samples: Ints) -> Floats:
     W]. Steps without samples, or without a time, do not count. A rank that has only such steps gets
     the mean over all ranks.
     """
-    worked = (samples > 0) & (compute_s > LEAST)
+    worked = (samples > 0) & (compute_s > LEAST_USABLE)
     total = np.where(worked, compute_s, 0.0).sum(axis=0)
     count = worked.sum(axis=0)
     mean = total.sum() / max(int(count.sum()), 1)

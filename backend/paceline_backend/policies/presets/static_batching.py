@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from paceline.core.amounts.devices import capacities
+from paceline.core.batch_limits.devices import capacities
 from paceline_backend.policies.base import (
     Allocation,
     Feedback,

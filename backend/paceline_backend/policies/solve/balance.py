@@ -26,17 +26,17 @@ _CLOSE = 1e-3
 _CLOSER = 1e-5
 # `_cut` divides the samples, in their given sequence, into one slice per rank. This is the number
 # of bisections of the slices' maximum time.
-_HALVINGS = 6
+_CUT_BISECTIONS = 6
 # With at most this many ranks, every exchange with the slowest rank is tried.
 FEW_RANKS = 64
 # Maximum number of samples for branch and bound.
 _FEW_SAMPLES = 20
 # Number of exchanges that are tried for one batch, which takes 2 ms. It is divided by
 # 1 + ranks // `FEW_RANKS`.
-_EFFORT = 1_000_000
+_BATCH_EXCHANGES = 1_000_000
 
 # Maximum number of search nodes of branch and bound, which take 2 ms.
-_NODES = 30_000
+_MOST_SEARCH_NODES = 30_000
 
 
 def partition(
@@ -103,7 +103,7 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
     state = DescentState.of(sizes, ranks, workers)
     if not few:
         pairs(state, enough)
-    descend(state, enough, _EFFORT // (1 + world // FEW_RANKS))
+    descend(state, enough, _BATCH_EXCHANGES // (1 + world // FEW_RANKS))
     if len(sizes) <= _FEW_SAMPLES and state.time_s.max() > bound * (1 + 1e-12):
         rest = np.append(np.cumsum(sizes[::-1])[::-1], 0.0)
         _search(sizes, rest, workers, bound, float(state.time_s.max()), ranks)
@@ -121,7 +121,7 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
     high, halvings = low + step, 0
-    while halvings < _HALVINGS and 0 < step < 64 * low:
+    while halvings < _CUT_BISECTIONS and 0 < step < 64 * low:
         time_s = (low + high) / 2 if fits else high
         i = 0
         for j in range(len(w.a)):
@@ -389,10 +389,10 @@ def descend(state: DescentState, enough: float, effort: int) -> None:
 def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
     """Improve `ranks`, the rank of each sample, [n], by a depth-first branch and bound, in place.
 
-    The search assigns the largest sample first, and visits at most `_NODES` nodes. `sizes` has the
-    cost f(λ) of each sample, descending, [n]. `rest` has the sum of `sizes` from each sample to the
-    last one, [n + 1]. `best` is the slowest rank's time under `ranks`. The search ends when this
-    time reaches its lower bound `goal`.
+    The search assigns the largest sample first, and visits at most `_MOST_SEARCH_NODES` nodes.
+    `sizes` has the cost f(λ) of each sample, descending, [n]. `rest` has the sum of `sizes` from
+    each sample to the last one, [n + 1]. `best` is the slowest rank's time under `ranks`. The
+    search ends when this time reaches its lower bound `goal`.
     """
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)
@@ -400,7 +400,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
     # The chosen rank's time without the sample.
     before = np.zeros(samples)
     i, nodes = 0, 0
-    while i >= 0 and nodes < _NODES and best > goal * (1 + 1e-12):
+    while i >= 0 and nodes < _MOST_SEARCH_NODES and best > goal * (1 + 1e-12):
         last = chosen[i]
         tried_s = -1.0
         if last >= 0:

@@ -37,17 +37,17 @@ _JITTER = 0.3
 _FILLERS = 0.2
 # A step with a very large sample takes as long as the slowest of the workers that are alike: those
 # whose time with the sample is at most this multiple of the fastest worker's time.
-_ALIKE = 1.02
+_ALIKE_TIMES = 1.02
 
 # `close` leaves a bin unchanged if its time differs from its target by at most this fraction of a
 # step's time.
-_CLOSE = 2e-4
+_BIN_TOLERANCE = 2e-4
 # Maximum number of passes over the bins in `close`.
-_ROUNDS = 64
+_BIN_PASSES = 64
 # Number of consecutive passes without a change after which the exchanges end.
 _IN_VAIN = 4
 # Number of pairs of samples after which `close` ends; trying them takes 0.1 s.
-_LOOKS = 30_000_000
+_MOST_PAIRS = 30_000_000
 # With more bins than this, `close` ends as soon as a pass exchanges samples of few bins.
 _FEW_BINS = 4096
 # Maximum number of passes of `evened`; with more than `_FEW_BINS` bins, there is one pass.
@@ -335,7 +335,7 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
                 # Measured speeds have small errors. If they differ only a little, other workers'
                 # bins need room for equally large samples, because each of these samples would
                 # otherwise be in a step of its own.
-                until, time_s = opened + 1, alone[alone <= _ALIKE * alone.min()].max()
+                until, time_s = opened + 1, alone[alone <= _ALIKE_TIMES * alone.min()].max()
             for step in range(opened, until):
                 _open(step, time_s, counts, w, bins)
             uncommitted -= time_s * speed * (until - opened)
@@ -386,12 +386,12 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
     looks, in_vain = 0, 0
-    for turn in range(_ROUNDS):
+    for turn in range(_BIN_PASSES):
         # Continue with the bins that are not close to their target.
-        off = off[np.abs(gap[off]) * a[off] > _CLOSE * step_s]
+        off = off[np.abs(gap[off]) * a[off] > _BIN_TOLERANCE * step_s]
         off = off[np.argsort(gap[off], kind="stable")]
         looks += len(off) // 2 * int(number.max()) ** 2
-        if looks > _LOOKS and turn:
+        if looks > _MOST_PAIRS and turn:
             break
         changed = _exchanged(off, turn, binned, gap, a)
         in_vain = 0 if changed else in_vain + 1

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import ROUNDING, kept_within
-from paceline.core.amounts.shapes import moved, moved_on_nodes, on_grid
+from paceline.core.batch_limits.budget import ROUNDING, kept_within
+from paceline.core.batch_limits.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.cost import features
 from paceline.wire import Assignment
 from paceline_backend.policies.parts import Policy
@@ -27,7 +27,7 @@ from paceline_backend.policies.solve.workers import Workers, level, most_of
 from paceline_backend.policies.values import Floats, Ints, Models, Problem
 
 # Approximate maximum number of exchanges that are tried for one division of a global batch.
-_EFFORT = 500_000
+_DIVISION_EXCHANGES = 500_000
 # Maximum number of moves for one global batch; a move takes `grid` samples from the slowest rank.
 _MOVES = 8
 
@@ -129,7 +129,7 @@ class _Division:
         state = DescentState.of(effective, ranks.copy(), workers)
         enough = level(effective, workers)
         pairs(state, enough)
-        descend(state, enough, _EFFORT)
+        descend(state, enough, _DIVISION_EXCHANGES)
         return state.ranks
 
     def _end_s(self, ranks: Ints) -> float:

@@ -22,7 +22,7 @@ from paceline_backend.policies.values import Floats, Ints, Models
 Bools = npt.NDArray[np.bool_]
 
 # Number of bisections in `_cut` of the largest ratio of a cost's time to the best time under it.
-_HALVINGS = 10
+_RATIO_BISECTIONS = 10
 
 
 def partition_hedged(
@@ -95,7 +95,7 @@ def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) ->
         if best.sum() == sizes.shape[1]:
             break
         low, high = high, 2 * high
-    for _ in range(_HALVINGS):
+    for _ in range(_RATIO_BISECTIONS):
         middle = (low + high) / 2
         counts = _filled(sizes, rates, padded, most, turn, middle)
         if counts.sum() == sizes.shape[1]:

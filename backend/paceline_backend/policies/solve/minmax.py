@@ -13,7 +13,7 @@ from paceline_backend.policies.values import Floats, Ints
 Times = Callable[[Ints], Floats]
 
 # Maximum number of bisections of the makespan; more would exceed the precision of floats.
-_HALVINGS = 60
+_MAKESPAN_BISECTIONS = 60
 
 
 def minmax(times: Times, total: int, limits: Ints) -> Ints:
@@ -91,7 +91,7 @@ def _fill(times: Times, total: int, limits: Ints) -> Ints:
     """
     low, high = np.zeros_like(limits), limits.copy()
     short, enough = 0.0, float(times(high).max(initial=0.0))
-    for _ in range(_HALVINGS):
+    for _ in range(_MAKESPAN_BISECTIONS):
         makespan = (short + enough) / 2
         if total - low.sum() <= len(limits) or not short < makespan < enough:
             break

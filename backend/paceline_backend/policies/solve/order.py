@@ -10,7 +10,7 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import Ints
 
 # torch.randperm draws 32 bits for each swap if a permutation is shorter than this, else 64 bits.
-_LONGEST = (2**32 - 1) // 20
+_LONGEST_32_BIT = (2**32 - 1) // 20
 
 
 @lru_cache(maxsize=4)
@@ -24,8 +24,8 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
     Raises:
         ValueError: PyTorch draws permutations of this length in another way.
     """
-    if n >= _LONGEST:
-        raise ValueError(f"n: {n} samples; epoch_order handles fewer than {_LONGEST}")
+    if n >= _LONGEST_32_BIT:
+        raise ValueError(f"n: {n} samples; epoch_order handles fewer than {_LONGEST_32_BIT}")
     swaps = max(n - 1, 0)
     generator = np.random.MT19937()
     generator._legacy_seeding((seed + epoch) & 0xFFFFFFFF)

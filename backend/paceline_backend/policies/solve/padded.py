@@ -20,9 +20,9 @@ from paceline_backend.policies.values import Floats, Ints
 # every order of the workers.
 _STATES = 1024
 # Relative precision with which the time of a step is minimised.
-_CLOSE = 1e-4
+_STEP_TOLERANCE = 1e-4
 # Number of iterations of `_runs`, each of which sorts an epoch's bins.
-_ROUNDS = 6
+_RUN_PASSES = 6
 # `_best_counts` tries its candidates on a part of the epoch with about this many bins.
 _BINS = 16_384
 # `_best_counts` moves samples from slow to fast workers. These are the candidates for the number of
@@ -71,7 +71,7 @@ def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
         each = workers.a * sizes.max() + workers.c
         high = float((each * workers.most + workers.b).max())
     best = _fill(sizes, turn, workers, high)
-    while best.sum() == len(sizes) and high - low > _CLOSE * high:
+    while best.sum() == len(sizes) and high - low > _STEP_TOLERANCE * high:
         middle = (low + high) / 2
         counts = _fill(sizes, turn, workers, middle)
         if counts.sum() == len(sizes):
@@ -142,8 +142,8 @@ def _merged(
         return turn, counts
     members = np.concatenate(groups)
     starts = np.cumsum([0, *map(len, groups)])
-    low, high = 0.0, below_s * (1 - _CLOSE)
-    while high - low > _CLOSE * high:
+    low, high = 0.0, below_s * (1 - _STEP_TOLERANCE)
+    while high - low > _STEP_TOLERANCE * high:
         middle = (low + high) / 2 if len(turn) else high
         tried, filled = _reached(sizes, members, starts, workers, middle)
         if filled.sum() == len(sizes):
@@ -281,13 +281,13 @@ def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[In
 
     For each bin, the time of its step allows samples up to some length. The bins are filled in
     descending sequence of this length. The resulting times of the steps then give new lengths; this
-    is repeated `_ROUNDS` times.
+    is repeated `_RUN_PASSES` times.
     """
     used = counts > 0
     n, a = np.maximum(counts, 1), workers.a
     step_s = sizes[:: len(sizes) // steps][:steps] * float((a * counts).max())
     best_s, best = np.inf, np.empty((0, len(a)), np.int64)
-    for _ in range(_ROUNDS):
+    for _ in range(_RUN_PASSES):
         longest = (step_s[:, None] - workers.b - workers.c * counts) / (a * n)
         longest[:, ~used] = -np.inf
         turn = np.argsort(-longest.ravel(), kind="stable")

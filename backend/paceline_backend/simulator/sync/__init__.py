@@ -1,8 +1,8 @@
 """Models of gradient synchronisation on the virtual clock.
 
-`make` returns the model for a segment's `Synchronisation`, which also names the synchroniser of
+`make` returns the model for a segment's `Synchronisation`, which also names the synchronisation of
 real ranks. `Simulation` runs a model for each segment. `step_time_s` computes the step time of
-measured work under a synchroniser.
+measured work under a synchronisation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def make(what: synchronisation.Synchronisation, world: int, seed: int) -> SimulatedSync:
-    """Make the model of a segment's synchroniser for `world` ranks.
+    """Make the model of a segment's synchronisation for `world` ranks.
 
     `seed` is for random draws; real ranks use the run's seed plus the segment's number.
     """
@@ -81,18 +81,18 @@ def step_time_s(
     *,
     samples: Ints | None = None,
 ) -> float:
-    """Return the mean time of a step under a synchroniser, computed from measured work.
+    """Return the mean time of a step under a synchronisation, computed from measured work.
 
     The caller compares the result with the time that real ranks took. Where ranks take over batches
     of each other, the duration of a step is the time that all ranks together need for the batches
     of one step. The time of a rank's step is then spread evenly over its samples.
 
     Args:
-        what: the synchroniser.
+        what: the synchronisation.
         work_s: each rank's time for loading and computing each step, without exchanges, [S, W].
         costs: measured costs of exchanges.
         segment_steps: number of steps of a segment. All ranks synchronise at its end unless
-            `goes_on` is true for the synchroniser.
+            `goes_on` is true for the synchronisation.
         samples: number of samples of each step and rank, [S, W]; None: no batch is empty.
     """
     steps, world = work_s.shape

@@ -1,4 +1,4 @@
-"""Interface between the simulation and the models of synchronisers.
+"""Interface between the simulation and the models of synchronisations.
 
 The simulation passes `Work` to `SimulatedSync.run` and gets a `SimulatedTimeline`. `Dealing`,
 `Bodies` and `Prices` are for segments in which ranks take over batches of each other.
@@ -221,12 +221,12 @@ class SimulatedTimeline:
 class SimulatedSync(Protocol):
     """A model of the ranks' waiting for each other, on the virtual clock.
 
-    A new object is created when the synchroniser takes effect. The same arguments give the same
+    A new object is created when the synchronisation takes effect. The same arguments give the same
     timeline. Not thread-safe.
     """
 
     # True: ranks continue into the next segment without synchronising, if that segment has the same
-    # synchroniser. False: all ranks synchronise at the segment's end, and each segment has an
+    # synchronisation. False: all ranks synchronise at the segment's end, and each segment has an
     # object of its own.
     goes_on: bool
 
@@ -237,9 +237,9 @@ class SimulatedSync(Protocol):
         """
         ...
 
-    def meet(self, starts: Floats, costs: Costs) -> float:
+    def synchronise(self, starts: Floats, costs: Costs) -> float:
         """Return the time at which all ranks have synchronised if they stop at `starts`, [W].
 
-        They stop because the synchroniser is switched.
+        They stop because the synchronisation is switched.
         """
         ...

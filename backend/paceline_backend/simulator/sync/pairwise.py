@@ -86,8 +86,8 @@ class SimulatedPairwise:
         rounds.sort(key=lambda mean: (mean.ended_at, mean.rank))
         return SimulatedTimeline(work.work_s, wait_s, communication_s, rounds)
 
-    def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `SimulatedSync.meet`."""
+    def synchronise(self, starts: Floats, costs: Costs) -> float:
+        """See `SimulatedSync.synchronise`."""
         since = self._since(starts)
         return self._met_at(starts + since) - since + _MEANS * costs.round_s
 

@@ -8,8 +8,8 @@ the ranks' own batches. Until the time that `settled` returns, each rank trains 
 regardless of the other ranks. Later, `Events` processes the ranks that have no batch, one after the
 other, and keeps the ranks' shares on a `Board`.
 
-Then the synchroniser's model is called with each rank's own number of batches. The resulting times
-are added up to one record per rank and step, as real ranks report them.
+Then the synchronisation's model is called with each rank's own number of batches. The resulting
+times are added up to one record per rank and step, as real ranks report them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SimulatedPool:
     def run(
         self, what: Synchronisation, model: SimulatedSync, starts: Floats, work: Work
     ) -> SimulatedTimeline:
-        """Run the model of the synchroniser `what`; ranks may take over each other's batches.
+        """Run the model of the synchronisation `what`; ranks may take over each other's batches.
 
         `starts` has the time at which each rank begins, [W]. `work.dealing` records the batches
         that ranks train instead of the planned batches.

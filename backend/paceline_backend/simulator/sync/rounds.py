@@ -57,8 +57,8 @@ class SimulatedPartial:
         wait_s = np.maximum(wait_s, 0.0)
         return SimulatedTimeline(work.work_s, wait_s, np.zeros_like(wait_s), segment.rounds)
 
-    def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `SimulatedSync.meet`."""
+    def synchronise(self, starts: Floats, costs: Costs) -> float:
+        """See `SimulatedSync.synchronise`."""
         return float(starts.max())
 
 
@@ -257,8 +257,8 @@ class SimulatedHierarchical:
         rounds.sort(key=lambda each: (each.ended_at, each.rank))
         return SimulatedTimeline(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
 
-    def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `SimulatedSync.meet`."""
+    def synchronise(self, starts: Floats, costs: Costs) -> float:
+        """See `SimulatedSync.synchronise`."""
         return float(starts.max())
 
     def _met_at(self, ended_at: Floats, costs: Costs) -> float:

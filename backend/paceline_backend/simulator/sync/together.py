@@ -1,4 +1,4 @@
-"""Models of synchronisers under which all ranks wait for each other, every one or more steps."""
+"""Models of synchronisations under which all ranks wait for each other, every one or more steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SimulatedAllReduce:
         wait_s = work.work_s.max(axis=1, keepdims=True) - work.work_s
         return SimulatedTimeline(work.work_s, wait_s, work.all_reduce_s, [])
 
-    def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `SimulatedSync.meet`."""
+    def synchronise(self, starts: Floats, costs: Costs) -> float:
+        """See `SimulatedSync.synchronise`."""
         return float(starts.max())
 
 
@@ -101,8 +101,8 @@ class SimulatedAveraging:
         self._worked = worked
         return timeline
 
-    def meet(self, starts: Floats, costs: Costs) -> float:
-        """See `SimulatedSync.meet`. The ranks average their replicas and optimisers' states."""
+    def synchronise(self, starts: Floats, costs: Costs) -> float:
+        """See `SimulatedSync.synchronise`. Ranks average their replicas and optimisers' states."""
         begins_at, flight, self._flight = float(starts.max()), self._flight, None
         if flight is not None:
             begins_at = max(begins_at, flight.ends_at)

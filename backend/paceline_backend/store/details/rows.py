@@ -18,7 +18,7 @@ from paceline_backend.store.rollups.metrics import METRICS
 from paceline_backend.store.schema import rounds, segments, steps, switches, worker_steps
 from paceline_backend.store.segments import SHOWN
 
-PART = 10_000  # rows
+ROWS_PER_PART = 10_000  # rows
 
 Kind = Literal["integer", "number", "text", "json"]
 Part = list[tuple[Any, ...]]
@@ -115,7 +115,7 @@ class Wanted:
 
 
 def parts(
-    store: Store, run: int, table: Exported, wanted: Wanted, size: int = PART
+    store: Store, run: int, table: Exported, wanted: Wanted, size: int = ROWS_PER_PART
 ) -> Iterator[Part]:
     """Yield the rows of a run's table in the order of its key, at most `size` at a time.
 

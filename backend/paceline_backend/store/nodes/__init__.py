@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED
+from paceline.wire.states import ACTIVE
 from paceline_backend.store.database import now
 from paceline_backend.store.nodes import cordons, spares
 from paceline_backend.store.nodes.admission import (
@@ -30,7 +30,7 @@ from paceline_backend.store.schema import run_nodes as run_nodes_table
 from paceline_backend.store.schema import runs as runs_table
 
 __all__ = [
-    "ALIVE_S",
+    "NODE_ALIVE_S",
     "admitted",
     "alive",
     "bind",
@@ -50,7 +50,7 @@ __all__ = [
 
 # A node that sent no heartbeat for this many seconds (three intervals) is shown as dead and gets no
 # new runs.
-ALIVE_S = 7.0
+NODE_ALIVE_S = 7.0
 
 
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
         node["cordoned"] = cordon and cordon.shown
         node["in_engine"] = cordon and cordon.in_engine
         node["spare_of"] = held.get(node["id"])
-        beats = not node.pop("left") and abs(at - node["heartbeat_at"]) <= ALIVE_S
+        beats = not node.pop("left") and abs(at - node["heartbeat_at"]) <= NODE_ALIVE_S
         node["revoked"] = bool(node["revoked"])
         node["alive"] = beats and not node["revoked"]
     return rows
@@ -114,12 +114,12 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
 def launched(connection: sa.Connection) -> dict[str, list[str]]:
     """Return, by node, the runs that were launched there and have not ended."""
     runs, of_several = runs_table.c, run_nodes_table.c
-    going_on = runs.state.not_in(ENDED)
-    alone = sa.select(runs.node, runs.id).where(going_on, runs.nodes_max == 1)
+    active = runs.state.in_(ACTIVE)
+    alone = sa.select(runs.node, runs.id).where(active, runs.nodes_max == 1)
     several = (
         sa.select(of_several.node, runs.id)
         .join(runs_table, runs.key == of_several.run)
-        .where(going_on, of_several.state.not_in(ENDED), of_several.lost.is_(False))
+        .where(active, of_several.state.in_(ACTIVE), of_several.lost.is_(False))
     )
     runs_of: dict[str, list[str]] = {}
     for node, run in connection.execute(sa.union_all(alone, several)):
@@ -133,7 +133,9 @@ def alive(connection: sa.Connection) -> set[str]:
     c = nodes.c
     beats = sa.select(c.id, c.heartbeat_at).where(c.left.is_(False), admitted())
     at = now(connection)
-    return {row.id for row in connection.execute(beats) if abs(at - row.heartbeat_at) <= ALIVE_S}
+    return {
+        row.id for row in connection.execute(beats) if abs(at - row.heartbeat_at) <= NODE_ALIVE_S
+    }
 
 
 def bound(connection: sa.Connection, run: str) -> set[str]:

@@ -9,18 +9,14 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 
-from paceline.wire import ENDED, State
+from paceline.wire.states import ACTIVE
 from paceline_backend.store.schema import runs
-
-# The states of a run that has not ended, as a list, so that the database can use the index on
-# states.
-_GOING_ON = [state for state in State if state not in ENDED]
 
 
 def held(connection: sa.Connection) -> dict[str, str]:
     """Return the reserved nodes: node → public id of the run."""
     c = runs.c
-    reserved = (c.state.in_(_GOING_ON), c.pruned_at.is_(None), c.spare_nodes.is_not(sa.null()))
+    reserved = (c.state.in_(ACTIVE), c.pruned_at.is_(None), c.spare_nodes.is_not(sa.null()))
     query = sa.select(c.id, c.spare_nodes).where(*reserved).order_by(c.key)
     return {node: row.id for row in connection.execute(query) for node in row.spare_nodes}
 

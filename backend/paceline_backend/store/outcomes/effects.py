@@ -16,7 +16,7 @@ from paceline_backend.store.runs import cursor_at, key_at
 from paceline_backend.store.schema import effects, runs, switches
 
 # This many seconds after a run's end, its last telemetry is assumed to have arrived.
-SETTLE_S = 60.0
+RUN_SETTLE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
     """
     c = runs.c
     kept = sa.and_(effects.c.run == c.id, effects.c.version == switches.c.version)
-    settled = c.ended_at + SETTLE_S
+    settled = c.ended_at + RUN_SETTLE_S
     again = sa.and_(effects.c.noted_at < settled, settled <= time.time())
     ended = sa.or_(effects.c.key.is_(None), sa.and_(~effects.c.complete, again))
     active = sa.or_(effects.c.key.is_(None), ~effects.c.complete)
@@ -138,7 +138,7 @@ def outcomes(
         sa.exists().where(
             runs.c.id == c.run,
             runs.c.state.in_(ENDED),
-            c.noted_at >= runs.c.ended_at + SETTLE_S,
+            c.noted_at >= runs.c.ended_at + RUN_SETTLE_S,
         ),
         # Include deleted runs, because they have ended.
         ~sa.exists().where(runs.c.id == c.run),

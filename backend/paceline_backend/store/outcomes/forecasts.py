@@ -15,7 +15,7 @@ from paceline_backend.store.schema import forecasts
 from paceline_backend.store.schema import runs as runs_table
 
 # Number of forecasts that are kept per run, besides those that led to a switch.
-KEPT = 50
+KEPT_FORECASTS = 50
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class AdvisedRun:
     """A run that `auto` evaluates.
 
     `mode` is ``recommend`` or ``switch``, and `relaxed` whether `auto` may choose a relaxed
-    synchroniser.
+    synchronisation.
     """
 
     key: int
@@ -41,7 +41,12 @@ def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
     c = forecasts.c
     row = {"run": run, "made_at": body["made_at"], "body": body}
     connection.execute(sa.insert(forecasts).values(row))
-    old = sa.select(c.made_at, c.body).where(c.run == run).order_by(c.made_at.desc()).offset(KEPT)
+    old = (
+        sa.select(c.made_at, c.body)
+        .where(c.run == run)
+        .order_by(c.made_at.desc())
+        .offset(KEPT_FORECASTS)
+    )
     gone = [made_at for made_at, kept in connection.execute(old) if not _acted(kept)]
     if gone:
         connection.execute(sa.delete(forecasts).where(c.run == run, c.made_at.in_(gone)))
@@ -96,7 +101,7 @@ def set_auto(
 ) -> None:
     """Set the `mode` of `auto` for a run at the Unix time `at`, on behalf of `by`.
 
-    `relaxed` is whether `auto` may choose relaxed synchronisers; None leaves it unchanged.
+    `relaxed` is whether `auto` may choose relaxed synchronisation; None leaves it unchanged.
 
     Raises:
         UnknownRunError: no such run.

@@ -50,7 +50,7 @@ from paceline.wire import (
     RunState,
     StepBatch,
 )
-from paceline_backend.store import blobs, hellos, refusals
+from paceline_backend.store import hellos, refusals
 from paceline_backend.store.database import Store, StoreRefusedError
 from paceline_backend.store.telemetry import handlers, locked, phases, steps
 from paceline_backend.store.telemetry.locked import lose
@@ -93,7 +93,7 @@ def write(
     """Write telemetry in one transaction; on any `StoreError`, nothing is written.
 
     `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` maps
-    the index of a message to its Hello, in the encoded form in which it arrived, if the caller has
+    the index of a message to its Hello, as it is stored, if the caller has
     validated it; other Hellos are validated and encoded here. Without `roll_up`, new roll-ups are
     left to `rollups.fill`, because more telemetry is waiting.
     """
@@ -156,4 +156,4 @@ def write(
 def _packed(run: str, hello: Hello) -> hellos.PackedHello:
     if reason := refusals.of_hello(hello):
         raise StoreRefusedError(f"run {run}: Hello.{reason}")
-    return hellos.pack(blobs.pack(hello))
+    return hellos.pack(hello)

@@ -18,7 +18,7 @@ from paceline_backend.store.telemetry.locked import LockedRun
 # Phases that are over when the step has ended.
 _IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)
 # `standing` returns the times of this many newest steps.
-_STEPS = 50
+_STANDING_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def standing(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
     step = None if newest is None else newest.step
     c = steps.c
     ended = sa.select(c.step_s).where(c.run == run, c.step <= (-1 if step is None else step))
-    times = ended.order_by(c.step.desc()).limit(_STEPS)
+    times = ended.order_by(c.step.desc()).limit(_STANDING_STEPS)
     state = connection.execute(sa.select(runs.c.state).where(runs.c.key == run)).scalar_one()
     c = schema.attempts.c
     latest = sa.select(c.placement).where(c.run == run).order_by(c.attempt.desc()).limit(1)

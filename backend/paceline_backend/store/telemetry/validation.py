@@ -16,23 +16,6 @@ import msgspec
 import sqlalchemy as sa
 
 from paceline import wire
-from paceline.wire import (
-    Adopted,
-    DataEpoch,
-    Evaluation,
-    Fallback,
-    Hello,
-    HelloPart,
-    LongPhase,
-    Message,
-    MetricBatch,
-    NodeState,
-    RoundBatch,
-    RoundRecord,
-    RunState,
-    StepBatch,
-    StepRecord,
-)
 from paceline.wire.problems import of_times, of_whole
 from paceline.wire.segment import MOST_STEPS
 from paceline_backend.store import refusals, schema
@@ -43,7 +26,7 @@ from paceline_backend.store.refusals import HUGE
 # them: binary COPY truncates integers silently, and SQLite accepts any integer of 64 bits.
 _BOUNDS: dict[type, int] = {sa.SmallInteger: 2**15, sa.Integer: 2**31, sa.BigInteger: 2**63}
 
-R = TypeVar("R", StepRecord, RoundRecord)
+R = TypeVar("R", wire.StepRecord, wire.RoundRecord)
 
 
 class Columns(Generic[R]):
@@ -134,7 +117,7 @@ def _bounded(
 
 def _compiled(
     whole: Sequence[tuple[str, int]], needed: Sequence[str], optional: Sequence[str]
-) -> Callable[[Iterable[StepRecord | RoundRecord]], bool]:
+) -> Callable[[Iterable[wire.StepRecord | wire.RoundRecord]], bool]:
     """Compile a function that checks records with a single expression over their fields.
 
     The function returns True if all records can be stored unchanged. Ingest checks every record,
@@ -156,27 +139,27 @@ def _compiled(
     )
     names: dict[str, Any] = {}
     exec(source, names)
-    made: Callable[[Iterable[StepRecord | RoundRecord]], bool] = names["fit"]
+    made: Callable[[Iterable[wire.StepRecord | wire.RoundRecord]], bool] = names["fit"]
     return made
 
 
-STEPS = Columns(StepRecord, schema.worker_steps)
-ROUNDS = Columns(RoundRecord, schema.rounds)
+STEPS = Columns(wire.StepRecord, schema.worker_steps)
+ROUNDS = Columns(wire.RoundRecord, schema.rounds)
 
 
 # Decodes step batches whose records can all be stored unchanged, as most can.
 _fitting = msgspec.msgpack.Decoder(
     msgspec.defstruct(
-        StepBatch.__name__,
+        wire.StepBatch.__name__,
         [("records", list[STEPS.fitting])],  # type: ignore[name-defined]
-        bases=(StepBatch,),
+        bases=(wire.StepBatch,),
         frozen=True,
         tag="steps",
     )
 )
 
 
-def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
+def decode(fields: dict[bytes, bytes]) -> tuple[str, wire.Message]:
     """Decode an entry like `paceline.wire.decode`, but validate steps while decoding.
 
     Steps that can be stored unchanged need no further check.
@@ -187,7 +170,9 @@ def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
     return wire.decode(fields, _fitting)
 
 
-def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
+def problem(
+    message: wire.Message, world: int | None = None, samples: int | None = None
+) -> str | None:
     """Return why a message cannot be stored; None if the message on its own is valid.
 
     `write` refuses the same messages, except segments, and with them their whole batch, so ingest
@@ -196,38 +181,38 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
     """
     name = type(message).__name__
     match message:
-        case Hello():
+        case wire.Hello():
             reason = refusals.of_hello(message)
-        case HelloPart():
+        case wire.HelloPart():
             reason = refusals.of_hello_part(message)
-        case RunState():
+        case wire.RunState():
             reason = refusals.of_run_state(message)
-        case NodeState():
+        case wire.NodeState():
             reason = refusals.of_node_state(message)
-        case Fallback():
+        case wire.Fallback():
             reason = refusals.of_fallback(message)
-        case LongPhase():
+        case wire.LongPhase():
             reason = refusals.of_long_phase(message)
-        case Evaluation():
+        case wire.Evaluation():
             reason = refusals.of_evaluation(message)
-        case MetricBatch():
+        case wire.MetricBatch():
             reason = next(filter(None, map(refusals.of_metrics, message.records)), None)
-        case DataEpoch():
+        case wire.DataEpoch():
             reason = refusals.of_data_epoch(message)
-        case Adopted():
+        case wire.Adopted():
             reason = of_whole(message, {"attempt": 2**15}) or of_times(message, ("adopted_at",))
             if reason is None and (wrong := message.segment.problem(world, samples)):
                 reason = f"segment: {wrong}"
-        case StepBatch() | RoundBatch():
+        case wire.StepBatch() | wire.RoundBatch():
             return _of_records(message)
         case _:
             return None
     return None if reason is None else f"{name}.{reason}"
 
 
-def _of_records(batch: StepBatch | RoundBatch) -> str | None:
+def _of_records(batch: wire.StepBatch | wire.RoundBatch) -> str | None:
     try:
-        if isinstance(batch, StepBatch):
+        if isinstance(batch, wire.StepBatch):
             STEPS.all_checked(batch.records)
             return None
         for record in batch.records:
@@ -238,7 +223,7 @@ def _of_records(batch: StepBatch | RoundBatch) -> str | None:
     return None
 
 
-def check_staleness(record: RoundRecord) -> None:
+def check_staleness(record: wire.RoundRecord) -> None:
     """Refuse a record whose `staleness` has numbers that are no counts."""
     if not all(0 <= count < 2**31 for count in record.staleness):
         raise StoreRefusedError(f"staleness contains a number that is not a count in {record}")

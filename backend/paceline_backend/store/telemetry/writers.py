@@ -10,13 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline.wire import ENDED, State
+from paceline.wire.states import ACTIVE
 from paceline_backend.store.nodes import admitted, run_nodes
 from paceline_backend.store.schema import nodes, runs, tokens
 
 # An ended run keeps its streams and its user on the bus for this long.
-KEPT_S = 3_600.0
+WRITERS_KEPT_S = 3_600.0
 # A run whose end is only assumed may still train without a connection, so it keeps them longer.
-_LOST_S = 30 * 86_400.0
+_LOST_KEPT_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ def adopted_over(connection: sa.Connection) -> list[str]:
 
 def _lately_signed() -> sa.Select[Any]:
     seen_at = sa.func.coalesce(runs.c.seen_at, runs.c.created_at)
-    kept_s = sa.case((runs.c.lost, _LOST_S), else_=KEPT_S)
+    kept_s = sa.case((runs.c.lost, _LOST_KEPT_S), else_=WRITERS_KEPT_S)
     lately = seen_at > time.time() - kept_s
-    return sa.select(runs.c.id).where(runs.c.signed, runs.c.state.not_in(ENDED) | lately)
+    return sa.select(runs.c.id).where(runs.c.signed, runs.c.state.in_(ACTIVE) | lately)
 
 
 def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:

@@ -24,7 +24,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from paceline.core.errors import PacelineError
-from paceline.wire import ENDED
+from paceline.wire.states import ACTIVE
 from paceline_backend.store import migrate, tokens
 from paceline_backend.store.audit import Requester, record
 from paceline_backend.store.database import Connection, Store
@@ -133,15 +133,21 @@ def _postgres(program: str, store: Store, *options: str) -> None:
 
 
 # Maximum number of reported faults of each kind.
-_SHOWN = 20
+_MOST_FAULTS = 20
 
 
 def faults(store: Store) -> Iterator[str]:
     """Yield a description of each fault; nothing if the database is sound."""
     with store.read() as connection:
         known, head = migrate.revision(connection), migrate.head()
+        if known is None:
+            yield "it has no tables: run paceline db upgrade"
+            return
         if known != head:
-            yield f"its revision is {known or 'none'}, not {head}: run paceline db upgrade"
+            yield (
+                f"it has the tables of another version (revision {known}, this version needs "
+                f"{head}): start with a new data folder or an empty database"
+            )
             return
         if store.is_sqlite:
             yield from _file(connection)
@@ -149,10 +155,10 @@ def faults(store: Store) -> Iterator[str]:
 
 
 def _file(connection: sa.Connection) -> Iterator[str]:
-    for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_SHOWN})"):
+    for (line,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FAULTS})"):
         if line != "ok":
             yield f"the file is damaged: {line}"
-    orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(_SHOWN)
+    orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(_MOST_FAULTS)
     for table, _, parent, _ in orphans:
         yield f"{table} has a row that refers to a missing row of {parent}"
 
@@ -174,13 +180,13 @@ def _untrue(connection: sa.Connection) -> Iterator[str]:
     query = sa.select(r.run, r.step).select_from(
         step_rollups.outerjoin(row.run.table, (r.run == row.run) & (r.step == row.block))
     )
-    for run, step in connection.execute(query.where(wrong).limit(_SHOWN)):
+    for run, step in connection.execute(query.where(wrong).limit(_MOST_FAULTS)):
         yield f"the roll-up of the run with key {run} from step {step} on does not match its steps"
 
 
 def active_runs(connection: Connection) -> list[str]:
     """Return the runs that a new secret would disconnect, because ranks keep their old keys."""
-    query = sa.select(runs.c.id).where(runs.c.state.not_in(ENDED)).order_by(runs.c.key)
+    query = sa.select(runs.c.id).where(runs.c.state.in_(ACTIVE)).order_by(runs.c.key)
     return list(connection.execute(query).scalars())
 
 

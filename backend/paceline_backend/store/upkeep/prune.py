@@ -1,9 +1,10 @@
 """Delete ended runs, the oldest first, in transactions of some milliseconds.
 
 A run is deleted as a whole. First, the run is marked: from then on it is hidden, and ingest accepts
-nothing about it. Then the run's rows are deleted, `_ROWS` per transaction, or `_LONG_ROWS` if a row
-can have 100 kB. After each transaction, `prune` pauses for at least as long as it took, so that
-other processes can write. If `prune` is interrupted, the next call continues its work.
+nothing about it. Then the run's rows are deleted, `_ROWS_PER_DELETE` per transaction, or
+`_LONG_ROWS` if a row can have 100 kB. After each transaction, `prune` pauses for at least as long
+as it took, so that other processes can write. If `prune` is interrupted, the next call continues
+its work.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from paceline_backend.store.database import Store
 from paceline_backend.store.schema import leases, metadata, runs
 
 # Maximum number of rows that one transaction deletes.
-_ROWS = 2_000
+_ROWS_PER_DELETE = 2_000
 # Maximum number of rows that one transaction deletes from a table with long rows.
 _LONG_ROWS = 50
 _DAY_S = 86_400.0
@@ -154,7 +155,9 @@ def _delete_some(store: Store, table: sa.Table, run: int) -> bool:
     query = sa.select(*columns).where(table.c.run == run).order_by(*columns)
     long = any(isinstance(column.type, sa.LargeBinary) for column in table.c)
     with store.write() as connection:
-        end = connection.execute(query.offset(_LONG_ROWS if long else _ROWS).limit(1)).one_or_none()
+        end = connection.execute(
+            query.offset(_LONG_ROWS if long else _ROWS_PER_DELETE).limit(1)
+        ).one_or_none()
         delete = sa.delete(table).where(table.c.run == run)
         if end is not None:
             delete = delete.where(sa.tuple_(*columns) < sa.tuple_(*map(sa.literal, end)))

@@ -76,7 +76,7 @@ class AlertsPage {
       problem("alerts-problem", "");
       showCounts(answer.counts);
       const { raised, unacknowledged } = answer.counts;
-      text("alerts-summary", raised ? `${plural(raised, "alert")} going on, ${integer(unacknowledged)} of them new` : "nothing is wrong");
+      text("alerts-summary", raised ? `${plural(raised, "active alert")}, ${integer(unacknowledged)} of them new` : "nothing is wrong");
       this.#show(items, state);
       show("alerts-more", answer.next_cursor !== null);
       if (this.hasRules) return;
@@ -90,7 +90,7 @@ class AlertsPage {
    * @param {string} state
    */
   #show(items, state) {
-    text("alerts-none", state === "raised" ? "No alert goes on." : "No alerts yet.");
+    text("alerts-none", state === "raised" ? "No active alerts." : "No alerts yet.");
     show("alerts-none", items.length === 0);
     if (!this.rows) {
       const head = ["Raised", "Severity", "Rule", "About", "What", "State", "Looked after by"];
@@ -115,7 +115,7 @@ class AlertsPage {
       { key: alert.rule },
       alert.run ? { key: alert.run, node: link } : { key: "the control plane" },
       { key: alert.words, words: true },
-      { key: alert.state === "raised" ? "going on" : `over since ${moment(alert.resolved_at)}` },
+      { key: alert.state === "raised" ? "active" : `resolved ${moment(alert.resolved_at)}` },
       this.#acknowledgement(alert),
     ];
   }

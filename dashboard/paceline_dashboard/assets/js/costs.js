@@ -80,7 +80,7 @@ export function costOf({ rows, trend, world, begins, verdict }) {
  * @returns {Cost}
  */
 function measured(times, since, verdict, world) {
-  const nobody = verdict.waste_now === 0; // under a relaxed synchroniser, the slowest keeps none waiting
+  const nobody = verdict.waste_now === 0; // under relaxed synchronisation, the slowest keeps none waiting
   const own = since !== null && times !== null && times.spent > 0;
   return {
     waits: true,

@@ -35,8 +35,8 @@ export function* rows(columns) {
 export class RunData {
   constructor() {
     this.going = true; // the run has not ended
-    /** @type {ChosenSynchroniser[]} */
-    this.chosen = []; // steps where policies chose another synchroniser, from `GET synchronisation`
+    /** @type {ChosenSync[]} */
+    this.chosen = []; // steps where policies chose another synchronisation, from `GET synchronisation`
     this.clear();
   }
 
@@ -61,8 +61,8 @@ export class RunData {
     this.recent = []; // the newest segments, ascending
     /** @type {number | undefined} */
     this.current = undefined; // the newest step that counts: a restarted run trains steps again
-    /** @type {SynchroniserChoice[]} */
-    this.choices = []; // the newest choices of synchronisers by policies, ascending
+    /** @type {SyncChoice[]} */
+    this.choices = []; // the newest choices of synchronisations by policies, ascending
     /** @type {number | undefined} */
     this.newest = undefined;
     /** @type {number} */
@@ -212,7 +212,7 @@ export class RunData {
   }
 
   /**
-   * Why gradients are all-reduced in spite of the synchroniser, in the newest segment that has begun; empty: they are not.
+   * Why gradients are all-reduced in spite of the synchronisation, in the newest segment that has begun; empty: they are not.
    * Of segments that have not begun, it is not known.
    * @returns {string}
    */

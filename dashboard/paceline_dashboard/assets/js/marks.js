@@ -1,4 +1,4 @@
-// The marks of every chart: policy switches, synchronisers that policies chose, time without a
+// The marks of every chart: policy switches, synchronisations that policies chose, time without a
 // controller, missing telemetry.
 const LABEL = 0.24; // share of the axis that a name may need
 const WORDS = 60; // most characters of a line in a label's tooltip
@@ -21,7 +21,7 @@ export function gaps(step, bucket) {
 /**
  * Plotly shapes and annotations for the steps [from, to]. A switch is marked at once: until its first step is trained,
  * at the right end.
- * @param {{switches: Switch[], chosen: ChosenSynchroniser[], latest: number, going: boolean}} data
+ * @param {{switches: Switch[], chosen: ChosenSync[], latest: number, going: boolean}} data
  * @param {Span[]} coasts
  * @param {Span[]} missing
  * @param {number} from

@@ -140,7 +140,7 @@ export class PolicyPanel {
     if (newest && before) this.openDialog(before.policy, before.parameters, `back from ${newest.policy}`);
   }
 
-  /** Draws why the policy in force chose its synchroniser, if it chooses one, and why ranks all-reduce in spite of it. */
+  /** Draws why the policy in force chose its synchronisation, if it chooses one, and why ranks all-reduce in spite of it. */
   #explain() {
     const choices = this.data.choices.filter((choice) => choice.version === this.data.segment?.version);
     const [newest, ...earlier] = choices.reverse();
@@ -171,7 +171,7 @@ export class PolicyPanel {
 }
 
 /**
- * The notice that ranks do not follow the policy's synchroniser.
+ * The notice that ranks do not follow the policy's synchronisation.
  * @param {string} fallback
  */
 export function fallbackWords(fallback) {

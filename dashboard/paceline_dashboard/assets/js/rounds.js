@@ -1,4 +1,4 @@
-// Rounds of relaxed synchronisers over steps, and the age of gradients.
+// Rounds of relaxed synchronisation over steps, and the age of gradients.
 import { StepAxis } from "./axis.js";
 import { CONFIG, layout } from "./charts.js";
 import { byId, make, show } from "./dom.js";

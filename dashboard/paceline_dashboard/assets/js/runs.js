@@ -1,14 +1,13 @@
 // The list of runs and the nodes.
 import { get } from "./api.js";
 import { byId, connection, make, poll, problem, show, text, whenThere } from "./dom.js";
-import { amount, bytes, clock, integer, mean, moment, percent, plural } from "./format.js";
+import { amount, bytes, clock, integer, moment, percent, plural } from "./format.js";
 import { RunsFilter } from "./runsfilter.js";
-import { ENDED, simulated, stepsOf } from "./summary.js";
+import { ENDED, stepsOf } from "./summary.js";
 import { standing } from "./verdict.js";
 
 const PERIOD_S = 2;
 const PAGE = 50;
-const RECENT = 20; // steps of which step time, SE and waste are means
 const LOOK_S = 5; // between two looks at the verdicts that the server keeps
 const JUDGE_S = 15; // between two verdicts on the same run that it has to make
 const TONES = ["bad", "warn", "ok", "grey"]; // in this order: who needs a person comes first
@@ -20,7 +19,7 @@ export function openRuns() {
   return () => page.close();
 }
 
-/** @typedef {Pick<Verdict, "level" | "what" | "was"> & {hung_s?: number, coasting?: boolean}} Told */
+/** @typedef {Pick<Verdict, "level" | "what" | "was"> & {waste_now: number | null, hung_s?: number, coasting?: boolean}} Told */
 
 class RunsPage {
   constructor() {
@@ -33,8 +32,6 @@ class RunsPage {
     });
     /** @type {any} */
     this.grid = null;
-    /** @type {Map<string, Record<string, number | null>>} */
-    this.figures = new Map(); // run → figures of its last steps; kept once the run has ended
     /** @type {Map<string, {verdict: Told, step: number, at: number}>} */
     this.verdicts = new Map(); // run → its newest verdict
     this.end = () => {};
@@ -82,9 +79,6 @@ class RunsPage {
       problem("runs-problem", "");
       this.#show(answer);
       drawNodes(nodes);
-      // Show the list first: figures take one more request per active run.
-      await Promise.all(answer.runs.map((run) => this.#figure(run)));
-      if (!this.#gone && turn === this.asked) this.#show(answer);
     } catch (error) {
       if (error.status === undefined) throw error;
       if (this.closed) return;
@@ -105,15 +99,6 @@ class RunsPage {
       if (cursor === null) break;
     }
     return { runs, more: cursor !== null };
-  }
-
-  /** @param {Run} run */
-  async #figure(run) {
-    const known = this.figures.get(run.id);
-    if (run.step === null || run.step === undefined || known?.step === run.step) return;
-    const columns = await get(`runs/${encodeURIComponent(run.id)}/steps`, { from: Math.max(0, run.step - RECENT + 1), points: RECENT });
-    const of = (/** @type {string} */ name) => mean(columns[name] ?? []);
-    this.figures.set(run.id, { step: run.step, step_s: of("step_s"), se: of("se"), waste: of("waste") });
   }
 
   /** Asks for verdicts: at once for those that the server keeps of runs that train, then one run after the other. */
@@ -138,7 +123,7 @@ class RunsPage {
     if (!this.runs.some(({ state }) => state === "running")) return new Map();
     const { runs } = await get("verdict");
     const known = runs.filter((/** @type {any} */ { at, hung_s: hung, coasting }) => at !== null || hung || coasting);
-    return new Map(known.map((/** @type {any} */ { run, level, what, hung_s, coasting }) => [run, { level, what, was: "", hung_s, coasting }]));
+    return new Map(known.map((/** @type {any} */ { run, at, waste, level, what, hung_s, coasting }) => [run, { level, what, was: "", waste_now: at === null ? null : waste, hung_s, coasting }]));
   }
 
   /**
@@ -156,7 +141,7 @@ class RunsPage {
   /** @param {{runs: Run[], more: boolean}} answer */
   #show({ runs, more }) {
     this.runs = runs;
-    const rows = runs.map((run) => rowOf(run, this.figures.get(run.id), this.verdicts.get(run.id)?.verdict ?? null));
+    const rows = runs.map((run) => rowOf(run, this.verdicts.get(run.id)?.verdict ?? null));
     if (!this.filter.value.sort) rows.sort((x, y) => Number(x.ended) - Number(y.ended) || (x.ended ? 0 : TONES.indexOf(x.tone) - TONES.indexOf(y.tone)));
     this.grid.setGridOption("rowData", rows);
     this.grid.setColumnsVisible(["tags"], rows.some(({ tags }) => tags?.length));
@@ -166,27 +151,25 @@ class RunsPage {
     byId("runs-grid").hidden = nothing;
     show("runs-more", more);
     const going = runs.filter((run) => !ENDED.includes(run.state)).length;
-    text("runs-count", rows.length ? `${plural(rows.length, "run")}${more ? " and more" : ""}, ${integer(going)} going on` : "");
+    text("runs-count", rows.length ? `${plural(rows.length, "run")}${more ? " and more" : ""}, ${integer(going)} active` : "");
     drawStandings(rows);
   }
 }
 
 /**
- * A row of the list.
+ * A row of the list. Time per step, SE and waste are means over all complete steps, by which the server sorts.
  * @param {Run} run
- * @param {Record<string, number | null> | undefined} figures
  * @param {Told | null} verdict
  */
-function rowOf(run, figures, verdict) {
-  const { step_s = null, se = null, waste = null } = figures ?? {};
+export function rowOf(run, verdict) {
+  const { step_s = null, se = null, waste = null } = run.figures ?? {};
   const ended = ENDED.includes(run.state);
   const { tone, icon, title } = standing(run, verdict);
   const total = stepsOf(run);
   const done = run.step === null || run.step === undefined ? 0 : run.step + 1;
-  const left = total !== null && step_s !== null && !simulated(run) ? (total - done) * step_s : null;
-  const eta = left === null || run.state !== "running" ? "" : clock(Date.now() / 1000 + left);
+  const eta = run.eta_at === null ? "" : clock(run.eta_at);
   return {
-    ...run, step_s, se, waste, ended, tone, icon, verdict: title,
+    ...run, step_s, se, waste, waste_now: verdict?.waste_now ?? null, ended, tone, icon, verdict: title,
     cost: run.cost ? amount(run.cost.amount, run.cost.currency) : "",
     progress: total === null ? null : Math.min(1, done / total),
     done: ended ? moment(run.ended_at) : eta,
@@ -209,9 +192,9 @@ function drawStandings(rows) {
   text("standing-held-up", integer(count("bad")));
   byId("standing-held-up").className = count("bad") ? "bad" : "";
   text("standing-watch", `held up, ${integer(count("warn"))} to watch`);
-  const known = live.filter((row) => row.waste !== null);
+  const known = live.filter((row) => row.waste_now !== null);
   const weight = known.reduce((sum, row) => sum + workers(row), 0);
-  const waste = weight ? known.reduce((sum, row) => sum + workers(row) * (row.waste ?? 0), 0) / weight : null;
+  const waste = weight ? known.reduce((sum, row) => sum + workers(row) * (row.waste_now ?? 0), 0) / weight : null;
   text("standing-waste", percent(waste));
 }
 

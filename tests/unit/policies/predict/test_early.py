@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.core.cost import SUM, Cost, Features, features
 from paceline_backend.policies import Feedback, Models
-from paceline_backend.policies.predict.early import YOUNG, plausible
+from paceline_backend.policies.predict.early import YOUNG_ROWS, plausible
 from paceline_backend.policies.predict.linear import LinearPredictor
 from support.simulated import rows_of
 
@@ -96,7 +96,7 @@ def test_a_given_cost_has_no_rivals() -> None:
 
 
 def test_an_old_run_has_no_rivals() -> None:
-    feedback = rows(SUM, YOUNG, spread=0.05, noise=0.2)
+    feedback = rows(SUM, YOUNG_ROWS, spread=0.05, noise=0.2)
     young = feedback.step < 4
     early = Feedback(
         *(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from paceline.core.amounts.shapes import on_grid, raised
+from paceline.core.batch_limits.shapes import on_grid, raised
 from paceline.core.cost import Cost, Features, PaddedCost, features
 from paceline.wire import Segment
 from paceline_backend import policies

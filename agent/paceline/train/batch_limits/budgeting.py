@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.amounts.budget import (
+from paceline.core.batch_limits.budget import (
     Budget,
     budget_of,
     refuse_larger,
@@ -22,7 +22,7 @@ from paceline.core.amounts.budget import (
 )
 from paceline.core.terms import Terms
 from paceline.train.epochs import EpochSteps
-from paceline.train.meeting import Meeting, shared_sizes
+from paceline.train.startup import Startup, shared_sizes
 
 Floats = npt.NDArray[np.float64]
 
@@ -118,12 +118,12 @@ def refuse_limits(
         refuse_tight(np.array(limits), longest, budget)
 
 
-def planned(terms: Terms, meeting: Meeting) -> tuple[Terms, EpochSteps]:
+def planned(terms: Terms, startup: Startup) -> tuple[Terms, EpochSteps]:
     """Return a pair: the terms, and the counter of the steps of each epoch. Collective.
 
     With a token budget, the terms' `global_batch` is the mean number of samples of a step.
     """
     if terms.token_budget is None:
         return terms, EpochSteps(terms)
-    steps = EpochSteps(terms, Budget(terms.token_budget, shared_sizes(meeting)))
+    steps = EpochSteps(terms, Budget(terms.token_budget, shared_sizes(startup)))
     return replace(terms, global_batch=max(1, round(terms.samples / steps.of(0)))), steps

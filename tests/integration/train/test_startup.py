@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.train import meeting
+from paceline.train import startup
 from support.waiting import DEADLINE_S
 
 NODES = 2
@@ -83,6 +83,6 @@ def test_nodes_with_the_same_host_name_meet(namespaces: list[str], tmp_path: Pat
 
 
 def test_ranks_of_one_network_namespace_are_at_the_same_place() -> None:
-    code = "from paceline.train.meeting import place; print(place())"
+    code = "from paceline.train.startup import place; print(place())"
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert other.stdout.strip() == meeting.place()
+    assert other.stdout.strip() == startup.place()

@@ -1,8 +1,8 @@
-"""Rendezvous of a session's ranks: rank 0 broadcasts its store's address, and all connect to it.
+"""Start-up of a session's ranks: rank 0 broadcasts its store's address, and all connect to it.
 
-`Session` calls `meet` on every rank. The result, a `Meeting`, is what ranks share while they train:
-the store, the key that signs pickles in it, and on rank 0 the sizes. If a rank fails, every rank
-raises. Later exchanges of small objects between ranks (`gathered`, `introduce`) are here, too.
+`Session` calls `start_up` on every rank. The result, a `Startup`, is what ranks share while they
+train: the store, the key that signs pickles in it, and on rank 0 the sizes. If a rank fails, every
+rank raises. Later exchanges of small objects between ranks (`gathered`, `introduce`) are here, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from paceline.core.amounts.devices import need_trial
+from paceline.core.batch_limits.devices import need_trial
 from paceline.core.errors import PacelineError
 from paceline.wire import RankDevice
 
@@ -92,7 +92,7 @@ def one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.Pro
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Startup:
     """State that the ranks share after their rendezvous. The sizes stay on rank 0."""
 
     rank: int
@@ -149,7 +149,7 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Meeting:
+def start_up(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Startup:
     """Perform the rendezvous; each rank calls it.
 
     If a rank raises an error, every rank raises one. TypeErrors and ValueErrors keep their type on
@@ -167,7 +167,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
     rank, world = rank_and_world()
     if world == 1:
         array = sizes()
-        return Meeting(rank, world, HashStore(), _filler(array), array)
+        return Startup(rank, world, HashStore(), _filler(array), array)
     if rank > 0:
         return _join(rank, world, arguments)
     try:
@@ -176,25 +176,25 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
         _broadcast(_described(error))
         raise
     store = _hosted()
-    meeting = Meeting(rank, world, store, _filler(array), array)
+    startup = Startup(rank, world, store, _filler(array), array)
     _broadcast(
         {
             "same": arguments,
             "place": place(),
             "address": os.environ.get("MASTER_ADDR") or socket.getfqdn(),
             "port": store.port,
-            "filler": meeting.filler,
-            "key": meeting.key,
+            "filler": startup.filler,
+            "key": startup.key,
         }
     )
     _wait_for_all(world)
-    return meeting
+    return startup
 
 
-def shared_sizes(meeting: Meeting) -> npt.NDArray[np.float64]:
+def shared_sizes(startup: Startup) -> npt.NDArray[np.float64]:
     """Return the size λ of each sample, [N], on every rank; all ranks call it."""
-    box = [meeting.sizes]
-    if meeting.world > 1:
+    box = [startup.sizes]
+    if startup.world > 1:
         dist.broadcast_object_list(box, src=0)
     assert box[0] is not None, "rank 0 has the sizes"
     return box[0]
@@ -205,7 +205,7 @@ def _filler(sizes: npt.NDArray[np.float64]) -> int:
 
 
 def introduce(
-    meeting: Meeting, own: RankDevice, trial: Callable[[], float | None], *, may_try: bool
+    startup: Startup, own: RankDevice, trial: Callable[[], float | None], *, may_try: bool
 ) -> list[RankDevice]:
     """Return the ranks' devices, [W]. Each rank calls this once, when it wraps its first model.
 
@@ -213,13 +213,13 @@ def introduce(
     compare. `trial` returns this rank's operations per second, or None. Only rank 0's `may_try`
     counts: it is True if a control plane uses the results.
     """
-    words = gathered(meeting.world, (own, may_try), meeting.group)
+    words = gathered(startup.world, (own, may_try), startup.group)
     devices = [device for device, _ in words]
     # Ranks that share a batch make no trial, because a trial would measure one rank and not its
     # group.
-    if words[0][1] and meeting.world > 1 and meeting.lanes is None and need_trial(devices):
+    if words[0][1] and startup.world > 1 and startup.lanes is None and need_trial(devices):
         tried = msgspec.structs.replace(own, flops=trial())
-        devices = gathered(meeting.world, tried)
+        devices = gathered(startup.world, tried)
     return devices
 
 
@@ -241,7 +241,7 @@ def _hosted() -> TCPStore:
     return make("127.0.0.1", port, None, master_listen_fd=listening.detach())
 
 
-def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:
+def _join(rank: int, world: int, arguments: dict[str, Any]) -> Startup:
     word = _broadcast(None)
     if "error" in word:
         _raise(0, word)
@@ -258,7 +258,7 @@ def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:
         _wait_for_all(world, error)
         raise
     _wait_for_all(world)
-    return Meeting(rank, world, store, word["filler"], None, word["key"])
+    return Startup(rank, world, store, word["filler"], None, word["key"])
 
 
 def _wait_for_all(world: int, error: Exception | None = None) -> None:

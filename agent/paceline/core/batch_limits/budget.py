@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 # Sums of the same sizes in different orders differ by less than this relative error.
 ROUNDING = 1e-9
 # The end of a step is searched in windows of samples, which grow. The first window has this many.
-_FIRST = 64
+_FIRST_WINDOW = 64
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Budget:
         """
         if steps is None:
             return counts_within(self.sizes[samples], self.tokens)
-        window = _FIRST * (steps + 1)
+        window = _FIRST_WINDOW * (steps + 1)
         while True:
             # One more step is counted, because the last step that is found may extend beyond the
             # window.
@@ -100,7 +100,7 @@ def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Int
         ValueError: a sample is larger than the budget.
     """
     counts: list[int] = []
-    start, window = 0, _FIRST
+    start, window = 0, _FIRST_WINDOW
     while start < len(sizes) and (steps is None or len(counts) < steps):
         while True:
             # Each sum starts at its own step: a running sum over the epoch would round differently.
