@@ -102,7 +102,7 @@ class RunningStep:
         # is known once the step is over.
         self._compiled = recompilations()
         self.recompiles = 0
-        first = self._clock.stamp()
+        first: Any = self._clock.stamp()
         self._started: float = first if self.on_cpu else time.perf_counter()
         self._stamps = [first]
         # True if the time since the newest stamp is computing, even if no gradients follow.
