@@ -81,7 +81,7 @@ def measured(ran: Sequence[TrainedSegment], newest: int) -> MeasuredSteps:
     columns = (np.concatenate(column) for column in zip(*(r.features for r in ran), strict=True))
     features = Features(*columns)
     of = MeasuredSteps(
-        step=np.concatenate([r.segment.first_step + np.arange(len(r.step_s)) for r in ran]),
+        step=np.concatenate([r.plan.first_step + np.arange(len(r.step_s)) for r in ran]),
         features=features,
         compute_s=np.concatenate([r.compute_s for r in ran]),
         data_s=np.concatenate([r.data_s for r in ran]),
@@ -90,13 +90,13 @@ def measured(ran: Sequence[TrainedSegment], newest: int) -> MeasuredSteps:
         load=features.load.sum(axis=1),
     )
     of = of.since(max(len(of) - newest, 0))
-    relaxed = [r for r in ran if r.segment.synchroniser != ALLREDUCE]
+    relaxed = [r for r in ran if r.plan.synchroniser != ALLREDUCE]
 
     def reduced_s(seqs: list[int]) -> list[float]:
-        of_segments = [r for r in relaxed if r.segment.seq in seqs]
+        of_segments = [r for r in relaxed if r.plan.seq in seqs]
         return [round_.reduced_s for r in of_segments for round_ in r.rounds][-256:]
 
-    return with_spans(of, [r.segment for r in relaxed], reduced_s)
+    return with_spans(of, [r.plan for r in relaxed], reduced_s)
 
 
 def case(made: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -172,7 +172,7 @@ def after(
             ran.append(simulation.advance())
     except ValueError:
         return None
-    step = np.concatenate([r.segment.first_step + np.arange(len(r.step_s)) for r in ran])
+    step = np.concatenate([r.plan.first_step + np.arange(len(r.step_s)) for r in ran])
     counted = (step >= first) & (step < first + AFTER)
     step_s = np.concatenate([r.evened_s for r in ran])[counted]
     load = np.concatenate([r.evened_load for r in ran])[counted]

@@ -1,7 +1,7 @@
 """Scalability of a leader, a server and a page with 1,000 to 100,000 ranks, none of which trains.
 
-- segment: time until all ranks have read their parts of a segment. The leader and its store are
-  those of a real run. Each rank has a connection of its own, waits for its part, reads it and
+- segment: time until all ranks have read their shards of a segment. The leader and its store are
+  those of a real run. Each rank has a connection of its own, waits for its shard, reads it and
   deletes it. A thread does that for several ranks, one after the other, so the times include the
   wait for the thread.
 - simulator: a run of many simulated workers through the whole control plane, as
@@ -44,8 +44,8 @@ from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
-from paceline.train.parts import get_part, part_key, put_part
 from paceline.train.plan.leader import Leader
+from paceline.train.plan_shard import get_shard, put_shard, shard_key
 from paceline.train.profile import Limits
 from paceline.train.startup import Startup, reach
 from paceline_backend.server.stack import Stack
@@ -77,7 +77,7 @@ Part = tuple[dict[str, Any], list[Check], list[str]]
 
 
 class _Timed:
-    """The ranks' store, which records when the leader puts the first and last part of a segment."""
+    """The ranks' store, which records when the leader puts a segment's first and last shard."""
 
     def __init__(self, store: TCPStore) -> None:
         self._store = store
@@ -105,9 +105,9 @@ def _readers(pipe: Connection, port: int, ranks: Sequence[int], segments: int) -
         for segment in range(segments):
             times = []
             for store, rank in mine:
-                get_part(store, segment, rank)
+                get_shard(store, segment, rank)
                 times.append(time.time())
-                store.delete_key(part_key(segment, rank))
+                store.delete_key(shard_key(segment, rank))
             had.put((segment, times))
 
     both, count = [*zip(stores, ranks, strict=True)], min(THREADS, len(ranks))
@@ -164,7 +164,7 @@ def distributed(ranks: int, segments: int) -> dict[str, Any]:
     for _ in range(segments + 1):
         store.began, began_at = 0.0, time.time()
         own = leader.advance(0)
-        put_part(store, own.segment, 0, own)  # type: ignore[arg-type]
+        put_shard(store, own.segment, 0, own)  # type: ignore[arg-type]
         read_at = np.concatenate([pipe.recv() for pipe in pipes])
         rows.append(
             {
@@ -188,7 +188,7 @@ def segment(*, quick: bool) -> Part:
         read_s = of["read_s"]["p95"]
         checks.append(Check(f"{ranks} ranks: a segment read by all, p95, s", read_s, READ_S, "<="))
         lines.append(
-            f"{ranks:,} ranks: the leader plans {of['plan_s']['p50']:.4f} s and puts parts "
+            f"{ranks:,} ranks: the leader plans {of['plan_s']['p50']:.4f} s and puts shards "
             f"{of['put_s']['p50']:.4f} s; read by half of the ranks after "
             f"{of['median rank_s']['p50']:.3f} s, by all after {of['read_s']['p50']:.3f} s, "
             f"p95 {read_s:.3f}; connected in {of['connected_s']:.1f} s"

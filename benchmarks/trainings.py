@@ -42,7 +42,7 @@ from paceline.train.sync.base import GradientSync
 from paceline.train.sync.hierarchical import HierarchicalSync
 from paceline.train.sync.pairwise import PairwiseSync
 from paceline.train.sync.partial import PartialSync
-from paceline.wire import ALLREDUCE, Segment
+from paceline.wire import ALLREDUCE, Plan
 from paceline.wire.synchronisation import Synchronisation
 
 # Hide the warning that devices are emulated.
@@ -327,7 +327,7 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
     """
     coasted = Leader._coasted
 
-    def next_one(leader: Leader) -> Segment:
+    def next_one(leader: Leader) -> Plan:
         leader._coast_steps = WARM // 2 if leader.seq < 2 else steps
         made = coasted(leader)
         return msgspec.structs.replace(made, synchroniser=what if leader.seq else ALLREDUCE)

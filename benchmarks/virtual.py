@@ -54,7 +54,7 @@ def train(simulation: Simulation) -> Trained:
     while not simulation.finished:
         ran.append(simulation.advance())
     columns = (np.concatenate(column) for column in zip(*(r.features for r in ran), strict=True))
-    epoch = np.repeat([r.segment.epoch for r in ran], [len(r.step_s) for r in ran])
+    epoch = np.repeat([r.plan.epoch for r in ran], [len(r.step_s) for r in ran])
     return Trained(
         epoch,
         Features(*columns),

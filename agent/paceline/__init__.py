@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.client import connect
     from paceline.core.batch_limits.shapes import Shapes
     from paceline.train.batch_limits.packing import Packed, packed
-    from paceline.train.parts import Batch
+    from paceline.train.plan_shard import Batch
     from paceline.train.seeding import generator, numpy_generator, seeded
     from paceline.train.session import Session
 
@@ -38,7 +38,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Names that need torch are imported on first use: agents and servers run without torch.
     if name == "Batch":
-        from paceline.train.parts import Batch
+        from paceline.train.plan_shard import Batch
 
         return Batch
     if name == "Session":

@@ -78,9 +78,9 @@ def trained(simulation: Simulation) -> Run:
     columns = (np.concatenate(c) for c in zip(*(each.features for each in ran), strict=True))
     parts: list[list[Ints]] = []
     for each in ran:
-        parts += [list(step) for step in each.segment.assignment.parts[: len(each.started_at)]]
+        parts += [list(step) for step in each.plan.assignment.parts[: len(each.started_at)]]
     return Run(
-        np.repeat([each.segment.epoch for each in ran], [len(each.step_s) for each in ran]),
+        np.repeat([each.plan.epoch for each in ran], [len(each.step_s) for each in ran]),
         Features(*columns),
         np.concatenate([each.compute_s for each in ran]),
         np.concatenate([each.wait_s for each in ran]),
@@ -88,7 +88,7 @@ def trained(simulation: Simulation) -> Run:
         np.concatenate([_expected(each) for each in ran]),
         parts,
         [round_ for each in ran for round_ in each.rounds],
-        [(each.plan_s, bool(each.segment.shuffled)) for each in ran],
+        [(each.plan_s, bool(each.plan.shuffled)) for each in ran],
         simulation.now,
         np.asarray(simulation.history.sizes, np.float64),
     )

@@ -83,9 +83,7 @@ def test_switches_among_all_relaxed_presets(
         start = runs.hello(reading, key)
         assert start is not None
         pooled = {
-            segment.policy
-            for segment in segments_store.adopted(reading, key, start)
-            if segment.pooled
+            plan.policy for plan in segments_store.adopted(reading, key, start) if plan.pooled
         }
 
     by_all = {

@@ -29,7 +29,7 @@ simulation = Simulation(hello, devices, policies.make("curriculum", {"disorder":
 steps, longest = 0, []
 while not simulation.finished:
     ran = simulation.advance()
-    steps += ran.segment.steps
+    steps += ran.plan.steps
     longest += ran.features.longest.max(axis=1).tolist()
     slow = ran.features.load[:, 3].sum() / ran.features.load.sum()
 print(json.dumps({"names": policies.names(), "steps": steps, "longest": longest, "slow": slow}))

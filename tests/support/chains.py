@@ -111,10 +111,10 @@ def _errors(store: Store, run: str, directory: Path) -> dict[int, float]:
         key = runs.key_of(connection, run)
         hello = runs.hello(connection, key)
         assert hello is not None
-        for segment in segments_store.adopted(connection, key, hello):
-            if segment.synchroniser != ALLREDUCE:
+        for plan in segments_store.adopted(connection, key, hello):
+            if plan.synchroniser != ALLREDUCE:
                 continue
-            for step, parts in enumerate(segment.assignment.parts, segment.first_step):
+            for step, parts in enumerate(plan.assignment.parts, plan.first_step):
                 parameters, gradient = torch.from_numpy(rows[step])
                 vector_to_parameters(parameters, model.parameters())
                 model.zero_grad()

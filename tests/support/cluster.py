@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import features
-from paceline.wire import Segment
+from paceline.wire import Plan
 from paceline_backend.planning.feedback import COLUMNS, Window
 from paceline_backend.policies import Feedback, Policy, Problem, plan
 
@@ -87,7 +87,7 @@ class Cluster:
         """A switch, or another controller: the shuffler runs before the next segment."""
         self.placement = None
 
-    def plan(self, policy: Policy, steps: int | None = None) -> Segment:
+    def plan(self, policy: Policy, steps: int | None = None) -> Plan:
         if policy is not self.memory[0]:
             self.forget_placement()
         shuffle = self.placement is None
@@ -99,7 +99,7 @@ class Cluster:
         self.moved += made.moved
         return made
 
-    def run(self, policy: Policy, steps: int | None = None) -> Segment:
+    def run(self, policy: Policy, steps: int | None = None) -> Plan:
         made = self.plan(policy, steps)
         self.train(made.assignment.parts, epoch_end=made.epoch_end)
         return made

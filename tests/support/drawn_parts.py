@@ -18,7 +18,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.environment import Environment
 from paceline.train.plan.leader import Leader
 from paceline.train.streams import news
-from paceline.wire import Hello, Proposal, Segment, StepRecord, decode
+from paceline.wire import Hello, Plan, Proposal, StepRecord, decode
 from support.contexts import met, run_context
 from support.records import hello, record
 from support.sharded import shards
@@ -98,7 +98,7 @@ class Bus:
     def xadd(self, _stream: str, fields: dict[Any, Any], **_: Any) -> bytes:
         message = decode(fields)[1]
         if isinstance(message, Proposal) and message.attempt == self.attempt:
-            self.proposals[message.segment.seq] = self.newest = message
+            self.proposals[message.plan.seq] = self.newest = message
             self.received += 1
         return b"1-0"
 
@@ -211,7 +211,7 @@ def leading(
 
 
 def measured(
-    segment: Segment,
+    plan: Plan,
     step: int,
     rank: int,
     sizes: Floats,
@@ -225,8 +225,8 @@ def measured(
         step,
         rank,
         attempt,
-        epoch=segment.epoch,
-        segment=segment.seq,
+        epoch=plan.epoch,
+        segment=plan.seq,
         samples=len(sizes),
         load=float(sizes.sum()),
         compute_s=compute_s if len(sizes) else 0.0,

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from paceline.train.plan import leader as leaders
-from paceline.wire import Adopted, Hello, Message, RunChanged, Segment, StepBatch, decode, encode
+from paceline.wire import Adopted, Hello, Message, Plan, RunChanged, StepBatch, decode, encode
 from paceline_backend.control import controller as controllers
 from paceline_backend.control.controller import Controller
 from paceline_backend.insight.replay import ReplayReport, replay
@@ -51,7 +51,7 @@ class DrawnRun:
         self.store, self.kind, self.chances, self.seed = store, kind, chances, seed
         self.rng = np.random.default_rng(seed)
         self.clock, self.data = Clock(), Data.drawn(kind, self.rng)
-        self.segments: list[list[Segment]] = []  # of each attempt, as adopted
+        self.segments: list[list[Plan]] = []  # of each attempt, as adopted
         self.reports: list[ReplayReport] = []  # of each attempt
         new = NewRun("drawn", "train.py", kind.world, kind.policy, kind.parameters, max_restarts=9)
         with store.write() as connection:
@@ -82,7 +82,7 @@ class _Attempt:
         self._late: tuple[int, list[Message]] = (0, [])  # events to come, and what is stored then
         self._live: deque[Message] = deque()  # what is stored, and no controller has heard
         self._paused = 0  # events for which no controller plans
-        self._segments: list[Segment] = []
+        self._segments: list[Plan] = []
         run.segments.append(self._segments)
         self._leader = leading(
             run.kind, self._hello, start, self._bus, run.rng, announce=self._announced
@@ -189,26 +189,26 @@ class _Attempt:
             self._epoch += self._segments[-1].epoch_end
 
     def _announced(self, adopted: Adopted) -> None:
-        self._segments.append(adopted.segment)
+        self._segments.append(adopted.plan)
         self._queues[0].append(adopted)
 
-    def _report(self, segment: Segment) -> None:
+    def _report(self, plan: Plan) -> None:
         """What ranks measure of a segment; where they share batches, others may train them."""
         run, rng, shards = self._run, self._run.rng, self._hello.shards
         sizes = self._leader._sizes
-        slowness = run.data.slowness[min(segment.epoch, run.kind.epochs - 1)]
-        for step, parts in enumerate(segment.assignment.parts, segment.first_step):
+        slowness = run.data.slowness[min(plan.epoch, run.kind.epochs - 1)]
+        for step, parts in enumerate(plan.assignment.parts, plan.first_step):
             if shards is not None:
                 for node, part in zip(shards.nodes, parts, strict=True):
                     run.data.held[part] = node
-            if segment.pooled and run.happens(0.3):
+            if plan.pooled and run.happens(0.3):
                 parts = [np.concatenate(parts[:2]), np.empty(0, np.int64), *parts[2:]]
             for rank, part in enumerate(parts):
                 noise = float(np.exp(run.chances.noise * rng.normal()))
                 compute_s = (float(slowness[rank] * sizes[part].sum()) + 1e-3) * noise
                 recompiles = run.happens(run.chances.recompiles)
                 made = measured(
-                    *(segment, step, rank, sizes[part]),
+                    *(plan, step, rank, sizes[part]),
                     *(self._number, compute_s, rng, recompiles),
                 )
                 self._queues[rank].append(StepBatch([made]))
@@ -218,11 +218,11 @@ class _Attempt:
         """Where the next attempt begins: at a checkpoint of this one."""
         run, start = self._run, self._start
         epoch, used, step, none = start.epoch, start.used, start.step, np.empty(0, np.int64)
-        for segment in self._segments[: int(run.rng.integers(0, len(self._segments) + 1))]:
-            step = segment.first_step + segment.steps
-            used = np.union1d(used, np.frombuffer(segment.indices, "<u4").astype(np.int64))
-            if segment.epoch_end or run.kind.stream:
+        for plan in self._segments[: int(run.rng.integers(0, len(self._segments) + 1))]:
+            step = plan.first_step + plan.steps
+            used = np.union1d(used, np.frombuffer(plan.indices, "<u4").astype(np.int64))
+            if plan.epoch_end or run.kind.stream:
                 used = none
-            epoch += segment.epoch_end
+            epoch += plan.epoch_end
         fewer = self._hello.world > 2 and run.happens(run.chances.lost)
         return Start(epoch, step, used, start.lost + fewer)

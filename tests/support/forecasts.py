@@ -120,7 +120,7 @@ class Training:
         """What `read` would give."""
         ran = self.ran[-steps:]
         step = np.concatenate(
-            [trained.segment.first_step + np.arange(len(trained.step_s)) for trained in ran]
+            [trained.plan.first_step + np.arange(len(trained.step_s)) for trained in ran]
         )
 
         def column(get: Any) -> Any:
@@ -137,7 +137,7 @@ class Training:
             load=features.load.sum(axis=1),
             relaxed_spans=self._relaxed_spans(step[-steps:]),
             reported_round_s=COMMUNICATION_S,
-        ).of_segments([trained.segment for trained in ran])
+        ).of_segments([trained.plan for trained in ran])
         return PlanningState(
             self.simulation.version,
             self.policy,
@@ -149,9 +149,7 @@ class Training:
         )
 
     def _relaxed_spans(self, step: Any) -> tuple[RelaxedSpan, ...]:
-        relaxed = [
-            trained.segment for trained in self.ran if trained.segment.synchroniser != ALLREDUCE
-        ]
+        relaxed = [trained.plan for trained in self.ran if trained.plan.synchroniser != ALLREDUCE]
         spans = [relaxed_span(step, segment) for segment in relaxed]
         return tuple(span for span in spans if span.end > span.first)
 
@@ -159,7 +157,7 @@ class Training:
         """What ranks would have reported since the last call."""
         messages: list[Any] = [] if self.stored else [(run, self.hello)]
         for ran in self.ran[self.stored :]:
-            messages.append((run, Adopted(0, ran.segment, 1.0)))
+            messages.append((run, Adopted(0, ran.plan, 1.0)))
             messages += [(run, StepBatch(_records(ran, r))) for r in range(self.hello.world)]
             round_records = rounds(ran, self.rounds, 1_000.0)
             self.rounds += len(round_records)
@@ -177,7 +175,7 @@ class _Network:
 
 
 def _records(ran: TrainedSegment, rank: int) -> list[StepRecord]:
-    first = ran.segment.first_step
+    first = ran.plan.first_step
     of = [[column[k, rank] for column in ran.features] for k in range(len(ran.step_s))]
     return [
         StepRecord(
@@ -185,8 +183,8 @@ def _records(ran: TrainedSegment, rank: int) -> list[StepRecord]:
             rank=rank,
             seq=first + k,
             step=first + k,
-            epoch=ran.segment.epoch,
-            segment=ran.segment.seq,
+            epoch=ran.plan.epoch,
+            segment=ran.plan.seq,
             samples=int(of[k][0]),
             load=float(of[k][1]),
             data_s=float(ran.data_s[k, rank]),

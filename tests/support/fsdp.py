@@ -22,7 +22,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep
 from paceline.train.fsdp.model import WeightedFSDP
 from paceline.train.plan.leader import Leader
-from paceline.wire import ALLREDUCE, Segment
+from paceline.wire import ALLREDUCE, Plan
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Problem
@@ -315,7 +315,7 @@ def by_presets(names: list[str], steps: int = 2) -> Iterator[list[str]]:
     """Segments of a few steps, each by the next of these presets, from made-up measurements."""
     seen: list[str] = []
 
-    def next_one(leader: Leader) -> Segment:
+    def next_one(leader: Leader) -> Plan:
         name = names[leader.seq % len(names)]
         seen.append(name)
         sizes, ledger = leader._sizes, leader._ledger
@@ -336,7 +336,7 @@ def by_presets(names: list[str], steps: int = 2) -> Iterator[list[str]]:
         policy = policies.make(name, {})
         plan, _ = policies.plan(policy, problem, _measured(world), shuffle=True)
         assert plan.synchroniser == ALLREDUCE
-        return Segment(
+        return Plan(
             seq=leader.seq,
             epoch=ledger.epoch,
             first_step=leader._step,

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import PacelineError
 from paceline.train import ddp
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.timing import CpuClock, RunningStep
 
 WIDTH = 6
@@ -123,7 +123,7 @@ def running(parts: list[list[Sample]], rank: int, loss_mean: str = "samples") ->
 
 def running_with(count: int, weight: float) -> RunningStep:
     """A step in which this rank has so many samples, with a weight of its mean gradient."""
-    plan = Step(
+    plan = LocalStep(
         epoch=0,
         step=0,
         segment=0,

@@ -22,9 +22,9 @@ from paceline.wire import (
     TELEMETRY,
     Adopted,
     Hello,
+    Plan,
     Proposal,
     RunChanged,
-    Segment,
     StepBatch,
     StepRecord,
     control,
@@ -130,7 +130,7 @@ class Leading:
             proposals=self.heard,
             announce=self._announced,
         )
-        self.segments: list[Segment] = []
+        self.segments: list[Plan] = []
         self.reported = -1  # last step
         self.unsent: list[Adopted | StepBatch] = []
         self.hello = Hello(
@@ -161,7 +161,7 @@ class Leading:
         self.bus.close()
 
     def _announced(self, adopted: Adopted) -> None:
-        self.segments.append(adopted.segment)
+        self.segments.append(adopted.plan)
         self.unsent.append(adopted)
 
     def proposals(self) -> list[Proposal]:
@@ -171,13 +171,13 @@ class Leading:
         return [m for m in messages if isinstance(m, Proposal) and m.attempt == self.attempt]
 
     def proposed(
-        self, condition: Callable[[Segment], bool] = lambda _: True, timeout_s: float = DEADLINE_S
-    ) -> Segment:
+        self, condition: Callable[[Plan], bool] = lambda _: True, timeout_s: float = DEADLINE_S
+    ) -> Plan:
         """The newest proposal for the next segment, once it is as wanted and was heard."""
 
-        def newest() -> Segment | None:
+        def newest() -> Plan | None:
             offers = self.proposals()
-            mine = [p.segment for p in offers if p.segment.seq == self.leader.seq]
+            mine = [p.plan for p in offers if p.plan.seq == self.leader.seq]
             # Not by their number: the stream keeps the latest only.
             heard = bool(offers) and self.heard.newest == offers[-1]
             return mine[-1] if mine and heard and condition(mine[-1]) else None
@@ -186,34 +186,34 @@ class Leading:
         assert segment is not None
         return segment
 
-    def knows(self, segment: Segment) -> bool:
+    def knows(self, plan: Plan) -> bool:
         """Whether it was planned with all steps reported so far."""
-        return bool(segment.feedback) and segment.feedback[-1][1] == self.reported + 1
+        return bool(plan.feedback) and plan.feedback[-1][1] == self.reported + 1
 
-    def adopt(self, *, send: bool = True) -> Segment:
+    def adopt(self, *, send: bool = True) -> Plan:
         """What the leader takes next, a proposal if there is one."""
         self.leader.advance(self.epoch)
-        segment = self.segments[-1]
-        if segment.epoch_end:
+        plan = self.segments[-1]
+        if plan.epoch_end:
             self.epoch += 1
         if send:
             self.send()
-        return segment
+        return plan
 
-    def report(self, segment: Segment, *, send: bool = True) -> None:
+    def report(self, plan: Plan, *, send: bool = True) -> None:
         """All ranks' records of a segment's steps."""
         for rank in range(self.world):
             records = []
-            for k, ranks in enumerate(segment.assignment.parts):
-                step, load = segment.first_step + k, float(self.sizes[ranks[rank]].sum())
+            for k, ranks in enumerate(plan.assignment.parts):
+                step, load = plan.first_step + k, float(self.sizes[ranks[rank]].sum())
                 records.append(
                     StepRecord(
                         attempt=self.attempt,
                         rank=rank,
                         seq=step,
                         step=step,
-                        epoch=segment.epoch,
-                        segment=segment.seq,
+                        epoch=plan.epoch,
+                        segment=plan.seq,
                         samples=len(ranks[rank]),
                         load=load,
                         data_s=0.0,
@@ -224,7 +224,7 @@ class Leading:
                     )
                 )
             self.unsent.append(StepBatch(records))
-        self.reported = segment.first_step + segment.steps - 1
+        self.reported = plan.first_step + plan.steps - 1
         if send:
             self.send()
 
@@ -234,7 +234,7 @@ class Leading:
             publish(self.bus, self.stream, self.unsent[0], self.run)
             self.unsent.pop(0)
 
-    def follow(self, segments: int) -> list[Segment]:
+    def follow(self, segments: int) -> list[Plan]:
         """Adopts and reports so many segments of the controller, each planned with all feedback."""
         done = []
         for _ in range(segments):
@@ -244,13 +244,13 @@ class Leading:
             self.report(done[-1])
         return done
 
-    def coast(self, segments: int) -> list[Segment]:
+    def coast(self, segments: int) -> list[Plan]:
         """Adopts and reports so many segments without a controller."""
         # All are told at the end: a controller that hears of the first may offer the second.
         done = [self.adopt(send=False) for _ in range(segments)]
-        assert all(segment.source == "coast" for segment in done)
-        for segment in done:
-            self.report(segment, send=False)
+        assert all(plan.source == "coast" for plan in done)
+        for plan in done:
+            self.report(plan, send=False)
         self.send()
         return done
 
@@ -280,9 +280,9 @@ class Leading:
     def assert_exact(self) -> None:
         """Each epoch so far used every sample once; the last may be incomplete."""
         epochs: dict[int, list[int]] = {}
-        for segment in self.segments:
-            used = np.frombuffer(segment.indices, "<u4").tolist()
-            epochs.setdefault(segment.epoch, []).extend(used)
+        for plan in self.segments:
+            used = np.frombuffer(plan.indices, "<u4").tolist()
+            epochs.setdefault(plan.epoch, []).extend(used)
         for number, used in epochs.items():
             assert len(set(used)) == len(used), f"epoch {number}: a sample twice"
             if number < self.epoch and number > self.hello.epoch:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.core.errors import PacelineError
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync import make
 from paceline.train.sync.base import Channel, GradientSync, Replica, Round
 from paceline.train.sync.outer import Outer
@@ -181,7 +181,7 @@ def train(
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.grad = factor * part
             indices = [0] if weight else []
-            plan = Step(0, FIRST + step, 0, indices, 1.0, 1.0, 1.0, weight, None, 0)
+            plan = LocalStep(0, FIRST + step, 0, indices, 1.0, 1.0, 1.0, weight, None, 0)
             synchroniser.stepping(plan, optimiser)
             optimiser.step()
             synchroniser.body_done(plan, optimiser)
@@ -235,7 +235,7 @@ def leave_on_the_way(leaver: int) -> str:
         message = ""
 
         def end(number: int) -> None:
-            plan = Step(0, FIRST + number, 0, [0], 1.0, 1.0, 1.0, 0.25, None, 0)
+            plan = LocalStep(0, FIRST + number, 0, [0], 1.0, 1.0, 1.0, 0.25, None, 0)
             synchroniser.end_step(plan)
 
         end(0)

@@ -75,7 +75,7 @@ def changed(message: Message, /, **values: Any) -> bytes:
 def in_segment(message: Any, /, **values: Any) -> bytes:
     """An `Adopted` or a `Proposal` with other values in its segment."""
     made = builtins(message)
-    return pack({**made, "segment": {**made["segment"], **values}})
+    return pack({**made, "plan": {**made["plan"], **values}})
 
 
 def in_synchroniser(message: Any, /, parameters: Any, name: str = "hierarchical") -> bytes:
@@ -241,7 +241,7 @@ UNREADABLE: dict[str, bytes] = {
 }
 OTHERS: dict[str, bytes] = {  # readable, but nothing that ingest takes
     "a control message": pack({"type": "stop_training", "reason": "because"}),
-    "a proposal": msgspec.msgpack.encode(Proposal(0, adopted(0, 0).segment, "me")),
+    "a proposal": msgspec.msgpack.encode(Proposal(0, adopted(0, 0).plan, "me")),
     "a change of the control plane": pack({"type": "run_changed"}),
 }
 

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from paceline.wire import (
     Adopted,
     Hello,
+    Plan,
     RoundRecord,
-    Segment,
     StepRecord,
     decode,
     pack_samples,
@@ -158,4 +158,4 @@ def adopted(seq: int, first_step: int, version: int = 0, **fields: Any) -> Adopt
     }
     if "counts" in fields and "indices" not in fields:  # any samples will do, as many as counted
         values["indices"] = bytes(4 * sum(map(sum, fields["counts"])))
-    return Adopted(attempt, Segment(**(values | fields)), at)
+    return Adopted(attempt, Plan(**(values | fields)), at)

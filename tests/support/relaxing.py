@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import paceline
-from paceline.train.parts import Step
 from paceline.train.plan.leader import Leader
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync.base import Round
 from paceline.train.sync.partial import PartialSync
 from paceline.train.sync.suitability import Suitability
-from paceline.wire import ALLREDUCE, Segment
+from paceline.wire import ALLREDUCE, Plan
 from paceline.wire.synchronisation import Synchronisation
 
 SAMPLES, BATCH, WIDTH = 192, 12, 5
@@ -55,7 +55,7 @@ def planned(
     """Coasted segments of a few steps, each with the next synchroniser after the first one's."""
     coasted = Leader._coasted
 
-    def next_one(leader: Leader) -> Segment:
+    def next_one(leader: Leader) -> Plan:
         leader._coast_steps = steps
         made = coasted(leader)
         what = chain[(leader.seq - 1) % len(chain)] if leader.seq else first
@@ -142,7 +142,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         network[0].requires_grad_(not script.frozen)
         model = _wrapped(session, network, script)
 
-        def report(step: Step, finished: Round) -> None:
+        def report(step: LocalStep, finished: Round) -> None:
             reported.append((step.segment, finished))
             relaxed = session._loop.gate.relaxed
             if not isinstance(relaxed, PartialSync):
@@ -208,7 +208,7 @@ def impatient(what: Synchronisation, given: dict[str, Any]) -> list[int]:
     """Segments that are said to be all-reduced, where six steps are a long wait for the first."""
     reported: list[int] = []
 
-    def tell(suitability: Suitability, step: Step) -> None:
+    def tell(suitability: Suitability, step: LocalStep) -> None:
         suitability.on_fallback = lambda step, why: reported.append(step.segment)
         real(suitability, step)
 
@@ -347,7 +347,7 @@ def counted(what: Synchronisation, slow_s: float, segment: int) -> dict[str, Any
         nn.init.zeros_(next(model.parameters()))
         optimiser = torch.optim.SGD(model.parameters(), 1.0)
 
-        def report(step: Step, finished: Round) -> None:
+        def report(step: LocalStep, finished: Round) -> None:
             nonlocal dropped
             dropped += finished.dropped
 

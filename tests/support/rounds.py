@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 
 from paceline.core.errors import PacelineError
 from paceline.core.rounds import Call, Drift
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync.base import Channel, Ranks, Replica, Round
 from paceline.train.sync.gradients import Gradient
 from paceline.train.sync.partial import PartialSync
@@ -194,7 +194,7 @@ def stepped(given: dict[str, Any], optimiser: str, steps: int) -> float:
         partial = PartialSync(Channel(of, "rounds"), Replica([parameter], made), call, drift)
         weight = 1 / of.world
         for step in range(steps):
-            plan = Step(0, step, 0, [0], 1.0, 1.0, 1.0, weight, None, 0)
+            plan = LocalStep(0, step, 0, [0], 1.0, 1.0, 1.0, weight, None, 0)
             parameter.grad = torch.full((1,), weight * of.world)
             partial.stepping(plan, made)
             partial.body_done(plan, made)

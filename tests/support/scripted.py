@@ -16,8 +16,8 @@ from paceline.wire import (
     Adopted,
     Message,
     NodeState,
+    Plan,
     RunState,
-    Segment,
     State,
     StepBatch,
     StepRecord,
@@ -136,7 +136,7 @@ class Training:
         first = self._step * BATCH % SAMPLES
         parts = [np.array_split(np.arange(at, at + BATCH), world) for at in (first, first + BATCH)]
         counts, indices = pack_indices(parts)
-        segment = Segment(
+        segment = Plan(
             seq=self._step // 2,
             epoch=self._step * BATCH // SAMPLES,
             first_step=self._step,

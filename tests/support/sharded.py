@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.train.plan.homes import Homes
-from paceline.wire import NOWHERE, Hello, Segment, Shards
+from paceline.wire import NOWHERE, Hello, Plan, Shards
 from paceline_backend import policies
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import History
@@ -53,7 +53,7 @@ class VirtualRun:
     hello: Hello
     slowness: list[list[float]]
     policy: str = "chronica"
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[Plan] = field(default_factory=list)
     strays: int = 0  # samples that were trained elsewhere than on the node that had them
     used: dict[int, list[int]] = field(default_factory=dict)  # samples by epoch
 
@@ -68,28 +68,28 @@ class VirtualRun:
         while not self.history.finished:
             self.advance()
 
-    def advance(self) -> Segment:
-        segment, shuffle = offer(self.history, self.window, self.made, 0)
-        assert segment.problem(self.hello.world, self.hello.samples) is None
-        if segment.shuffled and shuffle is not None:
-            self.history.shuffled(segment, shuffle)
-        self.take(segment)
-        return segment
+    def advance(self) -> Plan:
+        plan, shuffle = offer(self.history, self.window, self.made, 0)
+        assert plan.problem(self.hello.world, self.hello.samples) is None
+        if plan.shuffled and shuffle is not None:
+            self.history.shuffled(plan, shuffle)
+        self.take(plan)
+        return plan
 
-    def take(self, segment: Segment) -> None:
+    def take(self, plan: Plan) -> None:
         sizes = self.hello.sizes_array()
-        self.homes.enter(segment.epoch)
+        self.homes.enter(plan.epoch)
         before = self.homes.of.copy()
-        self.homes.parts(segment)
-        for k, step in enumerate(segment.assignment.parts):
+        self.homes.node_shards(plan)
+        for k, step in enumerate(plan.assignment.parts):
             for rank, samples in enumerate(step):
                 at = before[samples]
                 self.strays += int(((at >= 0) & (at != self.homes.nodes[rank])).sum())
-                self.used.setdefault(segment.epoch, []).extend(samples.tolist())
+                self.used.setdefault(plan.epoch, []).extend(samples.tolist())
                 load = float(sizes[samples].sum())
-                slowness = self.slowness[min(segment.epoch, len(self.slowness) - 1)][rank]
+                slowness = self.slowness[min(plan.epoch, len(self.slowness) - 1)][rank]
                 row = record(
-                    segment.first_step + k,
+                    plan.first_step + k,
                     rank,
                     samples=len(samples),
                     load=load,
@@ -99,8 +99,8 @@ class VirtualRun:
                     longest=float(sizes[samples].max(initial=0)),
                 )
                 self.window.add([row])
-        self.history.adopt(segment)
-        self.segments.append(segment)
+        self.history.adopt(plan)
+        self.segments.append(plan)
 
     def held(self) -> Ints:
         """Bytes that each node holds, once the next epoch has begun."""

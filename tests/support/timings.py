@@ -82,8 +82,8 @@ def simulated(scenario: Scenario) -> ObservedSteps:
     def of_batches(what: str) -> np.ndarray:
         return np.concatenate([getattr(each.features, what) for each in ran]).astype(float)
 
-    firsts = [each.segment.first_step for each in ran]
-    versions = np.array([each.segment.version for each in ran])
+    firsts = [each.plan.first_step for each in ran]
+    versions = np.array([each.plan.version for each in ran])
     count = len(of("step_s"))
     return ObservedSteps(
         step=np.arange(count),
@@ -98,8 +98,8 @@ def simulated(scenario: Scenario) -> ObservedSteps:
         first=np.isin(np.arange(count), firsts),
         apart=np.zeros(count, bool),
         switched=[firsts[at] for at in np.flatnonzero(np.diff(versions)) + 1],
-        policy=ran[-1].segment.policy,
-        balances=policies.make(ran[-1].segment.policy).accounts.balances,
+        policy=ran[-1].plan.policy,
+        balances=policies.make(ran[-1].plan.policy).accounts.balances,
     )
 
 

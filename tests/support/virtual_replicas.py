@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync import averaging, gradients, make, peers
 from paceline.train.sync.base import Channel, Ranks, Replica, Round
 from paceline.train.sync.outer import Outer
@@ -225,7 +225,7 @@ def train(
                     scheduler.wait(lambda ends=ends: ends)  # type: ignore[misc]
                     count = samples[rank][number]
                     indices, weight = list(range(count)), float(count)
-                    step = Step(0, number, 0, indices, 1.0, 1.0, 1.0, weight, None, 0)
+                    step = LocalStep(0, number, 0, indices, 1.0, 1.0, 1.0, weight, None, 0)
                     synchroniser.stepping(step, optimiser)
                     synchroniser.body_done(step, optimiser)
                     synchroniser.end_step(step)

@@ -11,7 +11,7 @@ from paceline.core.batch_limits.budget import Budget
 from paceline.core.batch_limits.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.terms import epoch_over
-from paceline.wire import Segment
+from paceline.wire import Plan
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -122,26 +122,26 @@ class Ledger:
         self._unused[indices] = False
         self.left -= len(indices)
 
-    def refusal(self, segment: Segment, world: int) -> str | None:
+    def refusal(self, plan: Plan, world: int) -> str | None:
         """Return the reason why a segment cannot be this epoch's next segment; None if it can."""
-        if segment.epoch != self.epoch:
-            return f"it is for epoch {segment.epoch}, not {self.epoch}"
-        return segment.problem(world, len(self._unused)) or self._misfit(segment)
+        if plan.epoch != self.epoch:
+            return f"it is for epoch {plan.epoch}, not {self.epoch}"
+        return plan.problem(world, len(self._unused)) or self._misfit(plan)
 
-    def _misfit(self, segment: Segment) -> str | None:
+    def _misfit(self, plan: Plan) -> str | None:
         """Return the reason why a valid segment does not fit the samples left; None: it fits."""
         limits, budget = self._rules.limits, self._rules.budget
-        totals = [sum(row) for row in segment.counts]
+        totals = [sum(row) for row in plan.counts]
         if totals != self.batch_sizes(len(totals)):
             return f"its steps have {totals} samples, not {self.batch_sizes(len(totals))}"
-        if limits is not None and (segment.assignment.counts > limits).any():
-            most = np.max(segment.counts, axis=0).tolist()
+        if limits is not None and (plan.assignment.counts > limits).any():
+            most = np.max(plan.counts, axis=0).tolist()
             return f"ranks get up to {most} samples a step; {limits.tolist()} fit in memory"
-        indices = segment.assignment.samples
+        indices = plan.assignment.samples
         if self._ends is not None and not self._in_order(indices, totals):
             return "its steps do not follow the epoch's order, which keeps them within the budget"
         if budget is not None:
-            over = budget.over(segment.assignment.counts, indices)
+            over = budget.over(plan.assignment.counts, indices)
             if over is not None:
                 return over
         if len(np.unique(indices)) != len(indices):
@@ -149,8 +149,8 @@ class Ledger:
         if not self._unused[indices].all():
             return f"sample {indices[~self._unused[indices]][0]} was already used"
         left = self.left - len(indices)
-        if segment.epoch_end != self.over_with(left):
-            return f"epoch_end is {segment.epoch_end} with {left} samples left"
+        if plan.epoch_end != self.over_with(left):
+            return f"epoch_end is {plan.epoch_end} with {left} samples left"
         return None
 
     def _in_order(self, indices: Ints, totals: list[int]) -> bool:

@@ -1,6 +1,6 @@
 """Prefetcher of the samples that a node will need: one on each node, in its first rank.
 
-The node's first rank makes a `Prefetcher` and passes it the plan of each segment as a `NodePart`.
+The node's first rank makes a `Prefetcher` and passes it the plan of each segment as a `NodeShard`.
 Training never waits for the prefetcher: a step reads missing samples itself.
 """
 
@@ -32,7 +32,7 @@ _PLANNED_SEGMENTS = 2
 Bools = npt.NDArray[np.bool_]
 
 
-class NodePart(msgspec.Struct, frozen=True, array_like=True):
+class NodeShard(msgspec.Struct, frozen=True, array_like=True):
     """Plan of a segment for one node."""
 
     epoch: int
@@ -115,19 +115,19 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._run, name="paceline-data", daemon=True)
         self._thread.start()
 
-    def take(self, part: NodePart) -> None:
+    def take(self, shard: NodeShard) -> None:
         """Process a segment's plan. Any thread may call this, in the order of the segments."""
-        trained = np.frombuffer(part.trained, "<u4")
+        trained = np.frombuffer(shard.trained, "<u4")
         with self._changed:
-            if part.epoch != self._epoch:
-                self._enter(part.epoch)
+            if shard.epoch != self._epoch:
+                self._enter(shard.epoch)
             self._now[trained] = True
             self._planned.append(trained)
             if len(self._planned) > _PLANNED_SEGMENTS:
                 self._trained[self._planned.popleft()] = True
             self._steps.append(trained.tolist())
-            if part.holds is not None:
-                self._plan_next(part)
+            if shard.holds is not None:
+                self._plan_next(shard)
             self._full = False
             self._plans += 1
             self._changed.notify_all()
@@ -160,10 +160,10 @@ class Prefetcher:
         for old in [known for known in self._moved if known < epoch]:
             del self._moved[old]
 
-    def _plan_next(self, part: NodePart) -> None:
+    def _plan_next(self, shard: NodeShard) -> None:
         holds: Bools = np.zeros(len(self._data), bool)
-        assert part.holds is not None
-        holds[np.frombuffer(part.holds, "<u4")] = True
+        assert shard.holds is not None
+        holds[np.frombuffer(shard.holds, "<u4")] = True
         # At the epoch's end the plan is sent again, because training has continued since.
         again = self._next is not None
         there = self._data.directory.has
@@ -173,7 +173,7 @@ class Prefetcher:
         if not again:
             self._comes = {sample for sample in news if not there(sample)}
             comes = self._data.lengths[sorted(self._comes)]
-            self._ahead_for = part.epoch + 1
+            self._ahead_for = shard.epoch + 1
             self._planned_at = time.monotonic()
             self._moved[self._ahead_for] = Moved(int(comes.sum()))
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.node import machine
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.profile import Hold
 from paceline.train.timing import Clock, CpuClock, CudaClock
 from paceline.wire import RankDevice
@@ -103,7 +103,7 @@ class Device:
         emulation = self._emulation
         return emulation.data_s[self._rank] if emulation is not None and emulation.data_s else 0.0
 
-    def begin(self, step: Step) -> float | None:
+    def begin(self, step: LocalStep) -> float | None:
         """Set the step's number of CPU threads; return its emulated compute time in seconds.
 
         Return None if no device is emulated, or if the rank has no samples in the step.

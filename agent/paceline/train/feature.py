@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.timing import RunningStep
 
 
@@ -45,10 +45,10 @@ class Feature:
         """Return the batch that was loaded, for which the script waited `data_s` seconds."""
         return batch
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: LocalStep) -> None:
         """Run before the gate at a step's start, once the step's batch is loaded."""
 
-    def begin_turn(self, turn: Step) -> None:
+    def begin_turn(self, turn: LocalStep) -> None:
         """Run at the start of a turn, before the body of the script's loop."""
 
     def end_turn(self, running: RunningStep) -> None:
@@ -60,7 +60,7 @@ class Feature:
     def recompiled(self, running: RunningStep) -> None:
         """Run after a turn in which torch.compile has recompiled functions."""
 
-    def step_over(self, step: Step) -> None:
+    def step_over(self, step: LocalStep) -> None:
         """Run after the gate at a planned step's end."""
 
     def end_epoch(self, ran_out: bool, raised: bool) -> None:

@@ -21,7 +21,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
 from paceline.train import replay
 from paceline.train.loop import Loop
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.profile import spread
 from paceline.train.proof import ProofResult
 from paceline.train.seeding import Epoch, WorkerInit, seeded
@@ -34,7 +34,9 @@ class _NoSamplerError(PacelineError, AttributeError):
 
 
 class _Batches(Sampler[list[int]]):
-    def __init__(self, loop: Loop, turns: deque[tuple[Step, Step]], *, ahead: bool) -> None:
+    def __init__(
+        self, loop: Loop, turns: deque[tuple[LocalStep, LocalStep]], *, ahead: bool
+    ) -> None:
         self._loop = loop
         self._turns = turns
         # True if batches are loaded before the script reaches them.
@@ -93,7 +95,7 @@ class Loader:
         self._loop = loop
         # Pairs of a step and one of its iterations, which the DataLoader has read but the script
         # has not reached.
-        self._turns: deque[tuple[Step, Step]] = deque()
+        self._turns: deque[tuple[LocalStep, LocalStep]] = deque()
         # True if the loss must be checked before the first step (`paceline.train.proof`).
         self.proves = loop.context.prove
         # Result of that check; None until the check is done.
@@ -243,7 +245,7 @@ class Loader:
         finally:
             loop.end_epoch(ran_out)
 
-    def _body(self, step: Step, turn: Step, batch: Any, data_s: float) -> Iterator[Any]:
+    def _body(self, step: LocalStep, turn: LocalStep, batch: Any, data_s: float) -> Iterator[Any]:
         """Yield the batch to one iteration of the script's loop, if this rank trains the batch."""
         loop = self._loop
         if turn.place:

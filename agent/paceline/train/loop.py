@@ -27,7 +27,7 @@ from paceline.train.features.checkpoints import Checkpoints
 from paceline.train.features.choice import in_order, made
 from paceline.train.features.signals import Signals
 from paceline.train.features.uneven import WorkSharing
-from paceline.train.parts import Step, left_key
+from paceline.train.plan_shard import LocalStep, left_key
 from paceline.train.startup import Startup
 from paceline.train.state import TrainingState
 from paceline.train.sync.discovery import exception_ends_loop
@@ -154,7 +154,7 @@ class Loop(TrainingState):
         if self._checkpoints is not None:
             self._checkpoints.restore_random()
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[LocalStep]:
         """Yield the steps of the epoch that has begun, in the order of loading."""
         assert self.wiring is not None
         # A loader fetches a number of iterations ahead, and a step with micro-batches has several
@@ -168,7 +168,7 @@ class Loop(TrainingState):
         except DistError as error:
             raise self.current.explained(error) from error
 
-    def begin_step(self, step: Step, data_s: float) -> bool:
+    def begin_step(self, step: LocalStep, data_s: float) -> bool:
         """Begin a step whose batch is loaded, for which the script waited `data_s` seconds.
 
         Return True if the batch goes to the loop's body. If False, the batch is empty or another
@@ -189,12 +189,12 @@ class Loop(TrainingState):
             running.body_done()
         return mine
 
-    def begin_turn(self, micro: Step, data_s: float) -> None:
+    def begin_turn(self, micro: LocalStep, data_s: float) -> None:
         """Begin a further micro-batch of the current step, which is loaded; see `begin_step`."""
         self.finish_step()
         self._begin_running(micro, data_s)
 
-    def _begin_running(self, turn: Step, data_s: float) -> RunningStep:
+    def _begin_running(self, turn: LocalStep, data_s: float) -> RunningStep:
         for begin_turn in self.on.begin_turn:
             begin_turn(turn)
         # Other sessions have no micro-batches.
@@ -227,7 +227,7 @@ class Loop(TrainingState):
         for turn_over in self.on.turn_over:
             turn_over(running, closing)
 
-    def end_step(self, step: Step) -> None:
+    def end_step(self, step: LocalStep) -> None:
         """End a planned step: this rank is done with its own batch, and with those taken over."""
         if self.gate.relaxed is not None:
             self.gate.end_step(step)

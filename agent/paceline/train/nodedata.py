@@ -2,7 +2,7 @@
 
 At a session's start, `settle` finds out which ranks share a node's directory, and which samples
 each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Else the
-result is the rank's `NodeData`: it passes the node's parts of the plan to the prefetcher, counts
+result is the rank's `NodeData`: it passes the node's shards of the plan to the prefetcher, counts
 the samples of batches that were not on the node (`Counting` is the loader's collate function), and
 records each epoch.
 """
@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from paceline.core.errors import PacelineError
 from paceline.data import Sharded
-from paceline.data.prefetcher import NodePart, Prefetcher
+from paceline.data.prefetcher import NodeShard, Prefetcher
 from paceline.data.sharded import Misses
 from paceline.train.environment import Environment
 from paceline.train.feature import Feature
@@ -83,10 +83,10 @@ class NodeData(Feature):
         self._waits = 0
         self._waited_s = 0.0
 
-    def take(self, part: NodePart) -> None:
-        """Pass a segment's part for this node to the prefetcher. Thread-safe."""
+    def take(self, shard: NodeShard) -> None:
+        """Pass a segment's shard for this node to the prefetcher. Thread-safe."""
         if self._prefetcher is not None:
-            self._prefetcher.take(part)
+            self._prefetcher.take(shard)
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Make the DataLoader's collate function count misses."""

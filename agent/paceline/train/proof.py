@@ -56,7 +56,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import MEANS
 from paceline.train.ddp import WeightedDDP
 from paceline.train.fillers import kept_tensors
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.profile import out_of_memory
 from paceline.train.timing import CpuClock, RunningStep
 
@@ -815,7 +815,7 @@ class Rehearsal:
         current, indices = state.current, trial.parts[rank]
         weight = trial.weights[state.context.terms.loss_mean][rank]
         load = float(len(indices))
-        step = Step(
+        step = LocalStep(
             epoch=state.progress.epoch,
             step=state.progress.step + 1,
             segment=-1,

@@ -18,7 +18,7 @@ import msgspec
 
 from paceline.node.spool import Spool
 from paceline.train.mesh import GroupTimes, PendingTimes
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sink import Sink
 from paceline.train.sync.base import Round
 from paceline.train.timing import RunningStep
@@ -395,7 +395,7 @@ class RoundReporter:
         self._rank = rank
         self._seq = 0
 
-    def over(self, step: Step, finished: Round) -> None:
+    def over(self, step: LocalStep, finished: Round) -> None:
         """Record a round that has just ended, and the step that the rank is in."""
         record = RoundRecord(
             attempt=self._attempt,

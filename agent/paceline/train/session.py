@@ -48,7 +48,7 @@ from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.metrics import MetricNames, Value, check_loss
 from paceline.train.nodedata import settle
-from paceline.train.parts import Batch
+from paceline.train.plan_shard import Batch
 from paceline.train.profile import (
     Profile,
     limits_of,

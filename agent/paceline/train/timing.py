@@ -16,7 +16,7 @@ import torch
 
 from paceline.train.compiling import recompilations
 from paceline.train.metrics import Value, on_host
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.wire import Phase
 
 
@@ -87,7 +87,7 @@ class RunningStep:
     device; None: no device is emulated.
     """
 
-    def __init__(self, step: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
+    def __init__(self, step: LocalStep, clock: Clock, data_s: float, hold_s: float | None) -> None:
         self.step = step
         self.data_s = data_s
         self.step_s = 0.0

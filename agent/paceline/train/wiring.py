@@ -22,10 +22,10 @@ from paceline.train.context import RunContext
 from paceline.train.environment import Environment
 from paceline.train.long_phases import Activity, PhaseMonitor
 from paceline.train.mesh import GroupTimes, SilentReporter
-from paceline.train.parts import Step
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
+from paceline.train.plan_shard import LocalStep
 from paceline.train.profile import Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.startup import Startup
@@ -251,7 +251,7 @@ def emitter_of(
 
 
 def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
-    def on_fallback(step: Step, why: str) -> None:
+    def on_fallback(step: LocalStep, why: str) -> None:
         emitter.send(Fallback(attempt, step.segment, why[:MOST_WHY]))
 
     return on_fallback

@@ -1,6 +1,6 @@
 """The messages that ranks, node agents and the control plane exchange over the bus.
 
-- `messages`: the typed messages; `segment`: the plan, which most messages concern;
+- `messages`: the typed messages; `plan`: the plan of a segment, which most messages concern;
 - `metrics`: values that scripts measure, in training and on held-out data;
 - `asking`: questions of the control plane to a node, and the node's answers;
 - `shards`: data that is stored on nodes, and how a plan moves it between them;
@@ -13,7 +13,7 @@
 - `problems`: validation of what types cannot express;
 - `bus`: connections to the bus.
 
-    fields = encode(Proposal(0, segment, "me"), run="r7")
+    fields = encode(Proposal(0, plan, "me"), run="r7")
     run, message = decode(fields)
 
 This package imports no other package of Paceline.
@@ -71,7 +71,7 @@ from paceline.wire.metrics import (
     MetricBatch,
     MetricRecord,
 )
-from paceline.wire.segment import Assignment, Paces, Segment, pack_samples
+from paceline.wire.plan import Assignment, Paces, Plan, pack_samples
 from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
@@ -137,13 +137,13 @@ __all__ = [
     "NodeState",
     "Paces",
     "Phase",
+    "Plan",
     "Proposal",
     "RankDevice",
     "RoundBatch",
     "RoundRecord",
     "RunChanged",
     "RunState",
-    "Segment",
     "Shards",
     "State",
     "StepBatch",

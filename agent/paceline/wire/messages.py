@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline.wire.asking import Answer, Ask
 from paceline.wire.metrics import Evaluation, MetricBatch
-from paceline.wire.segment import Segment
+from paceline.wire.plan import Plan
 from paceline.wire.shards import Shards
 from paceline.wire.states import State
 
@@ -104,7 +104,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             that a record was lost.
         step: global step of the run, from 0, across epochs and attempts.
         epoch: the step's epoch.
-        segment: `Segment.seq` of the plan that the step followed.
+        segment: `Plan.seq` of the plan that the step followed.
         samples: n_j, samples of this rank's local batch.
         load: Λ_j, sum of these samples' sizes.
         data_s: seconds of waiting for the data loader.
@@ -160,7 +160,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     # Number of the record among this rank's round records of the attempt, from 0.
     seq: int
-    # `Segment.seq` of the plan.
+    # `Plan.seq` of the plan.
     segment: int
     # Number of the round in its segment, from 0.
     number: int
@@ -199,7 +199,7 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     """The leader's record that ranks follow a segment; no other message proves what they train."""
 
     attempt: int
-    segment: Segment
+    plan: Plan
     adopted_at: float
 
 
@@ -211,7 +211,7 @@ class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
     """
 
     attempt: int
-    # `Segment.seq` of the plan.
+    # `Plan.seq` of the plan.
     segment: int
     # For the operator: a clause without a full stop, of at most `MOST_WHY` characters.
     why: str
@@ -289,7 +289,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     # "cpu" or the accelerator's name. If the ranks' devices differ: each device name once.
     device: str
     # Position at which this attempt starts: epoch, first step, and the samples of the epoch that
-    # were used before, packed as in `Segment.indices`.
+    # were used before, packed as in `Plan.indices`.
     epoch: int = 0
     step: int = 0
     used: bytes = b""
@@ -419,11 +419,11 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
 class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
     """A plan that the controller offers.
 
-    A proposal supersedes earlier proposals for the same `segment.seq`.
+    A proposal supersedes earlier proposals for the same `plan.seq`.
     """
 
     attempt: int
-    segment: Segment
+    plan: Plan
     # The id of the planning controller. In logs, the id shows if two controllers plan the same run.
     controller: str
 

@@ -39,7 +39,7 @@ class _Moves(msgspec.Struct):
     ranks: memoryview = memoryview(b"")
 
 
-class _Segment(msgspec.Struct):
+class _Plan(msgspec.Struct):
     indices: memoryview = memoryview(b"")
     moves: _Moves | None = None
 
@@ -57,11 +57,11 @@ class _Hello(msgspec.Struct, tag="hello"):
 
 
 class _Adopted(msgspec.Struct, tag="adopted"):
-    segment: _Segment
+    plan: _Plan
 
     def arrays(self) -> int:
-        moves = self.segment.moves or _Moves()
-        return sum(map(len, (self.segment.indices, moves.samples, moves.ranks)))
+        moves = self.plan.moves or _Moves()
+        return sum(map(len, (self.plan.indices, moves.samples, moves.ranks)))
 
 
 _hello = msgspec.msgpack.Decoder(_Hello)

@@ -170,11 +170,10 @@ def _of_run(run: _Run, message: Message, sound: bool) -> str | None:
         return _of_hello(run, message)
     if isinstance(message, _OF_RANK) and message.rank >= (world := run.world(message.attempt)):
         return f"rank {message.rank} is out of range: attempt {message.attempt} has {world} ranks"
-    if isinstance(message, Adopted) and len(message.segment.counts[0]) > run.terms.most_ranks:
-        ranks = len(message.segment.counts[0])
+    if isinstance(message, Adopted) and len(message.plan.counts[0]) > run.terms.most_ranks:
+        ranks = len(message.plan.counts[0])
         return (
-            f"Adopted.segment has counts of {ranks} ranks; the run has at most "
-            f"{run.terms.most_ranks}"
+            f"Adopted.plan has counts of {ranks} ranks; the run has at most {run.terms.most_ranks}"
         )
     return None
 

@@ -21,10 +21,10 @@ from paceline.wire import (
     ENDED,
     Adopted,
     Message,
+    Plan,
     Proposal,
     RunChanged,
     RunState,
-    Segment,
     StepBatch,
     WireError,
     control,
@@ -102,7 +102,7 @@ class Controller:
         self._policy_name = ""
         self._version = -1
         # Offers for the next segment, oldest first.
-        self._offers: list[tuple[Segment, Shuffle | None]] = []
+        self._offers: list[tuple[Plan, Shuffle | None]] = []
         # Attempt, segment, version and newest step that the last offer was based on.
         self._offered: tuple[int, ...] = ()
         self._offered_at = 0.0
@@ -214,28 +214,28 @@ class Controller:
             last = self._history.step + AHEAD
             self._window.add(record for record in message.records if record.step < last)
         elif isinstance(message, Adopted) and message.attempt == self._history.hello.attempt:
-            self._adopted(self._history, message.segment)
+            self._adopted(self._history, message.plan)
 
-    def _adopted(self, state: History, segment: Segment) -> None:
+    def _adopted(self, state: History, plan: Plan) -> None:
         # If the leader adopted one of the offers, use its samples: the offer was validated before
         # it was proposed, and its samples are unpacked already.
-        taken = next((made for made in self._offers if made[0] == segment), None)
+        taken = next((made for made in self._offers if made[0] == plan), None)
         if taken is not None:
             # The memory stays the decoded one, which the policy cannot change.
-            segment.keeping(taken[0].assignment)
-        elif reason := segment.problem(state.hello.world, state.hello.samples):
+            plan.keeping(taken[0].assignment)
+        elif reason := plan.problem(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)
             return
-        late = segment.seq < state.seq
+        late = plan.seq < state.seq
         if late and not state.lost:
             # The segment was delivered twice.
             return
-        if late or (segment.seq > state.seq and not state.lost):
+        if late or (plan.seq > state.seq and not state.lost):
             raise _GapError
         epoch = state.epoch
-        if segment.shuffled and taken is not None and (shuffle := taken[1]) is not None:
-            state.shuffled(segment, shuffle)
-        state.adopt(segment)
+        if plan.shuffled and taken is not None and (shuffle := taken[1]) is not None:
+            state.shuffled(plan, shuffle)
+        state.adopt(plan)
         self._offers = []
         if state.epoch != epoch and state.finished:
             logger.info("run %s: all epochs are planned", self._id)
@@ -259,10 +259,10 @@ class Controller:
             # plan can import and compile modules.
             with self._turns.turn(self._key), tracing.now().plan(self._id, self._policy_name):
                 made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
-            segment = made[0]
+            plan = made[0]
             # Check the segment as the leader does, because the leader would refuse it for the same
             # reason.
-            reason: Exception | str | None = segment.problem(state.hello.world, state.hello.samples)
+            reason: Exception | str | None = plan.problem(state.hello.world, state.hello.samples)
         # Policies are plug-ins, and a stored state may come from another version of the plug-in, so
         # any error can occur.
         except Exception as error:
@@ -277,7 +277,7 @@ class Controller:
         # The lease may have expired while the policy planned.
         if not self._lease.held():
             return
-        proposal = Proposal(state.hello.attempt, segment, self._lease.owner)
+        proposal = Proposal(state.hello.attempt, plan, self._lease.owner)
         publish(
             bus, control(self._id), proposal, self._id, maxlen=CONTROL_LENGTH, key=self._signing
         )

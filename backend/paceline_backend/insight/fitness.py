@@ -285,7 +285,7 @@ class _Trial:
         simulation, total_s = Simulation(hello, devices, policy), 0.0
         while not simulation.finished:
             trained = simulation.advance()
-            if trained.segment.epoch:
+            if trained.plan.epoch:
                 total_s += float(trained.evened_s.sum())
         return total_s
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from paceline.wire import Hello, Paces, Segment
+from paceline.wire import Hello, Paces, Plan
 from paceline_backend import policies
 from paceline_backend.planning.feedback import COLUMNS, feedback_of, single_batches
 from paceline_backend.planning.history import History
@@ -115,31 +115,31 @@ class _Replayer:
         # The policy of each version, or the reason why it cannot be created here.
         self._policies: dict[int, Policy | str] = {}
 
-    def take(self, segment: Segment) -> None:
-        if segment.source == "controller":
+    def take(self, plan: Plan) -> None:
+        if plan.source == "controller":
             self.total += 1
-            feedback = self._rows.feedback(segment.feedback)
-            policy = self._policy(segment.version)
-            if feedback is None or self._history.lost or segment.seq != self._history.seq:
-                self._unknown(segment, "its feedback is missing from the database")
+            feedback = self._rows.feedback(plan.feedback)
+            policy = self._policy(plan.version)
+            if feedback is None or self._history.lost or plan.seq != self._history.seq:
+                self._unknown(plan, "its feedback is missing from the database")
             elif isinstance(policy, str):
-                self._unknown(segment, f"its policy cannot be created here: {policy}")
-            elif not self._placement_known(segment):
-                self._unknown(segment, "the shuffler's previous placement could not be replayed")
+                self._unknown(plan, f"its policy cannot be created here: {policy}")
+            elif not self._placement_known(plan):
+                self._unknown(plan, "the shuffler's previous placement could not be replayed")
             else:
-                self._compare(segment, policy, feedback)
+                self._compare(plan, policy, feedback)
         else:
             self.coasted += 1
-        self._history.adopt(segment)
+        self._history.adopt(plan)
 
-    def _unknown(self, segment: Segment, reason: str) -> None:
+    def _unknown(self, plan: Plan, reason: str) -> None:
         self.unknown += 1
-        self._note(f"segment {segment.seq}: {reason}")
+        self._note(f"segment {plan.seq}: {reason}")
 
-    def _placement_known(self, segment: Segment) -> bool:
+    def _placement_known(self, plan: Plan) -> bool:
         """Return whether the segment creates a placement, or starts from one that was replayed."""
         history = self._history
-        return segment.shuffled or history.hello.stream or not history.must_shuffle(segment.version)
+        return plan.shuffled or history.hello.stream or not history.must_shuffle(plan.version)
 
     def _policy(self, version: int) -> Policy | str:
         if version not in self._policies:
@@ -153,40 +153,40 @@ class _Replayer:
                 self._policies[version] = str(error)
         return self._policies[version]
 
-    def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
+    def _compare(self, plan: Plan, policy: Policy, feedback: Feedback) -> None:
         try:
-            again = self._planned_again(segment, policy, feedback)
+            again = self._planned_again(plan, policy, feedback)
         except Exception as error:
             # The policy raised the error. A controller could not have planned with this policy.
-            self._note(f"{_named(segment)}: planning failed: {type(error).__name__}: {error}")
+            self._note(f"{_named(plan)}: planning failed: {type(error).__name__}: {error}")
         else:
-            self._look(segment, again)
+            self._look(plan, again)
 
-    def _planned_again(self, segment: Segment, policy: Policy, feedback: Feedback) -> Segment:
+    def _planned_again(self, plan: Plan, policy: Policy, feedback: Feedback) -> Plan:
         feedback = single_batches(feedback, self._history.newest)
-        if segment.anew:
+        if plan.anew:
             self._history.forget_memory()
-        self._history.recall(segment.feedback)
-        problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
+        self._history.recall(plan.feedback)
+        problem = self._history.problem(plan.steps, plan.version, shuffle=plan.shuffled)
         if self._history.hello.stream:
             return plan_stream(policy, problem, feedback)
         ahead = None
-        if segment.moves is not None and self._history.shares_data(policy):
-            ahead = self._history.next_epoch(segment.version)
+        if plan.moves is not None and self._history.shares_data(policy):
+            ahead = self._history.next_epoch(plan.version)
         again, shuffle = policies.plan(
-            policy, problem, feedback, shuffle=segment.shuffled, ahead=ahead
+            policy, problem, feedback, shuffle=plan.shuffled, ahead=ahead
         )
-        if segment.shuffled:
+        if plan.shuffled:
             self._history.shuffled(again, shuffle)
         return again
 
-    def _look(self, segment: Segment, again: Segment) -> None:
+    def _look(self, plan: Plan, again: Plan) -> None:
         names = _OF_STREAM if self._history.hello.stream else _OF_DATA
-        pairs = {name: (getattr(again, name), getattr(segment, name)) for name in names}
+        pairs = {name: (getattr(again, name), getattr(plan, name)) for name in names}
         different = {name: both for name, both in pairs.items() if not _same(*both)}
         if different:
             values = "; ".join(f"{name}: {_difference(*both)}" for name, both in different.items())
-            self._note(f"{_named(segment)}: {', '.join(different)} differ. {values}")
+            self._note(f"{_named(plan)}: {', '.join(different)} differ. {values}")
         else:
             self.identical += 1
 
@@ -194,16 +194,16 @@ class _Replayer:
         self.first_difference = self.first_difference or difference
 
 
-def _named(segment: Segment) -> str:
+def _named(plan: Plan) -> str:
     words = [
-        f"steps {segment.first_step} to {segment.first_step + segment.steps - 1}",
-        f"epoch {segment.epoch}",
-        f"{segment.policy}, version {segment.version}",
-        f"feedback {[list(steps) for steps in segment.feedback]}",
+        f"steps {plan.first_step} to {plan.first_step + plan.steps - 1}",
+        f"epoch {plan.epoch}",
+        f"{plan.policy}, version {plan.version}",
+        f"feedback {[list(steps) for steps in plan.feedback]}",
     ]
-    words += ["shuffled"] * segment.shuffled + ["memory forgotten"] * segment.anew
-    words += ["moves decided"] * (segment.moves is not None)
-    return f"segment {segment.seq} ({'; '.join(words)})"
+    words += ["shuffled"] * plan.shuffled + ["memory forgotten"] * plan.anew
+    words += ["moves decided"] * (plan.moves is not None)
+    return f"segment {plan.seq} ({'; '.join(words)})"
 
 
 def _difference(again: Any, recorded: Any) -> str:

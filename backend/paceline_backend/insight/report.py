@@ -139,18 +139,18 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
     planned = _Planned()
     start: tuple[int, int, int] | None = None  # attempt, version, first step
     for part in effective(connection, key, hello):
-        segment = part.segment
-        planned.threads = planned.threads or bool(segment.threads)
-        if start is None or start[:2] != (part.attempt, segment.version):
-            start = (part.attempt, segment.version, segment.first_step)
-        if segment.source != "controller":
+        plan = part.plan
+        planned.threads = planned.threads or bool(plan.threads)
+        if start is None or start[:2] != (part.attempt, plan.version):
+            start = (part.attempt, plan.version, plan.first_step)
+        if plan.source != "controller":
             # The leader planned these steps without a preset, as in the first steps of any run.
-            planned.coasted += part.end - segment.first_step
+            planned.coasted += part.end - plan.first_step
         else:
-            steady = planned.steady.setdefault(segment.policy, set())
-            steady.update(range(max(segment.first_step, start[2] + warmup), part.end))
-            planned.moved[segment.policy] += segment.moved
-            planned.across[segment.policy] += segment.across
+            steady = planned.steady.setdefault(plan.policy, set())
+            steady.update(range(max(plan.first_step, start[2] + warmup), part.end))
+            planned.moved[plan.policy] += plan.moved
+            planned.across[plan.policy] += plan.across
     return planned
 
 

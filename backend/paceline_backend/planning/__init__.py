@@ -9,6 +9,6 @@ own.
 
     history, window = load(connection, key)
     segment, shuffle = offer(history, window, policies.make("paceline"), version=0)
-    history.shuffled(segment, shuffle)  # if the shuffler ran: `Segment.shuffled`
+    history.shuffled(segment, shuffle)  # if the shuffler ran: `Plan.shuffled`
     history.adopt(segment)
 """

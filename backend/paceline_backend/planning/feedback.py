@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from paceline.wire import Segment, StepRecord
+from paceline.wire import Plan, StepRecord
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.base import Floats, usable
 
@@ -126,7 +126,7 @@ class Window:
         """The latest complete step; -1 if no step is complete."""
         return self._complete[-1] if self._complete else -1
 
-    def step_s(self, segments: Iterable[Segment] = ()) -> float | None:
+    def step_s(self, segments: Iterable[Plan] = ()) -> float | None:
         """Return the present duration of a step in seconds; None before the first complete step.
 
         `segments` are the newest segments, ascending. Where ranks shared a segment's batches, the
@@ -135,14 +135,14 @@ class Window:
         column = COLUMNS.index("step_s")
         step_s = {s: float(self._rows[s][:, column].mean()) for s in self._complete}
         cut: list[float] = []
-        for segment in segments:
-            if not segment.pooled:
+        for plan in segments:
+            if not plan.pooled:
                 continue
-            steps = range(segment.first_step, segment.first_step + segment.steps)
+            steps = range(plan.first_step, plan.first_step + plan.steps)
             of_segment = [step_s.pop(step) for step in steps if step in step_s]
             # The last step's record includes all batches that ranks took over from each other, so
             # the mean is right only if all steps of the segment have arrived.
-            if len(of_segment) == segment.steps:
+            if len(of_segment) == plan.steps:
                 step_s.update(dict.fromkeys(steps, statistics.fmean(of_segment)))
             else:
                 cut += of_segment
@@ -154,7 +154,7 @@ class Window:
         return statistics.fmean(cut) if cut else None
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the steps of the feedback as half-open ranges, for `Segment.feedback`."""
+        """Return the steps of the feedback as half-open ranges, for `Plan.feedback`."""
         merged: list[tuple[int, int]] = []
         for step in [*self._older, *self._complete]:
             if merged and merged[-1][1] == step:
@@ -202,7 +202,7 @@ def without_recompiles(compute_s: Floats, recompiles: Floats, world: int) -> Flo
     return np.where((compiled & ~compiled.all(axis=0)).ravel(), 0.0, compute_s)
 
 
-def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
+def single_batches(feedback: Feedback, segments: Iterable[Plan]) -> Feedback:
     """Return feedback in which a row never mixes a rank's batch with batches of other ranks.
 
     Where ranks share a segment's batches, a rank's last record in a span covers all the batches
@@ -214,14 +214,14 @@ def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
     the feedback has only some of the segment's records. Rows of segments that are not in `segments`
     stay as they are.
     """
-    pooled = [segment for segment in segments if segment.pooled]
+    pooled = [plan for plan in segments if plan.pooled]
     if not pooled:
         return feedback
     keep, step_s = np.ones(len(feedback), bool), feedback.step_s.copy()
-    for segment in pooled:
-        rows = slice(*np.searchsorted(feedback.step, _range(segment)))
-        step, rank = feedback.step[rows] - segment.first_step, feedback.rank[rows]
-        counts, samples = np.asarray(segment.counts), feedback.samples[rows]
+    for plan in pooled:
+        rows = slice(*np.searchsorted(feedback.step, _range(plan)))
+        step, rank = feedback.step[rows] - plan.first_step, feedback.rank[rows]
+        counts, samples = np.asarray(plan.counts), feedback.samples[rows]
         single = samples == counts[step, rank]
         trained = rank[single & (samples > 0)]
         keep[rows] = single | ~np.isin(rank, trained)
@@ -240,5 +240,5 @@ def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
     )
 
 
-def _range(segment: Segment) -> tuple[int, int]:
-    return segment.first_step, segment.first_step + segment.steps
+def _range(plan: Plan) -> tuple[int, int]:
+    return plan.first_step, plan.first_step + plan.steps

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.cost import SUM, Cost
-from paceline.wire import Hello, Moves, Segment
+from paceline.wire import Hello, Moves, Plan
 from paceline_backend.policies import Problem, Shuffle
 from paceline_backend.policies.base import Floats, Ints, Policy, Storage
 from paceline_backend.policies.solve.nodes import dealt
@@ -45,7 +45,7 @@ class History:
     controller before this attempt.
     """
 
-    def __init__(self, hello: Hello, before: Segment | None = None) -> None:
+    def __init__(self, hello: Hello, before: Plan | None = None) -> None:
         self.hello = hello
         # Last segment that a controller planned in an earlier attempt; None once a controller has
         # planned in this attempt.
@@ -62,7 +62,7 @@ class History:
         self.step = hello.step
         self.lost = False
         # The latest segments that ran.
-        self.newest: deque[Segment] = deque(maxlen=8)
+        self.newest: deque[Plan] = deque(maxlen=8)
         # The steps that the last plan of a controller used as feedback.
         self.feedback: list[tuple[int, int]] = [] if before is None else before.feedback
         self._remaining = np.ones(len(self.sizes), bool)
@@ -94,7 +94,7 @@ class History:
         self._shares: Floats = np.empty(0)
         # The policy version that planned last, and the state that its last segment contains.
         self._memory: tuple[int, dict[str, Any]] = (-1, {})
-        # True if the policy's state was forgotten after the last plan: the next `Segment.anew`.
+        # True if the policy's state was forgotten after the last plan: the next `Plan.anew`.
         self.anew = False
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 
@@ -208,20 +208,20 @@ class History:
         """Clear the policy's state, so that the policy plans next as if for the first time.
 
         A replay, or a controller that takes over, may still know the state. Therefore the segment
-        records that the state was forgotten (`Segment.anew`).
+        records that the state was forgotten (`Plan.anew`).
         """
         self._memory, self._before = (-1, {}), None
         self.anew = True
 
-    def shuffled(self, segment: Segment, shuffle: Shuffle) -> None:
+    def shuffled(self, plan: Plan, shuffle: Shuffle) -> None:
         """Store the shuffler's result for a segment; call this before the segment is adopted."""
         self._placement, self._order = shuffle.placement, shuffle.order
-        self._shares, self._cost = np.array(segment.shares), shuffle.cost
-        self._shuffled_for, self._shuffled_seq = (self.epoch, segment.version), self.seq
+        self._shares, self._cost = np.array(plan.shares), shuffle.cost
+        self._shuffled_for, self._shuffled_seq = (self.epoch, plan.version), self.seq
 
-    def outdated(self, segment: Segment, cost: Cost) -> bool:
+    def outdated(self, plan: Plan, cost: Cost) -> bool:
         """Return True if the last shuffle assumed other speeds or another cost than this plan."""
-        shares, then = segment.shares, self._cost
+        shares, then = plan.shares, self._cost
         low, high = sorted((cost.kappa, then.kappa))
         if cost.padded != then.padded or high > CURVED * low:
             return True
@@ -230,34 +230,34 @@ class History:
         change = np.abs(np.array(shares) - self._shares)
         return bool((change > CHANGED * self._shares).any())
 
-    def adopt(self, segment: Segment) -> None:
+    def adopt(self, plan: Plan) -> None:
         """Add the next segment that ran.
 
         If the shuffler was called for the segment but `shuffled` was not, another controller
         planned the segment. Segments do not contain the shuffler's result, so the shuffler must be
         called again.
         """
-        if segment.seq != self.seq:
+        if plan.seq != self.seq:
             self._missed()
         # The script left an epoch early, or a gap hid the end of the epoch.
-        if segment.epoch != self.epoch:
-            self._begin_epoch(segment.epoch)
-        if segment.shuffled and segment.seq != self._shuffled_seq:
+        if plan.epoch != self.epoch:
+            self._begin_epoch(plan.epoch)
+        if plan.shuffled and plan.seq != self._shuffled_seq:
             self._shuffled_for = None
-        self.newest.append(segment)
+        self.newest.append(plan)
         # Plans for a stream do not depend on the samples that are left.
         if self.hello.stream:
             self._epoch_known = True
         else:
-            self._trained(segment)
-        if segment.source == "controller":
-            self.feedback = segment.feedback
-            self._memory, self._before = (segment.version, segment.memory), None
+            self._trained(plan)
+        if plan.source == "controller":
+            self.feedback = plan.feedback
+            self._memory, self._before = (plan.version, plan.memory), None
             self.anew = False
-        self.seq = segment.seq + 1
-        self.step = segment.first_step + segment.steps
-        if segment.epoch_end:
-            self._begin_epoch(segment.epoch + 1)
+        self.seq = plan.seq + 1
+        self.step = plan.first_step + plan.steps
+        if plan.epoch_end:
+            self._begin_epoch(plan.epoch + 1)
             self._epoch_known = True
         if self.lost:
             # No policy that plans a stream lets ranks share batches.
@@ -272,11 +272,11 @@ class History:
         self.newest.clear()
         self.forget_memory()
 
-    def _trained(self, segment: Segment) -> None:
-        samples = segment.assignment.samples
+    def _trained(self, plan: Plan) -> None:
+        samples = plan.assignment.samples
         self._remaining[samples] = False
-        if segment.moves is not None:
-            self._moves, self._moves_for = segment.moves, (segment.epoch + 1, segment.version)
+        if plan.moves is not None:
+            self._moves, self._moves_for = plan.moves, (plan.epoch + 1, plan.version)
         if self._storage is not None:
             # Problems that were made earlier keep the previous array.
             loose = self._storage.loose.copy()
@@ -286,7 +286,7 @@ class History:
         if self._holder_lent:
             self._holder = self._holder.copy()
             self._holder_lent = False
-        self._holder[samples] = segment.assignment.ranks()
+        self._holder[samples] = plan.assignment.ranks()
         self._holder_known[samples] = True
         self._use_up(samples)
 

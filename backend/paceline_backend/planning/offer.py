@@ -1,4 +1,4 @@
-"""Offer for the next segment, made from the history and feedback of a run.
+"""The plan of the next segment, made from the history and feedback of a run.
 
 The controller and the simulator call `offer` before each segment. `offer` sets the segment's number
 of steps, requests its plan from the policy, and adds what the policy does not know. The leader may
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from paceline.core.pool import is_pooled
-from paceline.wire import ALLREDUCE, Segment
+from paceline.wire import ALLREDUCE, Plan
 from paceline_backend import policies
 from paceline_backend.planning.feedback import Window, single_batches
 from paceline_backend.planning.history import History
@@ -56,7 +56,7 @@ NOTICED = 3
 
 def offer(
     history: History, window: Window, policy: Policy, version: int, plan_s: float = 0.0
-) -> tuple[Segment, Shuffle | None]:
+) -> tuple[Plan, Shuffle | None]:
     """Plan the next segment with a policy, which has this version in the run.
 
     The second value is for `History.shuffled`; None: the run has a stream, which is not shuffled.
@@ -114,11 +114,11 @@ def _plan(
     feedback: Feedback,
     steps: int,
     choice: Choice,
-) -> tuple[Segment, Shuffle]:
+) -> tuple[Plan, Shuffle]:
     """Plan at most `steps` steps."""
     ahead = history.ahead(steps, version, policy)
 
-    def planned(*, shuffle: bool) -> tuple[Segment, Shuffle]:
+    def planned(*, shuffle: bool) -> tuple[Plan, Shuffle]:
         problem = history.problem(steps, version, shuffle=shuffle)
         return policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice, ahead=ahead)
 
@@ -184,20 +184,20 @@ def _surprised(history: History, feedback: Feedback) -> bool:
     rows = feedback.by_step(history.hello.world)
     steps = rows.step[:, 0]
     off = []
-    for segment in history.newest:
-        row = np.searchsorted(steps, segment.first_step + segment.steps) - 1
-        if row >= 0 and steps[row] >= segment.first_step:
-            off.append(_off(segment, int(steps[row]), rows.compute_s[row]))
+    for plan in history.newest:
+        row = np.searchsorted(steps, plan.first_step + plan.steps) - 1
+        if row >= 0 and steps[row] >= plan.first_step:
+            off.append(_off(plan, int(steps[row]), rows.compute_s[row]))
     return bool(off) and off[-1] and sum(off) <= NOTICED
 
 
-def _off(segment: Segment, step: int, compute_s: Floats) -> bool:
+def _off(plan: Plan, step: int, compute_s: Floats) -> bool:
     """Return True if a rank's compute time in a step of the segment was not as planned.
 
     `compute_s` has the ranks' measured times in the step, [W].
     """
-    if not segment.ett_s:
+    if not plan.ett_s:
         return False
-    expected = np.array(segment.ett_s[step - segment.first_step])
+    expected = np.array(plan.ett_s[step - plan.first_step])
     known = (expected > 0) & (compute_s > 0)
     return bool((np.abs(np.log(compute_s[known] / expected[known])) > SURPRISE).any())

@@ -2,7 +2,7 @@
 
 A `Policy` is made of parts (`base`): a `Predictor` learns the ranks' speeds, an `Allocator` or a
 `Scheduler` divides the samples, a `Shuffler` places them, a `Chooser` picks the gradient
-synchronisation. A `Preset` is a policy that users choose by name. `plan` makes the next `Segment`.
+synchronisation. A `Preset` is a policy that users choose by name. `plan` makes the next `Plan`.
 
 Controller, simulator, what-if and replay call `make` and `plan`. A third party's package registers
 a `Preset` with the entry point group ``paceline.policies``:

@@ -1,7 +1,7 @@
 """Forecast of regular pauses: single steps, at a fixed distance, in which a rank is slow.
 
 `planner` calls `noticed` and `factors` for policies with `Policy.foretells`. A rank's last pauses
-may be older than the oldest feedback, so they are stored in `Segment.memory`, like the allocator's
+may be older than the oldest feedback, so they are stored in `Plan.memory`, like the allocator's
 state. After three pauses the next pause is forecast. If it does not occur, the rank's pauses are
 forgotten.
 """

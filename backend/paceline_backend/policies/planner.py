@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.core.batch_limits.shapes import raised
 from paceline.core.cost import Cost, features
-from paceline.wire import Assignment, Moves, Segment, pack_samples
+from paceline.wire import Assignment, Moves, Plan, pack_samples
 from paceline_backend.policies import pauses
 from paceline_backend.policies.parts import (
     CHOOSER,
@@ -34,7 +34,7 @@ _FINE_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Shuffle:
-    """What the next plans of the epoch start from. It stays with the planner, outside the segment.
+    """What the next plans of the epoch start from. It stays with the planner, outside the `Plan`.
 
     If `plan` did not call the shuffler, these are the values that it was called with.
     """
@@ -69,10 +69,10 @@ def plan(
     shuffle: bool,
     choice: Choice | None = None,
     ahead: Problem | None = None,
-) -> tuple[Segment, Shuffle]:
+) -> tuple[Plan, Shuffle]:
     """Plan the next segment. Controller, replay, simulator and tests all call this function.
 
-    `planning.offer` completes the segment with what a policy does not know, such as the steps of
+    `planning.offer` completes the plan with what a policy does not know, such as the steps of
     the feedback.
 
     Args:
@@ -129,7 +129,7 @@ def plan(
     holders, ranks = problem.placement[assignment.samples], assignment.ranks()
     moved += int(np.count_nonzero(holders != ranks))
     across += problem.across(holders, ranks)
-    made = Segment(
+    made = Plan(
         seq=problem.seq,
         epoch=problem.epoch,
         first_step=problem.first_step,

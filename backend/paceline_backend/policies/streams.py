@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.wire import Assignment, Paces, Segment
+from paceline.wire import Assignment, Paces, Plan
 from paceline_backend.policies.parts import Policy
 from paceline_backend.policies.planner import shares_of
 from paceline_backend.policies.predict.linear import LinearPredictor
@@ -27,7 +27,7 @@ def problem_of(policy: Policy) -> str | None:
     )
 
 
-def plan_stream(policy: Policy, problem: Problem, feedback: Feedback) -> Segment:
+def plan_stream(policy: Policy, problem: Problem, feedback: Feedback) -> Plan:
     """Plan the next segment of a stream.
 
     The segment contains only the ranks' speeds, because the leader picks the samples.
@@ -46,7 +46,7 @@ def plan_stream(policy: Policy, problem: Problem, feedback: Feedback) -> Segment
     if models.known:
         paces = Paces(models.a.tolist(), models.c.tolist(), models.b.tolist())
     none = Assignment(np.zeros((problem.steps, problem.world), np.int64), np.empty(0, np.int64))
-    return Segment(
+    return Plan(
         seq=problem.seq,
         epoch=problem.epoch,
         first_step=problem.first_step,

@@ -273,7 +273,7 @@ class Problem:
     limits: Ints | None = None  # [W]
     # Pairs (samples, seconds) of each worker, measured before training.
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]
-    # `Segment.memory` of the last segment.
+    # `Plan.memory` of the last segment.
     memory: Mapping[str, Any] = field(default_factory=dict)
     # Index of each rank's node; None: one node, or unknown.
     nodes: Ints | None = None  # [W]

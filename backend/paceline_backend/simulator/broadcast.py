@@ -175,7 +175,7 @@ class Broadcast:
 
     def _tell(self, trained: TrainedSegment) -> None:
         self._wait_for_room()
-        self._send(Adopted(trained.attempt, trained.segment, self._time(trained.begins_at)))
+        self._send(Adopted(trained.attempt, trained.plan, self._time(trained.begins_at)))
         steps, world = trained.compute_s.shape
         at_once = max(1, _RECORDS // world)
         for first in range(0, steps, at_once):
@@ -281,7 +281,7 @@ def records(
     """
     compute_s = trained.compute_s[part]
     count, world = compute_s.shape
-    step = trained.segment.first_step + np.arange(part.start, part.start + count)
+    step = trained.plan.first_step + np.arange(part.start, part.start + count)
     step_s = trained.rank_step_s[part]
     ett_s = None if trained.ett_s is None else trained.ett_s[part]
     rows = count * world
@@ -297,8 +297,8 @@ def records(
         "rank": list(range(world)) * count,
         "seq": of_step(step - first_step),
         "step": of_step(step),
-        "epoch": [trained.segment.epoch] * rows,
-        "segment": [trained.segment.seq] * rows,
+        "epoch": [trained.plan.epoch] * rows,
+        "segment": [trained.plan.seq] * rows,
         "samples": of_rank(trained.features.samples[part]),
         "load": of_rank(trained.features.load[part]),
         "data_s": of_rank(trained.data_s[part]),
@@ -333,9 +333,9 @@ def rounds(trained: TrainedSegment, seq: int, started_at: float) -> list[RoundRe
             attempt=trained.attempt,
             rank=round_.rank,
             seq=seq + k,
-            segment=trained.segment.seq,
+            segment=trained.plan.seq,
             number=round_.number,
-            step=trained.segment.first_step + round_.step,
+            step=trained.plan.first_step + round_.step,
             world=trained.compute_s.shape[1] if round_.world is None else round_.world,
             contributors=round_.contributors,
             staleness=round_.staleness,

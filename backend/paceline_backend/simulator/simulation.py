@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.core.cost import Features, features
 from paceline.core.emulation import Emulation
-from paceline.wire import ALLREDUCE, Hello, Segment
+from paceline.wire import ALLREDUCE, Hello, Plan
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
 from paceline_backend.planning.feedback import COLUMNS, Window
@@ -62,7 +62,7 @@ class TrainedSegment:
     simulation's end comes first.
     """
 
-    segment: Segment
+    plan: Plan
     features: Features
     data_s: Floats
     compute_s: Floats
@@ -75,7 +75,7 @@ class TrainedSegment:
     # Virtual time of the segment's start, also if no step was trained.
     begins_at: float = 0.0
     attempt: int = 0
-    # Real time that planning took; `segment.plan_s` is 0.
+    # Real time that planning took; `plan.plan_s` is 0.
     plan_s: float = 0.0
     # Reduction rounds of the segment; their `ended_at` is virtual time.
     rounds: list[SimulatedRound] = field(default_factory=list)
@@ -123,7 +123,7 @@ class TrainedSegment:
 
     @property
     def _pooled(self) -> bool:
-        return self.segment.pooled
+        return self.plan.pooled
 
     @property
     def ett_s(self) -> Floats | None:
@@ -132,13 +132,11 @@ class TrainedSegment:
         The value is NaN where the batch differs from the plan, because ranks took over batches of
         each other.
         """
-        if not self.segment.ett_s:
+        if not self.plan.ett_s:
             return None
         steps = len(self.started_at)
-        ett_s = np.array(self.segment.ett_s[:steps]).reshape(self.compute_s.shape)
-        return np.where(
-            self.features.samples == self.segment.assignment.counts[:steps], ett_s, np.nan
-        )
+        ett_s = np.array(self.plan.ett_s[:steps]).reshape(self.compute_s.shape)
+        return np.where(self.features.samples == self.plan.assignment.counts[:steps], ett_s, np.nan)
 
 
 class Simulation:
@@ -246,52 +244,52 @@ class Simulation:
         made, shuffle = offer(self.history, self.window, self.policy, self.version)
         plan_s = time.perf_counter() - began
         # Remove `plan_s`, which is real time, so that equal scenarios give equal segments.
-        segment = msgspec.structs.replace(made, plan_s=0.0).keeping(made.assignment)
-        end = segment.first_step + segment.steps
+        plan = msgspec.structs.replace(made, plan_s=0.0).keeping(made.assignment)
+        end = plan.first_step + plan.steps
         if self._steps is not None:
             end = min(end, self._steps)
         failure = None
         if self.failures and self.failures[0].step < end:
             failure = self.failures.popleft()
-            end = max(failure.step, segment.first_step)
-        trained = self._train(segment, end - segment.first_step)
+            end = max(failure.step, plan.first_step)
+        trained = self._train(plan, end - plan.first_step)
         trained = replace(trained, plan_s=plan_s)
         if failure is not None:
             self._restart(failure, trained)
             return trained
-        if segment.shuffled and shuffle is not None:
-            self.history.shuffled(segment, shuffle)
-        self.history.adopt(segment)
+        if plan.shuffled and shuffle is not None:
+            self.history.shuffled(plan, shuffle)
+        self.history.adopt(plan)
         self._tell(trained)
         return trained
 
-    def _train(self, segment: Segment, steps: int) -> TrainedSegment:
-        counts = segment.assignment.counts[:steps]
-        sizes = self.history.sizes[segment.assignment.samples[: counts.sum()]]
+    def _train(self, plan: Plan, steps: int) -> TrainedSegment:
+        counts = plan.assignment.counts[:steps]
+        sizes = self.history.sizes[plan.assignment.samples[: counts.sum()]]
         costs = Costs() if self._network is None else self._network.costs(self.hello.world)
-        own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
+        own_s = 0.0 if plan.synchroniser == ALLREDUCE else costs.own_s
         load_s = self._data_s + own_s
-        begun, starts = self._clocks, self._met(segment, costs)
+        begun, starts = self._clocks, self._met(plan, costs)
         # Rank 0, the leader, adopts a segment when rank 0 needs it. If ranks continue without
         # synchronising, a rank that is ahead of the leader waits with its first batch until then.
         begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)
         limits = self.hello.limits
-        batches = DealtBatches(self.devices, segment, sizes, counts, load_s, limits)
+        batches = DealtBatches(self.devices, plan, sizes, counts, load_s, limits)
         data_s = batches.data_s
         work = Work(
-            segment.first_step,
+            plan.first_step,
             data_s + batches.compute_s,
             counts,
-            self._all_reduce_s(segment.first_step, batches, counts),
+            self._all_reduce_s(plan.first_step, batches, counts),
             costs,
-            segment.epoch_end and steps == segment.steps,
+            plan.epoch_end and steps == plan.steps,
             batches,
         )
         base, goes_on = float(starts.min()), self._model.goes_on
         began = starts + early_s - base
-        if segment.pooled:
-            timeline = self._pool.run(segment.synchroniser, self._model, began, work)
+        if plan.pooled:
+            timeline = self._pool.run(plan.synchroniser, self._model, began, work)
         else:
             timeline = self._model.run(began, work)
         timeline.wait_s[:1] += starts - begun
@@ -305,7 +303,7 @@ class Simulation:
         if not self._model.goes_on:
             self._clocks = np.full(len(begun), self._clocks.max())
         return TrainedSegment(
-            segment,
+            plan,
             batches.features,
             data_s,
             batches.compute_s,
@@ -325,14 +323,14 @@ class Simulation:
                 seconds[at] = self._network.all_reduce_s(first_step + at, batches.step(at))
         return seconds
 
-    def _met(self, segment: Segment, costs: Costs) -> Floats:
+    def _met(self, plan: Plan, costs: Costs) -> Floats:
         """Apply a segment's synchronisation; return the time at which each rank can begin, [W]."""
-        clocks, synchroniser = self._clocks, segment.synchroniser
+        clocks, synchroniser = self._clocks, plan.synchroniser
         if self._model.goes_on:
             if synchroniser == self._sync:
                 return clocks
             clocks = np.full(len(clocks), self._model.synchronise(clocks, costs))
-        self._sync, self._model = synchroniser, self._model_of(synchroniser, segment.seq)
+        self._sync, self._model = synchroniser, self._model_of(synchroniser, plan.seq)
         return clocks
 
     def _model_of(self, synchroniser: Synchronisation, seq: int) -> sync_models.SimulatedSync:
@@ -347,7 +345,7 @@ class Simulation:
             "recompiles": np.zeros_like(trained.compute_s),
         }
         table = np.stack([columns[name] for name in COLUMNS], axis=2).astype(np.float64)
-        self._withheld += [(trained.segment.first_step + k, rows) for k, rows in enumerate(table)]
+        self._withheld += [(trained.plan.first_step + k, rows) for k, rows in enumerate(table)]
         shown = max(len(self._withheld) - _LAG, 0)
         for step, rows in self._withheld[:shown]:
             self.window.put_step(step, rows)
@@ -356,7 +354,7 @@ class Simulation:
     def _restart(self, failure: WorkerFailure, trained: TrainedSegment) -> None:
         old = self.hello
         alive = failure.alive(old.world)
-        samples = trained.segment.assignment.samples[: trained.features.samples.sum()]
+        samples = trained.plan.assignment.samples[: trained.features.samples.sum()]
         used = np.concatenate([self.history.used, samples]).astype("<u4")
         now = self.now + failure.restart_s
         hello = msgspec.structs.replace(
@@ -364,7 +362,7 @@ class Simulation:
             attempt=old.attempt + 1,
             world=len(alive),
             epoch=self.history.epoch,
-            step=trained.segment.first_step + len(trained.started_at),
+            step=trained.plan.first_step + len(trained.started_at),
             used=used.tobytes(),
             started_at=now,
             profiles=[old.profiles[rank] for rank in alive] if old.profiles else [],
@@ -408,7 +406,7 @@ class DealtBatches:
 
     Args:
         devices: devices of the ranks.
-        segment: the segment; only its first step and the ranks' CPU threads are used.
+        plan: the plan of the segment; only its first step and the ranks' CPU threads are used.
         sizes: sizes of the segment's samples, sorted by step, then by rank.
         counts: number of samples of each batch, [S, W].
         load_s: each rank's time to load a batch, [W].
@@ -418,7 +416,7 @@ class DealtBatches:
     def __init__(
         self,
         devices: Emulation,
-        segment: Segment,
+        plan: Plan,
         sizes: Floats,
         counts: Ints,
         load_s: Floats,
@@ -427,8 +425,8 @@ class DealtBatches:
         self.features = features(sizes, counts.copy())
         self.data_s = np.tile(load_s, (len(counts), 1))
         self.compute_s = np.zeros(counts.shape)
-        self._devices, self._first_step, self._samples = devices, segment.first_step, len(sizes)
-        self._threads: Any = np.array(segment.threads) if segment.threads else 1
+        self._devices, self._first_step, self._samples = devices, plan.first_step, len(sizes)
+        self._threads: Any = np.array(plan.threads) if plan.threads else 1
         self._limits, self._load_s = limits, load_s
         for at in range(len(counts)):
             self.compute_s[at] = self._taken_s(at)

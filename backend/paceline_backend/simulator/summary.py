@@ -93,14 +93,14 @@ class SegmentSums:
 
     def add(self, trained: TrainedSegment, devices: Emulation) -> None:
         """Add a segment; `devices` are the devices that trained the segment."""
-        segment = trained.segment
-        self._plans.setdefault(segment.policy, []).append((trained.plan_s, segment.moved))
-        mine = self._parts.setdefault(segment.policy, [])
-        rounds = self._rounds.setdefault(segment.policy, [])
-        if self._start[:2] != (trained.attempt, segment.version):
-            self._start = (trained.attempt, segment.version, segment.first_step)
+        plan = trained.plan
+        self._plans.setdefault(plan.policy, []).append((trained.plan_s, plan.moved))
+        mine = self._parts.setdefault(plan.policy, [])
+        rounds = self._rounds.setdefault(plan.policy, [])
+        if self._start[:2] != (trained.attempt, plan.version):
+            self._start = (trained.attempt, plan.version, plan.first_step)
         ett_s, step_s = trained.ett_s, trained.evened_s
-        first = self._start[2] + self.warmup - segment.first_step
+        first = self._start[2] + self.warmup - plan.first_step
         rounds += [
             (round_.contributors, round_.dropped)
             for round_ in trained.rounds
@@ -108,15 +108,15 @@ class SegmentSums:
         ]
         # Where ranks share batches, compare the ranks' totals in the segment, because single rows
         # show little.
-        shared = segment.pooled
+        shared = plan.pooled
         totals = trained.compute_s.sum(axis=0), trained.features.load.sum(axis=0)
         load = trained.evened_load
         for k, compute_s in enumerate(trained.compute_s):
-            step = segment.first_step + k
+            step = plan.first_step + k
             if step < self._start[2] + self.warmup:
                 continue
             batch = Features(*(column[k] for column in trained.features))
-            limit_s = fluid_s(devices, step, batch, np.array(segment.threads or 1))
+            limit_s = fluid_s(devices, step, batch, np.array(plan.threads or 1))
             mine.append(
                 {
                     "step_s": float(step_s[k]),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from paceline.wire import Segment
+from paceline.wire import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ def unpack(blob: bytes, kind: type[T]) -> T:
     return msgspec.msgpack.decode(blob, type=kind)
 
 
-def segment(blob: bytes, world: int | None, samples: int | None) -> Segment | None:
-    """Decode a stored segment; return None if it does not fit the Hello of its attempt.
+def plan(blob: bytes, world: int | None, samples: int | None) -> Plan | None:
+    """Decode a stored plan; return None if it does not fit the Hello of its attempt.
 
-    A segment can arrive and be stored before that Hello, so the two cannot be compared earlier. For
-    `world` and `samples` see `Segment.problem`.
+    A plan can arrive and be stored before that Hello, so the two cannot be compared earlier. For
+    `world` and `samples` see `Plan.problem`.
     """
-    value = unpack(blob, Segment)
+    value = unpack(blob, Plan)
     if (reason := value.misfit(world, samples)) is None:
         return value
     _warn_once(f"stored segment {value.seq} is ignored: {reason}")

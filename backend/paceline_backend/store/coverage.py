@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from paceline.wire import ENDED, Hello, Segment
+from paceline.wire import ENDED, Hello, Plan
 from paceline_backend.store import blobs, rounds, runs
 from paceline_backend.store.attempts import end_of, present
 from paceline_backend.store.schema import runs as runs_table
@@ -35,13 +35,13 @@ class Effective:
     """
 
     attempt: int
-    segment: Segment
+    plan: Plan
     end: int
 
     @property
     def whole(self) -> bool:
         """Return whether no step of the segment was discarded."""
-        return self.end == self.segment.first_step + self.segment.steps
+        return self.end == self.plan.first_step + self.plan.steps
 
 
 def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Iterator[Effective]:
@@ -67,13 +67,13 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
         .order_by(segments.c.attempt, segments.c.seq)
     )
     for attempt, body in bodies:
-        segment = blobs.segment(body, *(terms if attempt == latest else (None, samples)))
-        if segment is None:
+        plan = blobs.plan(body, *(terms if attempt == latest else (None, samples)))
+        if plan is None:
             continue
-        end, limit = segment.first_step + segment.steps, ends[attempt]
+        end, limit = plan.first_step + plan.steps, ends[attempt]
         end = end if limit is None else min(end, limit)
-        if end > segment.first_step:
-            yield Effective(attempt, segment, end)
+        if end > plan.first_step:
+            yield Effective(attempt, plan, end)
 
 
 def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
@@ -106,17 +106,17 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     dropped: dict[int, int] = defaultdict(int)
     resumed = False
     for part in effective(connection, run, hello):
-        segment = part.segment
+        plan = part.plan
         if part.attempt == hello.attempt and not resumed:
             _resume(uses, hello)
             resumed = True
         used = _used(connection, run, part, reported)
-        uses[segment.epoch].append(used)
-        dropped[segment.epoch] += too_old.get((part.attempt, segment.seq), 0)
-        if segment.epoch_end and part.whole:
-            ended.add(segment.epoch)
+        uses[plan.epoch].append(used)
+        dropped[plan.epoch] += too_old.get((part.attempt, plan.seq), 0)
+        if plan.epoch_end and part.whole:
+            ended.add(plan.epoch)
             if part.attempt < hello.attempt or part.end <= reported_until or state == "finished":
-                complete.add(segment.epoch)
+                complete.add(plan.epoch)
     rest = (samples or 0) % hello.global_batch if hello.drop_last else 0
     allowed = range(rest, rest + 1)
     # For a stream, it is unknown how many samples `drop_last` drops at the end of an epoch.
@@ -200,22 +200,22 @@ def _used(
     part: Effective,
     reported: dict[tuple[int, int], tuple[int, int, int]],
 ) -> Ints:
-    segment = part.segment
-    world = len(segment.counts[0])
-    everything = (segment.steps * world, segment.first_step, part.end - 1)
-    if part.whole and reported.get((part.attempt, segment.seq)) == everything:
-        return segment.assignment.samples
+    plan = part.plan
+    world = len(plan.counts[0])
+    everything = (plan.steps * world, plan.first_step, part.end - 1)
+    if part.whole and reported.get((part.attempt, plan.seq)) == everything:
+        return plan.assignment.samples
     rows = connection.execute(
         sa.select(worker_steps.c.step, worker_steps.c.rank).where(
             worker_steps.c.run == run,
-            worker_steps.c.step >= segment.first_step,
+            worker_steps.c.step >= plan.first_step,
             worker_steps.c.step < part.end,
             worker_steps.c.attempt == part.attempt,
-            worker_steps.c.segment == segment.seq,
+            worker_steps.c.segment == plan.seq,
         )
     )
-    of_steps = segment.assignment.parts
-    parts = [of_steps[step - segment.first_step][rank] for step, rank in rows if 0 <= rank < world]
+    of_steps = plan.assignment.parts
+    parts = [of_steps[step - plan.first_step][rank] for step, rank in rows if 0 <= rank < world]
     return _together(parts)
 
 

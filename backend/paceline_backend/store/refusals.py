@@ -3,7 +3,7 @@
 Ingest calls these functions before it stores a message. Each function returns the reason to refuse
 a message, which begins with the name of a field, or None if the message is valid. Any program that
 can write to the bus can send messages, so fields of the right type may have invalid values.
-Segments are validated by `Segment.problem`, which the leader also calls.
+Segments are validated by `Plan.problem`, which the leader also calls.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from paceline.wire import (
 )
 from paceline.wire import metrics as wire_metrics
 from paceline.wire.parts import DIGEST_BYTES, MOST_PARTS, PART_BYTES
+from paceline.wire.plan import MOST_STEPS
 from paceline.wire.problems import of_plain, of_text, of_times, of_whole
-from paceline.wire.segment import MOST_STEPS
 from paceline.wire.states import REPORTED, State
 
 # Maximum number of ranks, because the state of all ranks must fit into memory.

@@ -490,11 +490,11 @@ segments = Table(
     Column("moved", Integer, nullable=False),
     Column("plan_s", Double, nullable=False),
     Column("adopted_at", Double, nullable=False),
-    # The whole Segment as MessagePack.
+    # The whole `Plan` as MessagePack.
     Column("body", LargeBinary, nullable=False),
     # Name of the synchronisation.
     Column("synchroniser", Text, nullable=False, server_default="allreduce"),
-    # See `Segment.why`.
+    # See `Plan.why`.
     Column("why", Text, nullable=False, server_default=""),
     # Digest of the synchronisation and its parameters.
     Column("synchroniser_digest", Text, nullable=False, server_default=""),

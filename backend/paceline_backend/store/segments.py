@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ALLREDUCE, Adopted, Hello, Segment
+from paceline.wire import ALLREDUCE, Adopted, Hello, Plan
 from paceline_backend.store import blobs
 from paceline_backend.store.schema import segments
 
@@ -21,38 +21,38 @@ class RelaxedSegment:
     """A segment with relaxed synchronisation, in which ranks ran ahead of each other or fell back.
 
     `end` is one past the last step. `fallback` is why gradients were all-reduced, empty if they
-    were not. `segment` is None if it cannot be decoded.
+    were not. `plan` is None if it cannot be decoded.
     """
 
     first_step: int
     end: int
     fallback: str
-    segment: Segment | None
+    plan: Plan | None
 
 
 def row(message: Adopted) -> dict[str, Any]:
     """Return the row of an adopted segment, without run, body and fallback."""
-    segment = message.segment
+    plan = message.plan
     return {
         "attempt": message.attempt,
-        "seq": segment.seq,
-        "epoch": segment.epoch,
-        "first_step": segment.first_step,
-        "steps": segment.steps,
-        "policy": segment.policy,
-        "version": segment.version,
-        "source": segment.source,
-        "moved": segment.moved,
-        "across": segment.across,
-        "plan_s": segment.plan_s,
+        "seq": plan.seq,
+        "epoch": plan.epoch,
+        "first_step": plan.first_step,
+        "steps": plan.steps,
+        "policy": plan.policy,
+        "version": plan.version,
+        "source": plan.source,
+        "moved": plan.moved,
+        "across": plan.across,
+        "plan_s": plan.plan_s,
         "adopted_at": message.adopted_at,
-        "synchroniser": segment.synchroniser.name,
-        "why": segment.why,
-        "synchroniser_digest": segment.synchroniser.digest,
+        "synchroniser": plan.synchroniser.name,
+        "why": plan.why,
+        "synchroniser_digest": plan.synchroniser.digest,
     }
 
 
-def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segment]:
+def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Plan]:
     """Yield an attempt's segments in the order in which they ran.
 
     Segments that do not fit the attempt's Hello are left out.
@@ -64,11 +64,11 @@ def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segme
         .execution_options(yield_per=500)
     )
     for body in connection.scalars(query):
-        if segment := blobs.segment(body, hello.world, hello.samples):
+        if segment := blobs.plan(body, hello.world, hello.samples):
             yield segment
 
 
-def before(connection: sa.Connection, run: int, hello: Hello) -> Segment | None:
+def before(connection: sa.Connection, run: int, hello: Hello) -> Plan | None:
     """Return the last segment before an attempt's first step that a controller planned.
 
     Return None if there is none, or if it has another number of ranks.
@@ -81,8 +81,8 @@ def before(connection: sa.Connection, run: int, hello: Hello) -> Segment | None:
         c.source == "controller",
     )
     body = connection.execute(query.order_by(c.attempt.desc(), c.seq.desc()).limit(1)).scalar()
-    last = None if body is None else blobs.segment(body, None, hello.samples)
-    # The number of ranks is not passed to `blobs.segment`, because it may change between attempts
+    last = None if body is None else blobs.plan(body, None, hello.samples)
+    # The number of ranks is not passed to `blobs.plan`, because it may change between attempts
     # and is then no reason for a warning.
     return last if last is not None and len(last.counts[0]) == hello.world else None
 
@@ -94,7 +94,7 @@ def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
     c = segments.c
     query = sa.select(c.body).where(c.run == run, c.attempt == hello.attempt)
     body = connection.execute(query.order_by(c.seq.desc()).limit(1)).scalar()
-    last = None if body is None else blobs.segment(body, hello.world, hello.samples)
+    last = None if body is None else blobs.plan(body, hello.world, hello.samples)
     epochs = hello.epoch if last is None else last.epoch + last.epoch_end
     return epochs >= hello.epochs
 
@@ -113,7 +113,7 @@ def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> li
         end > since,
     )
     return [
-        RelaxedSegment(first, end, fallback, blobs.segment(body, hello.world, hello.samples))
+        RelaxedSegment(first, end, fallback, blobs.plan(body, hello.world, hello.samples))
         for first, end, fallback, body in connection.execute(query.order_by(c.seq))
     ]
 

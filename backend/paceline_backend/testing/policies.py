@@ -20,7 +20,7 @@ import numpy as np
 
 from paceline.core.batch_limits.budget import ROUNDING, Budget
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello, Segment
+from paceline.wire import Hello, Plan
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.planning.feedback import single_batches
 from paceline_backend.policies.base import (
@@ -187,12 +187,12 @@ def _check_training(preset: Preset[Any], case: _Case) -> None:
             simulation.switch(policy)
         if simulation.policy is policy:
             _check_plan(simulation)
-        segment = simulation.advance().segment
-        given = segment.assignment.samples.tolist()
+        plan = simulation.advance().plan
+        given = plan.assignment.samples.tolist()
         assert len(set(given)) == len(given), "a segment has a sample twice"
-        again = used[segment.epoch].intersection(given)
-        assert not again, f"samples {sorted(again)} used twice in epoch {segment.epoch}"
-        used[segment.epoch].update(given)
+        again = used[plan.epoch].intersection(given)
+        assert not again, f"samples {sorted(again)} used twice in epoch {plan.epoch}"
+        used[plan.epoch].update(given)
     whole = samples - samples % batch if case.hello.drop_last else samples
     for epoch, seen in enumerate(used):
         assert len(seen) == whole, f"epoch {epoch} used {len(seen)} samples of {whole}"
@@ -219,7 +219,7 @@ def _check_plan(simulation: Simulation) -> None:
         _check_plain(made, problem)
 
 
-def _check_plain(made: Segment, problem: Problem) -> None:
+def _check_plain(made: Plan, problem: Problem) -> None:
     """Check that each global batch has the same samples as under plain DDP."""
     order = remaining_in_order(len(problem.sizes), problem.seed, problem.epoch, problem.remaining)
     ends = np.cumsum(problem.batch_sizes())[:-1]
@@ -230,7 +230,7 @@ def _check_plain(made: Segment, problem: Problem) -> None:
         )
 
 
-def _check_legal(made: Segment, shuffled: Shuffle, problem: Problem) -> None:
+def _check_legal(made: Plan, shuffled: Shuffle, problem: Problem) -> None:
     counts, world = made.assignment.counts, problem.world
     assert counts.shape[1:] == (world,), (
         f"assignment.counts: shape {counts.shape}, not [S, {world}]"
@@ -282,7 +282,7 @@ def _check_legal(made: Segment, shuffled: Shuffle, problem: Problem) -> None:
     assert travelled == made.memory, "memory is not the same after it is sent in a segment"
 
 
-def _check_budget(made: Segment, problem: Problem) -> None:
+def _check_budget(made: Plan, problem: Problem) -> None:
     budget = Budget(problem.token_budget or 0.0, problem.sizes, problem.token_limits)
     refused = budget.over(made.assignment.counts, made.assignment.samples)
     assert refused is None, f"token limits: {refused}"
@@ -303,7 +303,7 @@ def _arrays(problem: Problem, feedback: Feedback) -> dict[str, Any]:
     }
 
 
-def _values(made: Segment, shuffled: Shuffle) -> dict[str, Any]:
+def _values(made: Plan, shuffled: Shuffle) -> dict[str, Any]:
     return {
         "assignment.counts": made.assignment.counts,
         "assignment.samples": made.assignment.samples,

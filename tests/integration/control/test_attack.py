@@ -80,7 +80,7 @@ def test_7_a_plan_whose_groups_are_a_number_is_refused_and_the_leader_coasts(
     with Leading(bus_url, run, SIZES, SPEEDS) as training:
         for groups in (5, [5], "all", {"a": 1}, None):
             rules = {"every": 2, "probes": 1, "staleness": 4, "mean": True, "groups": groups}
-            forged = Proposal(0, adopted(training.leader.seq, 0).segment, "thief")
+            forged = Proposal(0, adopted(training.leader.seq, 0).plan, "thief")
             write(bus, control(run), poison.in_synchroniser(forged, rules), run)
         training.coast(3)
         training.assert_exact()
@@ -109,7 +109,7 @@ def test_8_ranks_that_there_are_not_end_no_controller_and_break_no_page(
             planned += training.follow(8)
             training.stored(store)
             training.assert_exact()
-    assert {segment.source for segment in planned} == {"controller"}
+    assert {plan.source for plan in planned} == {"controller"}
     assert len(reasons(bus)) == 3 * len(ranks)
     with serving(store, bus_url) as client:
         for page in ("coverage", "report", "workers", "attribution", "view"):

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.node.processes import die_with_parent
-from paceline.wire import TELEMETRY, RunState, Segment, State, live
+from paceline.wire import TELEMETRY, Plan, RunState, State, live
 from paceline.wire.bus import publish
 from paceline_backend.control import Controller, ControllerManager, controller, leases
 from paceline_backend.insight.replay import replay
@@ -61,7 +61,7 @@ def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
         first = training.follow(1)[0]
         assert (first.policy, first.version, first.steps) == ("bsp", 0, 2)
         training.follow(1)
-        feedback = [p.segment.feedback for p in training.proposals() if p.segment.seq == 1]
+        feedback = [p.plan.feedback for p in training.proposals() if p.plan.seq == 1]
         # Without feedback, unless the first segment's steps arrived before the plan was made.
         assert feedback in ([[], [(0, 2)]], [[(0, 2)]]), "newer feedback supersedes"
 
@@ -70,13 +70,13 @@ def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
         running = training.adopt()
         version = switch(store, bus_url, run, "chronica", window=32)
         training.report(running)
-        segment = training.proposed(lambda s: s.version == version and training.knows(s))
-        assert segment.seq == requested + 1
-        assert segment.first_step - running.first_step <= 4
-        assert segment.shuffled and segment.policy == "chronica"
+        plan = training.proposed(lambda s: s.version == version and training.knows(s))
+        assert plan.seq == requested + 1
+        assert plan.first_step - running.first_step <= 4
+        assert plan.shuffled and plan.policy == "chronica"
         taken = training.adopt()
         # The controller may have offered the segment after it already.
-        offered = [p.segment for p in training.proposals() if p.segment.seq == taken.seq]
+        offered = [p.plan for p in training.proposals() if p.plan.seq == taken.seq]
         assert taken == offered[-1]
         assert slowest_over_mean(taken.ett_s) < 1.05
         assert taken.shares == pytest.approx((1 / SPEEDS) / (1 / SPEEDS).sum(), rel=0.05)
@@ -93,7 +93,7 @@ def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
         ended = training.leader.seq
         publish(training.bus, TELEMETRY, RunState(State.FINISHED, 1.0, "node"), run)
         until(lambda: not leased(store), "the controller to give its lease back")
-        assert not [p for p in training.proposals() if p.segment.seq >= ended], "epochs are done"
+        assert not [p for p in training.proposals() if p.plan.seq >= ended], "epochs are done"
 
 
 def leased(store: Store) -> list[str]:
@@ -103,10 +103,10 @@ def leased(store: Store) -> list[str]:
         return list(connection.scalars(query))
 
 
-def past_youth(training: Leading) -> list[Segment]:
+def past_youth(training: Leading) -> list[Plan]:
     """Trains until a plan rests on enough steps to last a second; returns the segments."""
     segments = training.follow(2)
-    while sum(segment.steps for segment in segments) <= YOUNG_STEPS + segments[-1].steps:
+    while sum(plan.steps for plan in segments) <= YOUNG_STEPS + segments[-1].steps:
         segments += training.follow(1)
     return segments
 
@@ -333,11 +333,11 @@ def test_a_plan_that_took_longer_than_the_lease_is_not_proposed(
         training.stored(store)
         lease = leases.acquire(store, training.key(store), "me", 60)
         assert lease is not None
-        real, planned = controller.offer, list[Segment]()
+        real, planned = controller.offer, list[Plan]()
 
         def offer(*arguments: Any) -> Any:
             made = real(*arguments)
-            planned.append(made.segment)
+            planned.append(made.plan)
             lease.prolong(0.0)
             return made
 
@@ -384,7 +384,7 @@ def test_no_poison_on_the_live_stream_ends_a_controller(
         for fields in bad.values():
             entry: Any = {**fields, b"run": run.encode()}
             training.bus.xadd(live(run), entry)
-        assert all(not segment.shuffled for segment in training.follow(3)), "it did not start anew"
+        assert all(not plan.shuffled for plan in training.follow(3)), "it did not start anew"
         training.assert_exact()
     assert "failed" not in caplog.text and "controller restarts" not in caplog.text
     lines = [
@@ -437,7 +437,7 @@ def test_what_the_leader_would_refuse_is_not_proposed(
         until(lambda: "moved is -1" in caplog.text, "the reason in the log")
         training.coast(2)
         training.follow(2)
-        assert all(proposal.segment.moved >= 0 for proposal in training.proposals())
+        assert all(proposal.plan.moved >= 0 for proposal in training.proposals())
     assert "Traceback" not in caplog.text
     assert caplog.text.count("planning is paused until new telemetry arrives") == 1
 

@@ -339,7 +339,7 @@ LARGE = {
     "a Hello": hello(profiles=[[]] * 1_200_000),
     "a plan": msgspec.structs.replace(
         adopted(0, 0),
-        segment=msgspec.structs.replace(adopted(0, 0).segment, memory={"x": [[]] * 2**21}),
+        plan=msgspec.structs.replace(adopted(0, 0).plan, memory={"x": [[]] * 2**21}),
     ),
     "a node": NodeState("n", "n", 1, 1, [], 1.0, "1", [""] * 2**21),
 }

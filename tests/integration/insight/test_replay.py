@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from paceline.wire import ALLREDUCE, Segment
+from paceline.wire import ALLREDUCE, Plan
 from paceline_backend.control import ControllerManager
 from paceline_backend.insight.replay import ReplayReport, replay, replay_command
 from paceline_backend.planning.history import History
@@ -68,10 +68,10 @@ def tamper(store: Store, run: str) -> int:
     with store.write() as connection:
         query = sa.select(c.seq, c.body).where(c.source == "controller").order_by(c.seq.desc())
         seq, body = connection.execute(query.limit(1)).one()
-        segment = blobs.unpack(body, Segment)
-        indices = np.frombuffer(segment.indices, "<u4").copy()
+        plan = blobs.unpack(body, Plan)
+        indices = np.frombuffer(plan.indices, "<u4").copy()
         indices[[0, -1]] = indices[[-1, 0]]
-        changed = msgspec.structs.replace(segment, indices=indices.tobytes())
+        changed = msgspec.structs.replace(plan, indices=indices.tobytes())
         update = sa.update(schema.segments).where(c.seq == seq)
         connection.execute(update.values(body=blobs.pack(changed)))
     return int(seq)
@@ -141,9 +141,9 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
         training.stored(store)
     report = replay(store, run)
     assert report == replace(report, identical=report.segments, unknown=0)
-    made = [segment for segment in training.segments if segment.source == "controller"]
-    assert {segment.synchroniser.name for segment in made} == {"allreduce", "pairwise"}
-    counts = [segment.memory["synchroniser"]["segments"] for segment in again]
+    made = [plan for plan in training.segments if plan.source == "controller"]
+    assert {plan.synchroniser.name for plan in made} == {"allreduce", "pairwise"}
+    counts = [plan.memory["synchroniser"]["segments"] for plan in again]
     assert counts[0] == 1, "a switch begins anew"
     assert all(after in (1, before + 1) for before, after in pairwise(counts))
     assert 2 in counts, "the memory goes on"
@@ -179,11 +179,11 @@ def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(
         with working(planning(ControllerManager(store, bus_url, "two"))):
             after = training.follow(2)
         training.stored(store)
-    for segment in after:
-        assert segment.feedback[0][1] <= 8, "old steps"
-        assert segment.feedback[-1] == (segment.first_step - 64, segment.first_step)
-        assert segment.ett_s, "the models are known"
-        assert max(row[3] for row in segment.counts) == 0
+    for plan in after:
+        assert plan.feedback[0][1] <= 8, "old steps"
+        assert plan.feedback[-1] == (plan.first_step - 64, plan.first_step)
+        assert plan.ett_s, "the models are known"
+        assert max(row[3] for row in plan.counts) == 0
     assert replay(store, run).exact
 
 
@@ -223,8 +223,8 @@ def test_a_gap_that_is_filled_after_the_next_epoch_began(
     """A spool delivers what an outage held back, after newer segments."""
     noticed, adopt = threading.Event(), History.adopt
 
-    def noticing(history: History, segment: Segment) -> None:
-        adopt(history, segment)
+    def noticing(history: History, plan: Plan) -> None:
+        adopt(history, plan)
         if history.lost:
             noticed.set()
 

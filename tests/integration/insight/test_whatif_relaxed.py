@@ -214,8 +214,8 @@ def test_segments_that_fell_back_count_as_all_reduced(database_url: str, policy:
     training.train(150)
     relaxed = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
     for ran in training.ran:
-        object.__setattr__(ran, "segment", replaced(ran.segment, synchroniser=relaxed))
-    fallbacks = [Fallback(0, ran.segment.seq, "it has 2 optimisers") for ran in training.ran]
+        object.__setattr__(ran, "plan", replaced(ran.plan, synchroniser=relaxed))
+    fallbacks = [Fallback(0, ran.plan.seq, "it has 2 optimisers") for ran in training.ran]
     with Store.open(database_url) as store:
         run = new_run(store, policy)
         training.store(store, run)
@@ -252,7 +252,7 @@ def test_what_is_read_ahead_says_nothing_of_a_fallback(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'p.db'}") as store:
         run = new_run(store, "rna")
         training.store(store, run)
-        seq, step = training.ran[-1].segment.seq, training.step
+        seq, step = training.ran[-1].plan.seq, training.step
 
         def known() -> str:
             with store.read() as connection:
@@ -262,7 +262,7 @@ def test_what_is_read_ahead_says_nothing_of_a_fallback(tmp_path: Path) -> None:
 
         telemetry.write(store, [(run, Fallback(0, seq, "first"))])
         assert known() == "first"
-        ahead = replaced(training.ran[-1].segment, seq=seq + 1, first_step=step)
+        ahead = replaced(training.ran[-1].plan, seq=seq + 1, first_step=step)
         telemetry.write(store, [(run, Adopted(0, ahead, 2.0))])
         assert known() == "first"
 
@@ -273,20 +273,20 @@ def test_a_fallback_before_the_measured_steps_is_remembered(tmp_path: Path) -> N
     training.train(150)
     relaxed = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
     early, *_, late = training.ran
-    object.__setattr__(early, "segment", replaced(early.segment, synchroniser=relaxed))
+    object.__setattr__(early, "plan", replaced(early.plan, synchroniser=relaxed))
     with Store.open(f"sqlite:///{tmp_path / 'p.db'}") as store:
         run = new_run(store, "bsp")
         training.store(store, run)
-        telemetry.write(store, [(run, Fallback(0, early.segment.seq, "of the script"))])
+        telemetry.write(store, [(run, Fallback(0, early.plan.seq, "of the script"))])
 
         def known() -> str:
             with store.read() as connection:
                 measured = read(connection, runs.key_of(connection, run), 16, 100_000).measured
             assert measured is not None
-            assert measured.step[0] > early.segment.first_step + early.segment.steps
+            assert measured.step[0] > early.plan.first_step + early.plan.steps
             return measured.fallback
 
         assert known() == "of the script"
-        again = replaced(late.segment, seq=late.segment.seq + 1, synchroniser=relaxed)
+        again = replaced(late.plan, seq=late.plan.seq + 1, synchroniser=relaxed)
         telemetry.write(store, [(run, Adopted(0, again, 2.0))])
         assert known() == ""

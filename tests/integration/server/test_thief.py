@@ -17,8 +17,8 @@ import redis
 
 from paceline.wire import (
     Kill,
+    Plan,
     Proposal,
-    Segment,
     StopTraining,
     answers,
     commands,
@@ -102,15 +102,15 @@ def forgeries(store: Store, leader: Leading) -> Iterator[dict[bytes, bytes]]:
     yield signed(encode(plan, "theirs"), control("mine"), keys.of_run("theirs"))
 
 
-def following(leader: Leading) -> Segment:
+def following(leader: Leading) -> Plan:
     """A plan of the next segment that fits."""
-    segment = leader.segments[-1]
+    plan = leader.segments[-1]
     used = np.concatenate([np.frombuffer(s.indices, "<u4") for s in leader.segments])
-    rest = np.setdiff1d(np.arange(400), used)[: len(segment.indices) // 4]
+    rest = np.setdiff1d(np.arange(400), used)[: len(plan.indices) // 4]
     return msgspec.structs.replace(
-        segment,
-        seq=segment.seq + 1,
-        first_step=segment.first_step + segment.steps,
+        plan,
+        seq=plan.seq + 1,
+        first_step=plan.first_step + plan.steps,
         indices=rest.astype("<u4").tobytes(),
         source="controller",
     )

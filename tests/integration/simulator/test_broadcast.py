@@ -18,8 +18,8 @@ from paceline.wire import (
     CHANGES,
     TELEMETRY,
     Committed,
+    Plan,
     RoundRecord,
-    Segment,
     control,
     decode,
     live,
@@ -102,7 +102,7 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
             said = [decode(fields)[1] for _, fields in bus.xrange(live(run))]
             assert not any(isinstance(each, Committed) for each in said), "no controller hears it"
             noted = [fields.get(run.encode()) for _, fields in bus.xrange(CHANGES)]
-    assert [blobs.pack(trained.segment) for trained in expected] == stored_segments(store, run)
+    assert [blobs.pack(trained.plan) for trained in expected] == stored_segments(store, run)
     stored = runs_store.get(store, run)
     assert (stored["backend"], stored["attempt"], stored["world"]) == ("simulated", 1, 4)
     assert (stored["started_at"], stored["controller"]) == (STARTED, None)
@@ -180,9 +180,9 @@ def test_obeys_an_operator(sqlite: Store, bus_url: str) -> None:
         working(ingest(sqlite, bus_url)),
         broadcasting(sqlite, bus_url, Scenario.of(long)) as (run, broadcast, server),
     ):
-        segments = (ran.segment for ran, _ in broadcast.segments())
+        segments = (ran.plan for ran, _ in broadcast.segments())
 
-        def follow(wanted: tuple[str, int]) -> Segment:
+        def follow(wanted: tuple[str, int]) -> Plan:
             return until(
                 lambda: next(
                     (s for s in [next(segments)] if (s.policy, s.version) == wanted), None
@@ -193,8 +193,8 @@ def test_obeys_an_operator(sqlite: Store, bus_url: str) -> None:
         follow(("bsp", 0))
         switch = {"policy": "chronica", "parameters": {"window": 16}, "by": "test"}
         server.call("POST", f"/runs/{run}/policy", switch, if_match="*")
-        segment = follow(("chronica", 1))
-        assert segment.shuffled
+        plan = follow(("chronica", 1))
+        assert plan.shuffled
         server.call("POST", f"/runs/{run}/policy", {"policy": "bsp"}, if_match="*")
         follow(("bsp", 2))
         until(lambda: runs_store.get(sqlite, run)["state"] == "running", "it runs")
@@ -204,7 +204,7 @@ def test_obeys_an_operator(sqlite: Store, bus_url: str) -> None:
         assert broadcast.state == "stopped"
         until(lambda: runs_store.get(sqlite, run)["state"] == "stopped", "it is stopped")
     effective = [s["effective_step"] for s in switches.rows(sqlite, run)]
-    assert effective[:2] == [0, segment.first_step]
+    assert effective[:2] == [0, plan.first_step]
 
 
 def test_never_outruns_ingest(sqlite: Store, bus_url: str) -> None:

@@ -21,8 +21,8 @@ from paceline.wire import (
     Hello,
     Message,
     NodeState,
+    Plan,
     RunState,
-    Segment,
     State,
     StepBatch,
     StepRecord,
@@ -402,7 +402,7 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
     send(store, first, first, adopted(1, 2, source="coast"))
     send(store, first)
     planned, coasted = rows(store, schema.segments)
-    assert blobs.unpack(planned.pop("body"), Segment) == first.segment
+    assert blobs.unpack(planned.pop("body"), Plan) == first.plan
     assert planned == {
         "run": key,
         "attempt": 0,

@@ -25,12 +25,12 @@ from paceline.core.ledger import BatchRules, Ledger
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.epochs import epoch_order
-from paceline.train.parts import Step
 from paceline.train.plan import leader
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import MOST_ALONE, Leader
 from paceline.train.plan.proposals import Proposals
-from paceline.wire import Proposal, Segment, StopTraining, bus
+from paceline.train.plan_shard import LocalStep
+from paceline.wire import Plan, Proposal, StopTraining, bus
 from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.contexts import met, run_context
@@ -50,7 +50,7 @@ class Run:
     samples: int = 20
     global_batch: int = 4
     drop_last: bool = False
-    adopted: list[Segment] = field(default_factory=list)
+    adopted: list[Plan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.client = bus.connect(self.bus_url)
@@ -63,19 +63,19 @@ class Run:
             met(WORLD, self.sizes, store),
             Position(),
             proposals=self.proposals,
-            announce=lambda adopted: self.adopted.append(adopted.segment),
+            announce=lambda adopted: self.adopted.append(adopted.plan),
         )
         self.ranks = [Follower(store, 0, self.leader), Follower(store, 1, None)]
 
-    def propose(self, segment: Segment, attempt: int = 0) -> None:
+    def propose(self, plan: Plan, attempt: int = 0) -> None:
         """Sends a proposal and waits until the leader has heard it."""
         before = self.proposals.received
-        proposal = Proposal(attempt, segment, "test")
+        proposal = Proposal(attempt, plan, "test")
         bus.publish(self.client, wire.control(RUN), proposal, RUN)
         if attempt == 0:
             until(lambda: self.proposals.received > before)
 
-    def epoch(self, number: int = 0) -> Iterator[list[Step]]:
+    def epoch(self, number: int = 0) -> Iterator[list[LocalStep]]:
         return zip(*[follower.steps(number) for follower in self.ranks], strict=True)
 
     def close(self) -> None:
@@ -91,9 +91,9 @@ def run(bus_url: str) -> Iterator[Run]:
     made.close()
 
 
-def segment(assignments: list[list[list[int]]], **changes: Any) -> Segment:
+def segment(assignments: list[list[list[int]]], **changes: Any) -> Plan:
     counts, indices = pack_indices([[np.array(p) for p in row] for row in assignments])
-    made = Segment(0, 0, 0, counts, indices, "chronica", 3, "controller", False)
+    made = Plan(0, 0, 0, counts, indices, "chronica", 3, "controller", False)
     return msgspec.structs.replace(made, **changes)
 
 
@@ -158,7 +158,7 @@ def test_what_was_said_before_the_leader_began_counts(bus_url: str) -> None:
     ],
 )
 def test_an_invalid_proposal_is_refused_and_the_leader_coasts(
-    run: Run, wrong: Segment, why: str, caplog: pytest.LogCaptureFixture
+    run: Run, wrong: Plan, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run.propose(wrong)
     next(run.epoch())
@@ -366,7 +366,7 @@ def test_coasting_uses_every_sample_once_and_is_valid(
         flat = np.concatenate(list(chain(*parts)))
         left = ledger.left - len(flat)
         over = left == 0 or (drop_last and left < batch)
-        made = Segment(0, 1, 0, counts, indices, "bsp", 0, "coast", over)
+        made = Plan(0, 1, 0, counts, indices, "bsp", 0, "coast", over)
         assert ledger.refusal(made, world) is None
         ledger.use(flat)
         seen += flat.tolist()

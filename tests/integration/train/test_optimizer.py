@@ -107,16 +107,14 @@ def test_each_segment_whose_all_reduce_stays_is_reported_once(
     ranks.run(relaxing.train, [RNA], script, env=env)
     messages = [m for m in on_bus(bus_url) if isinstance(m, Adopted | Fallback)]
     relaxed = [
-        m.segment.seq
-        for m in messages
-        if isinstance(m, Adopted) and m.segment.synchroniser != ALLREDUCE
+        m.plan.seq for m in messages if isinstance(m, Adopted) and m.plan.synchroniser != ALLREDUCE
     ]
     assert len(relaxed) >= 7
     fallbacks = [m for m in messages if isinstance(m, Fallback)]
     assert fallbacks == ([Fallback(0, seq, why) for seq in relaxed] if why is not None else [])
     for fallback in fallbacks:
         earlier = messages[: messages.index(fallback)]
-        assert any(isinstance(m, Adopted) and m.segment.seq == fallback.segment for m in earlier)
+        assert any(isinstance(m, Adopted) and m.plan.seq == fallback.segment for m in earlier)
 
 
 def test_a_long_wait_for_the_first_step_is_reported_in_the_middle_of_a_segment(

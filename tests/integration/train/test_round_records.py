@@ -8,13 +8,13 @@ import time
 import pytest
 
 from paceline.train import report as telemetry
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.report import Emitter, RoundReporter
 from paceline.train.sync.base import Round
 from paceline.wire import RoundBatch, RunState, State, StepBatch
 from support.reports import ROUND, RUN, on_bus, round_record, rounds_of, step_record
 
-STEP = Step(1, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
+STEP = LocalStep(1, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
 
 
 def test_rounds_and_steps_are_joined_and_pass_no_message(

@@ -18,13 +18,13 @@ from paceline.train.checkpoint import storage
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Folder, Saver, Schedule
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync.outer import Outer
 from support.sessions import Numbered, network, parameters
 from support.waiting import until
 
 WAIT_S = 30
-LAST = Step(0, 0, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0, last=True)
+LAST = LocalStep(0, 0, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0, last=True)
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def complete(messages: list[Message], world: int, steps: int) -> None:
         assert (r.loss is None) == (r.samples == 0)
         assert r.memory_bytes > 1 << 20
         assert 0 < r.compute_s < r.step_s
-    segments = {m.segment.seq: m.segment for m in messages if isinstance(m, Adopted)}
+    segments = {m.plan.seq: m.plan for m in messages if isinstance(m, Adopted)}
     assert sorted(segments) == list(range(len(segments)))
     counts = [row for seq in sorted(segments) for row in segments[seq].counts]
     assert counts == [

@@ -23,7 +23,7 @@ from paceline.core.batch_limits.budget import (
 )
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.epochs import epoch_order
-from paceline.wire import Segment
+from paceline.wire import Plan
 from support.records import pack_indices
 
 SIZES = st.lists(
@@ -171,7 +171,7 @@ def test_an_epoch_is_coasted_once_within_budget_and_limits(
         counts, indices = pack_indices(ledger.coast(1, world, budget.sizes, shares))
         flat = np.frombuffer(indices, "<u4").astype(np.int64)
         over = len(flat) == ledger.left
-        made = Segment(0, 1, 0, counts, indices, "bsp", 0, "coast", over, shares=shares)
+        made = Plan(0, 1, 0, counts, indices, "bsp", 0, "coast", over, shares=shares)
         assert ledger.refusal(made, world) is None
         assert sorted(flat.tolist()) == sorted(whole[steps].tolist())
         loads = [budget.sizes[part].sum() for part in np.split(flat, np.cumsum(counts[0])[:-1])]
@@ -183,9 +183,9 @@ def test_an_epoch_is_coasted_once_within_budget_and_limits(
     assert steps == len(whole)
 
 
-def segment(counts: list[list[int]], samples: list[int], *, over: bool = False) -> Segment:
+def segment(counts: list[list[int]], samples: list[int], *, over: bool = False) -> Plan:
     packed = np.array(samples, "<u4").tobytes()
-    return Segment(0, 0, 0, counts, packed, "paceline", 0, "controller", over)
+    return Plan(0, 0, 0, counts, packed, "paceline", 0, "controller", over)
 
 
 def test_a_plan_of_other_samples_or_above_a_limit_is_refused() -> None:

@@ -22,7 +22,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.epochs import epoch_order
 from paceline.train.plan.leader import Leader, weights_of
 from paceline.train.profile import Limits
-from paceline.wire import Adopted, Segment
+from paceline.wire import Adopted, Plan
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 from support.contexts import met, run_context
 from support.records import pack_indices
@@ -46,7 +46,7 @@ def test_coasting_keeps_limits(data: st.DataObject) -> None:
         assert (np.array(counts) <= limits).all()
         flat = np.frombuffer(indices, "<u4").astype(np.int64)
         over = len(flat) == ledger.left
-        made = Segment(0, 1, 0, counts, indices, "bsp", 0, "coast", over, shares=shares)
+        made = Plan(0, 1, 0, counts, indices, "bsp", 0, "coast", over, shares=shares)
         assert ledger.refusal(made, world) is None
         ledger.use(flat)
         seen += flat.tolist()
@@ -108,7 +108,7 @@ def test_the_leader_keeps_limits_from_the_first_step_on() -> None:
     leader.advance(0)
     leader.advance(0)
     leader.advance(1)
-    counts = [row for a in adopted for row in a.segment.counts]
+    counts = [row for a in adopted for row in a.plan.counts]
     assert counts[:4] == [[8, 52], [8, 52], [8, 52], [8, 12]]
     assert all(row in ([8, 52], [8, 12]) for row in counts[4:])
 
@@ -125,9 +125,9 @@ def test_a_leader_without_a_controller_plans_a_quarter_of_a_second_at_once(
     monkeypatch.setattr(time, "monotonic", lambda: step_s * trained[0])
     for _ in range(12):
         leader.advance(0)
-        trained[0] += adopted[-1].segment.steps
-    assert adopted[0].segment.steps == 2
-    assert adopted[-1].segment.steps == steps
+        trained[0] += adopted[-1].plan.steps
+    assert adopted[0].plan.steps == 2
+    assert adopted[-1].plan.steps == steps
 
 
 ROUNDS: dict[str, Any] = {"probes": 2, "staleness": 4, "mean": True, "every": 4}
@@ -163,7 +163,7 @@ def nested(depth: int) -> list[Any]:
 )
 def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], why: str | None) -> None:
     indices = np.arange(12).astype("<u4").tobytes()
-    made = Segment(0, 0, 0, [[0, 12]], indices, "lbb", 0, "controller", False)
+    made = Plan(0, 0, 0, [[0, 12]], indices, "lbb", 0, "controller", False)
     made = msgspec.structs.replace(made, **changes)
     said = Ledger(0, np.arange(40), BatchRules(12, limits=np.array([4, 12]))).refusal(made, 2)
     if why is None:

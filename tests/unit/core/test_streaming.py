@@ -19,7 +19,7 @@ from paceline.core.streaming.ledger import (
     picked,
 )
 from paceline.core.streaming.reading import PARTS, ShardClaims, next_claim
-from paceline.wire import ALLREDUCE, Paces, Segment
+from paceline.wire import ALLREDUCE, Paces, Plan
 
 
 @dataclass
@@ -175,12 +175,12 @@ def test_shuffling_depends_on_the_seed_and_reaches_over_the_buffer() -> None:
     assert moved.mean() > 8
 
 
-def proposal(**fields: object) -> Segment:
+def proposal(**fields: object) -> Plan:
     values: dict[str, object] = {
         "seq": 0, "epoch": 0, "first_step": 0, "counts": [[0, 0]] * 3, "indices": b"",
         "policy": "paceline", "version": 0, "source": "controller", "epoch_end": False,
     }  # fmt: skip
-    return Segment(**(values | fields))  # type: ignore[arg-type]
+    return Plan(**(values | fields))  # type: ignore[arg-type]
 
 
 def test_a_proposal_is_filled_and_what_has_samples_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.data import Sharded
 from paceline.data.directory import Directory
-from paceline.data.prefetcher import Moved, NodePart, Prefetcher
+from paceline.data.prefetcher import Moved, NodeShard, Prefetcher
 from support.waiting import DEADLINE_S, until
 
 
@@ -57,10 +57,10 @@ def test_it_fetches_what_steps_need_and_then_what_the_next_epoch_needs(tmp_path:
     source = Counted()
     with keeping(source, tmp_path) as (prefetcher, data):
         assert source.read_ == [0], "the filler"
-        prefetcher.take(NodePart(0, packed(3, 4, 5)))
+        prefetcher.take(NodeShard(0, packed(3, 4, 5)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert source.read_ == [0, 5, 4, 3], "ranks begin at the segment's beginning"
-        prefetcher.take(NodePart(0, packed(6), packed(3, 5, 6, 8, 9)))
+        prefetcher.take(NodeShard(0, packed(6), packed(3, 5, 6, 8, 9)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert source.read_[4:] == [6, 8, 9]
         assert data.directory.samples() == [0, 3, 4, 5, 6, 8, 9]
@@ -72,20 +72,20 @@ def test_it_fetches_what_steps_need_and_then_what_the_next_epoch_needs(tmp_path:
 def test_nothing_that_is_still_needed_is_removed(tmp_path: Path) -> None:
     source = Counted()
     with keeping(source, tmp_path, limit=60) as (prefetcher, data):
-        prefetcher.take(NodePart(0, packed(1, 2, 3, 4, 5)))
+        prefetcher.take(NodeShard(0, packed(1, 2, 3, 4, 5)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert data.directory.samples() == [0, 1, 2, 3, 4, 5], "full"
-        prefetcher.take(NodePart(0, b"", packed(1, 2, 3, 4, 5)))
+        prefetcher.take(NodeShard(0, b"", packed(1, 2, 3, 4, 5)))
         # In the next epoch 1 and 2 are trained here for the last time.
-        prefetcher.take(NodePart(1, packed(3), packed(3, 4, 5, 6, 7)))
+        prefetcher.take(NodeShard(1, packed(3), packed(3, 4, 5, 6, 7)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert data.directory.samples() == [0, 1, 2, 3, 4, 5], "1 and 2 are still to be trained"
-        prefetcher.take(NodePart(1, packed(1)))
-        prefetcher.take(NodePart(1, packed(4)))
-        prefetcher.take(NodePart(1, packed(5)))
+        prefetcher.take(NodeShard(1, packed(1)))
+        prefetcher.take(NodeShard(1, packed(4)))
+        prefetcher.take(NodeShard(1, packed(5)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert data.directory.samples() == [0, 2, 3, 4, 5, 6], "1 has been trained"
-        prefetcher.take(NodePart(2, packed(6)))
+        prefetcher.take(NodeShard(2, packed(6)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert data.directory.samples() == [0, 3, 4, 5, 6, 7]
         assert prefetcher.moved(2).bytes == 20
@@ -94,13 +94,13 @@ def test_nothing_that_is_still_needed_is_removed(tmp_path: Path) -> None:
 def test_what_had_no_room_before_is_fetched_and_is_no_move(tmp_path: Path) -> None:
     source = Counted()
     with keeping(source, tmp_path, limit=40) as (prefetcher, data):
-        prefetcher.take(NodePart(0, packed(1, 2, 3, 4)))
+        prefetcher.take(NodeShard(0, packed(1, 2, 3, 4)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert data.directory.samples() == [0, 2, 3, 4]
-        prefetcher.take(NodePart(0, b"", packed(1, 2, 3, 5)))
-        prefetcher.take(NodePart(0, b""))
-        prefetcher.take(NodePart(0, b"", packed(1, 2, 3, 5)))
-        prefetcher.take(NodePart(1, b""))
+        prefetcher.take(NodeShard(0, b"", packed(1, 2, 3, 5)))
+        prefetcher.take(NodeShard(0, b""))
+        prefetcher.take(NodeShard(0, b"", packed(1, 2, 3, 5)))
+        prefetcher.take(NodeShard(1, b""))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert data.directory.samples() == [0, 1, 2, 3], "4 has left"
         assert prefetcher.moved(1) == Moved(planned_bytes=10)
@@ -109,9 +109,9 @@ def test_what_had_no_room_before_is_fetched_and_is_no_move(tmp_path: Path) -> No
 def test_the_bandwidth_bounds_what_is_fetched_ahead(tmp_path: Path) -> None:
     source = Counted(size=1000)
     with keeping(source, tmp_path, limit=20_000, bandwidth=20_000) as (prefetcher, _):
-        prefetcher.take(NodePart(0, packed(1, 2, 3, 4)))
+        prefetcher.take(NodeShard(0, packed(1, 2, 3, 4)))
         assert prefetcher.wait_idle(DEADLINE_S)
-        prefetcher.take(NodePart(0, b"", packed(*range(1, 20))))
+        prefetcher.take(NodeShard(0, b"", packed(*range(1, 20))))
         until(lambda: prefetcher.moved(1).bytes == 15_000)
         # The first is fetched at once; each further one waits for the one before.
         assert prefetcher.moved(1).seconds >= 14 * 1000 / 20_000
@@ -124,7 +124,7 @@ def test_a_source_that_is_away_is_asked_again(
     source = Counted()
     with keeping(source, tmp_path) as (prefetcher, data):
         source.away = True
-        prefetcher.take(NodePart(0, packed(1), packed(1, 2, 3)))
+        prefetcher.take(NodeShard(0, packed(1), packed(1, 2, 3)))
         until(lambda: "samples cannot be prefetched" in caplog.text)
         source.away = False
         until(lambda: prefetcher.moved(1).samples >= 2)
@@ -142,7 +142,7 @@ def test_a_rank_reads_itself_what_is_not_there(tmp_path: Path) -> None:
         assert (misses.samples, misses.bytes) == (1, 10)
         assert data.take_misses().samples == 0
         assert source.read_.count(7) == 1
-        prefetcher.take(NodePart(0, b"", packed(7, 8)))
+        prefetcher.take(NodeShard(0, b"", packed(7, 8)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert prefetcher.moved(1).bytes == prefetcher.moved(1).planned_bytes == 10, (
             "7 was there already"
@@ -161,13 +161,13 @@ def test_a_full_directory_is_listed_once_for_each_plan(
 
     monkeypatch.setattr(Directory, "samples", noted)
     with keeping(Counted(), tmp_path, limit=50) as (prefetcher, data):
-        prefetcher.take(NodePart(0, packed(*range(1, 20))))
+        prefetcher.take(NodeShard(0, packed(*range(1, 20))))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert listed == [[0, 16, 17, 18, 19]]
-        prefetcher.take(NodePart(0, b"", packed(1, 2, 3, 4)))
+        prefetcher.take(NodeShard(0, b"", packed(1, 2, 3, 4)))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert listed[1:] == listed[:1], "16 to 19 are perhaps still to be read"
-        prefetcher.take(NodePart(0, b""))  # they leave for 1 to 4
+        prefetcher.take(NodeShard(0, b""))  # they leave for 1 to 4
         assert prefetcher.wait_idle(DEADLINE_S)
         assert listed[2:] == listed[:1]
         assert samples(data.directory) == [0, 1, 2, 3, 4]
@@ -180,10 +180,10 @@ def test_what_found_no_room_when_it_had_come_is_fetched_again(
     with keeping(Counted(), tmp_path) as (prefetcher, data):
         put = data.directory.put
         monkeypatch.setattr(data.directory, "put", lambda index, data: False)
-        prefetcher.take(NodePart(0, b"", packed(1, 2)))
+        prefetcher.take(NodeShard(0, b"", packed(1, 2)))
         assert prefetcher.wait_idle(DEADLINE_S)
         monkeypatch.setattr(data.directory, "put", put)
-        prefetcher.take(NodePart(0, b""))
+        prefetcher.take(NodeShard(0, b""))
         assert prefetcher.wait_idle(DEADLINE_S)
         assert data.directory.samples() == [0, 1, 2]
         assert prefetcher.moved(1).samples == 2

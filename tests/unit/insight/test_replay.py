@@ -132,7 +132,7 @@ def change(run: DrawnRun, seq: int, **fields: Any) -> None:
 def test_what_rests_on_an_unknown_placement_is_unknown_and_not_different(run: DrawnRun) -> None:
     """The first segment's policy cannot be made, so nor can the placement that it began with."""
     segments = run.segments[0]
-    shuffled = [segment.seq for segment in segments if segment.shuffled]
+    shuffled = [plan.seq for plan in segments if plan.shuffled]
     assert (len(shuffled), shuffled[0]) == (2, 0), "at each epoch's start"
     change(run, 0, version=7)
     report = replay(run.store, run.id)

@@ -12,9 +12,9 @@ from torch.distributed import HashStore
 
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
-from paceline.train.parts import decode_part, get_part
 from paceline.train.plan.leader import Leader
-from paceline.wire import Moves, Segment
+from paceline.train.plan_shard import decode_shard, get_shard
+from paceline.wire import Moves, Plan
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.planning.history import AHEAD_SHARE, ROOM, History
@@ -74,15 +74,15 @@ def test_each_sample_is_trained_once_an_epoch_where_it_is(
 def test_moves_are_decided_before_the_epoch_ends_and_are_few() -> None:
     run = a_run()
     run.train()
-    deciding = [segment for segment in run.segments if segment.moves is not None]
-    assert [segment.epoch for segment in deciding] == [0, 1, 2], "not for an epoch after the last"
+    deciding = [plan for plan in run.segments if plan.moves is not None]
+    assert [plan.epoch for plan in deciding] == [0, 1, 2], "not for an epoch after the last"
     per_epoch = 240 / 16
-    for segment in deciding:
-        left = per_epoch * (segment.epoch + 1) - segment.first_step - segment.steps
+    for plan in deciding:
+        left = per_epoch * (plan.epoch + 1) - plan.first_step - plan.steps
         assert left <= AHEAD_SHARE * per_epoch
-        assert segment.homes
+        assert plan.homes
     # Speeds stay the same, so the first decision is the large one.
-    counts = [len(segment.moves.arrays()[0]) for segment in deciding if segment.moves]
+    counts = [len(plan.moves.arrays()[0]) for plan in deciding if plan.moves]
     assert counts[2] <= counts[0] / 2 and counts[2] <= 20, counts
     assert [s.epoch for s in run.segments if s.shuffled] == [0]
 
@@ -164,7 +164,7 @@ def test_who_missed_what_moves_does_not_know_who_holds_what() -> None:
     def trained(seq: int, epoch: int, *, moves: Moves | None = None) -> None:
         counts, indices = pack_indices([[np.array([0, 1]), np.array([2, 3])]])
         fields = {"counts": counts, "indices": indices, "moves": moves}
-        made = adopted(seq, seq, epoch=epoch, epoch_end=True, **fields).segment
+        made = adopted(seq, seq, epoch=epoch, epoch_end=True, **fields).plan
         history.adopt(made)
 
     trained(0, 0)
@@ -183,15 +183,15 @@ def test_a_switch_in_mid_epoch_leaves_samples_on_their_nodes() -> None:
     while run.history.epoch < 1 or not len(run.history.used):
         run.advance()
     strays = run.strays
-    assert all(segment.moves is None and not segment.homes for segment in run.segments)
+    assert all(plan.moves is None and not plan.homes for plan in run.segments)
     run.made = policies.make("chronica", {})
     epoch, first = run.history.epoch, True
     while run.history.epoch == epoch:
-        segment, shuffle = offer(run.history, run.window, run.made, 1)
-        assert segment.shuffled == first
+        plan, shuffle = offer(run.history, run.window, run.made, 1)
+        assert plan.shuffled == first
         if first and shuffle is not None:
-            run.history.shuffled(segment, shuffle)
-        run.take(segment)
+            run.history.shuffled(plan, shuffle)
+        run.take(plan)
         first = False
     assert run.strays == strays
 
@@ -219,11 +219,11 @@ def test_batches_that_ranks_share_have_nothing_that_is_for_one_node() -> None:
     synchroniser = Partial(parameters=PartialRules(staleness=None, mean=False, quorum=1))
     counts, indices = pack_indices(np.arange(8).reshape(2, 2, 2))
     own = leader._adopt(
-        Segment(0, 0, 0, counts, indices, "x", 0, "controller", True, synchroniser=synchroniser)
+        Plan(0, 0, 0, counts, indices, "x", 0, "controller", True, synchroniser=synchroniser)
     )
-    shared = [decode_part(store.get(f"pool/0/part/{rank}")) for rank in range(2)]
-    assert [part.node for part in shared] == [None, None]
-    nodes = [own.node, get_part(store, 0, 1).node]
+    shared = [decode_shard(store.get(f"pool/0/shard/{rank}")) for rank in range(2)]
+    assert [shard.node for shard in shared] == [None, None]
+    nodes = [own.node, get_shard(store, 0, 1).node]
     assert [node and np.frombuffer(node.holds or b"", "<u4").tolist() for node in nodes] == [
         [0, 1, 4, 5],
         [2, 3, 6, 7],

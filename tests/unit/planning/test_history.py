@@ -85,15 +85,15 @@ def test_a_rank_that_gets_no_samples_keeps_its_last_rows() -> None:
 def test_history_is_lost_after_a_gap_until_an_epoch_was_seen_whole() -> None:
     """Who used a sample in the gap is not known before each has been used again."""
     history = History(hello(uneven_steps=False))
-    history.adopt(segment(0).segment)
+    history.adopt(segment(0).plan)
     lost = []
     for later in (segment(2), segment(3, end=True), segment(4, epoch=1)):
-        history.adopt(later.segment)
+        history.adopt(later.plan)
         lost.append(history.lost)
     parts = [[np.arange(4 + k, 32, 2) for k in range(2)]]
     counts, indices = pack_indices(parts)
     whole = adopted(5, 10, epoch=1, epoch_end=True, counts=counts, indices=indices)
-    history.adopt(whole.segment)
+    history.adopt(whole.plan)
     assert [*lost, history.lost] == [True, True, True, False]
     assert (history.epoch, history.seq, history.step) == (2, 6, 11)
     assert len(history.problem(1, 0, shuffle=True).remaining) == 32
@@ -106,7 +106,7 @@ def test_after_a_gap_it_is_unknown_which_batches_were_shared() -> None:
     lost = []
     for seq in (0, *range(2, 11)):
         made = adopted(seq, seq, epoch=seq, epoch_end=True, counts=counts, indices=indices)
-        history.adopt(made.segment)
+        history.adopt(made.plan)
         lost.append(history.lost)
     assert lost == [False, *[True] * 7, False, False]
 
@@ -114,10 +114,10 @@ def test_after_a_gap_it_is_unknown_which_batches_were_shared() -> None:
 def test_after_a_gap_the_memory_is_forgotten() -> None:
     """The policy's memory may have gone on in the gap. The plan says that it began anew."""
     history = History(hello(uneven_steps=False))
-    remembers = msgspec.structs.replace(segment(0).segment, memory={"known": 1})
+    remembers = msgspec.structs.replace(segment(0).plan, memory={"known": 1})
     history.adopt(remembers)
     assert (history.memory(0), history.anew) == ({"known": 1}, False)
-    coasted = adopted(2, 4, source="coast").segment
+    coasted = adopted(2, 4, source="coast").plan
     history.adopt(coasted)
     assert (history.memory(0), history.anew) == ({}, True)
     history.adopt(msgspec.structs.replace(remembers, seq=3, first_step=6))
@@ -126,9 +126,9 @@ def test_after_a_gap_the_memory_is_forgotten() -> None:
 
 def test_an_epoch_that_the_script_left_early() -> None:
     history = History(hello())
-    history.adopt(segment(0).segment)
+    history.adopt(segment(0).plan)
     assert len(history.problem(1, 0, shuffle=True).remaining) == 28
-    history.adopt(segment(1, epoch=1).segment)
+    history.adopt(segment(1, epoch=1).plan)
     assert not history.lost
     assert history.epoch == 1
     assert len(history.problem(1, 0, shuffle=True).remaining) == 28
@@ -144,15 +144,15 @@ def test_placement_given_to_the_shuffler_is_who_used_a_sample_last() -> None:
     history.shuffled(made, replace(shuffle, placement=np.zeros(32, np.int64)))
     assert not history.must_shuffle(0)
     assert history.must_shuffle(1)
-    history.adopt(segment(0).segment)  # 0, 1 and 3 on rank 0, 2 on rank 1
+    history.adopt(segment(0).plan)  # 0, 1 and 3 on rank 0, 2 on rank 1
     assert history.problem(1, 0, shuffle=False).placement.tolist() == [0] * 32
     assert history.problem(1, 0, shuffle=True).placement[:5].tolist() == [0, 0, 1, 0, 0]
-    history.adopt(segment(1, end=True).segment)
+    history.adopt(segment(1, end=True).plan)
     assert history.must_shuffle(0)
 
 
 def test_the_memory_of_the_attempt_before_is_taken_up_where_feedback_reaches_back_to_it() -> None:
-    before = adopted(3, 4, version=2).segment
+    before = adopted(3, 4, version=2).plan
     before = msgspec.structs.replace(before, memory={"known": 1}, feedback=[(0, 4)])
     history = History(hello(attempt=1, step=6), before)
     assert history.feedback == [(0, 4)]
@@ -162,14 +162,14 @@ def test_the_memory_of_the_attempt_before_is_taken_up_where_feedback_reaches_bac
     history.recall([(6, 9)])
     assert history.memory(2) == {}
     history.recall([(2, 6)])
-    own = msgspec.structs.replace(adopted(0, 6, version=2, source="controller").segment)
+    own = msgspec.structs.replace(adopted(0, 6, version=2, source="controller").plan)
     history.adopt(msgspec.structs.replace(own, memory={"known": 2}))
     history.recall([(2, 8)])
     assert history.memory(2) == {"known": 2}, "this attempt has its own"
 
 
 def test_a_policy_that_forgets_does_not_recall() -> None:
-    before = msgspec.structs.replace(adopted(3, 4).segment, memory={"known": 1})
+    before = msgspec.structs.replace(adopted(3, 4).plan, memory={"known": 1})
     history = History(hello(attempt=1, step=6), before)
     history.forget_memory()
     history.recall([(2, 6)])

@@ -73,9 +73,9 @@ def test_plans_know_of_a_new_speed_within_five_steps(at: int, factor: float, pol
     steps, errors = [], []
     while run.step < at + 20:
         ran = run.advance()
-        ett_s = np.array(ran.segment.ett_s or np.full(ran.compute_s.shape, np.nan))
+        ett_s = np.array(ran.plan.ett_s or np.full(ran.compute_s.shape, np.nan))
         errors += np.abs(ett_s / ran.compute_s - 1)[:, 0].tolist()
-        steps += [ran.segment.steps] * ran.segment.steps
+        steps += [ran.plan.steps] * ran.plan.steps
     assert errors[at] > 0.5
     assert max(errors[at + 5 :]) < 0.1
     assert max(steps[at + 8 :]) > 1, "segments stay short for ever"
@@ -92,7 +92,7 @@ def test_segments_stay_long_where_the_models_do_not_fit() -> None:
         ran = run.advance()
         if run.step > 40 and ran.ett_s is not None:
             surprises += (np.abs(np.log(ran.ett_s / ran.compute_s)) > SURPRISE).any(axis=1).tolist()
-            steps.append(ran.segment.steps)
+            steps.append(ran.plan.steps)
     assert np.mean(surprises) > 0.5, "the models fit: the test tests nothing"
     assert np.mean(steps) > 2.5, "cut to single steps"
 
@@ -126,11 +126,11 @@ def test_what_a_step_takes_where_ranks_share_batches() -> None:
     run = one_slow("rna")
     together_s = 8 / (7 / 0.32 + 1 / 1.6)
     for number in range(8):
-        segment = run.advance().segment
+        plan = run.advance().plan
         step_s = run.window.step_s(run.history.newest)
         assert step_s is not None
         if number > 1:
-            assert segment.steps == 27 or segment.epoch_end
+            assert plan.steps == 27 or plan.epoch_end
             assert step_s == pytest.approx(together_s, rel=0.1)
 
 
@@ -163,5 +163,5 @@ def test_segments_of_a_young_run_are_short() -> None:
     start = hello(world=4, global_batch=64, sizes=sizes.astype("<f8").tobytes(), epochs=None)
     devices = Emulation(a_s=[0.25 / 16] * 4, b_s=[0.0] * 4)
     run = Simulation(start, devices, policies.make("paceline"))
-    steps = [run.advance().segment.steps for _ in range(YOUNG_STEPS + 4)]
+    steps = [run.advance().plan.steps for _ in range(YOUNG_STEPS + 4)]
     assert steps == [FIRST_STEPS, *[1] * (YOUNG_STEPS - 1), *[MOST_SEGMENT_STEPS] * 4]

@@ -58,7 +58,7 @@ def trained(steps: int) -> list[TrainedSegment]:
 
 
 def test_segments_follow_the_choice() -> None:
-    segments = [ran.segment for ran in trained(400)]
+    segments = [ran.plan for ran in trained(400)]
     assert {s.synchroniser.name for s in segments if 60 <= s.first_step < 180} == {"partial"}
     assert segments[0].synchroniser == segments[-1].synchroniser == ALLREDUCE
     assert {s.why for s in segments if s.synchroniser == PARTIAL} == {"rank 1 takes 0.540 s"}
@@ -89,8 +89,8 @@ def test_a_segment_is_chosen_for_once() -> None:
     slow = Slowdown(ranks=[1], factor=4.0, first_step=20, steps=100)
     devices = Emulation(a_s=[1e-3] * 2, b_s=[0.01] * 2, slowdowns=[slow])
     run = Simulation(start, devices, replace(free, synchroniser=heard))
-    segments = [run.advance().segment for _ in range(60)]
-    assert len({segment.epoch for segment in segments}) < sum(s.shuffled for s in segments)
+    segments = [run.advance().plan for _ in range(60)]
+    assert len({plan.epoch for plan in segments}) < sum(s.shuffled for s in segments)
     assert len(heard.calls) == len(segments)
 
 
@@ -103,7 +103,7 @@ def test_plans_are_the_same_with_what_was_chosen_before() -> None:
         shuffle = run.history.must_shuffle(run.version)
         feedback = single_batches(run.window.feedback(), run.history.newest)
         problem = run.history.problem(LEAST_RELAXED, run.version, shuffle=shuffle)
-        segment = run.advance().segment
+        segment = run.advance().plan
         again, _ = plan(
             run.policy, replace(problem, steps=segment.steps), feedback, shuffle=shuffle
         )
@@ -128,16 +128,16 @@ def test_allocator_and_chooser_have_memories_of_their_own() -> None:
     both = replace(policies.make("static-batching"), allocator=Counting(), synchroniser=WhileSlow())
     run = Simulation(start, Emulation(a_s=[1e-3] * 2, b_s=[0.0] * 2), both)
     for k in range(1, 4):
-        assert run.advance().segment.memory == {"called": k, "synchroniser": {"chosen": k}}
+        assert run.advance().plan.memory == {"called": k, "synchroniser": {"chosen": k}}
 
 
 def test_another_version_begins_with_no_memory() -> None:
     start = hello(world=2, global_batch=8, sizes=np.ones(400).tobytes(), epochs=None)
     run = Simulation(start, Emulation(a_s=[1e-3] * 2, b_s=[0.0] * 2), policy())
     run.advance()
-    assert run.advance().segment.memory == {"synchroniser": {"chosen": 2}}
+    assert run.advance().plan.memory == {"synchroniser": {"chosen": 2}}
     run.switch(policy())
-    assert run.advance().segment.memory == {"synchroniser": {"chosen": 1}}
+    assert run.advance().plan.memory == {"synchroniser": {"chosen": 1}}
 
 
 @dataclass(frozen=True)

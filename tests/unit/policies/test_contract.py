@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.ledger import BatchRules, Ledger
-from paceline.wire import ALLREDUCE, Segment
+from paceline.wire import ALLREDUCE, Plan
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import Policy, Problem, Shuffle, plan
@@ -155,7 +155,7 @@ def assert_same_shuffle(expected: Shuffle, made: Shuffle) -> None:
     np.testing.assert_array_equal(expected.placement, made.placement)
 
 
-def assert_same(expected: Segment, made: Segment) -> None:
+def assert_same(expected: Plan, made: Plan) -> None:
     assert [[p.tolist() for p in s] for s in expected.assignment.parts] == [
         [p.tolist() for p in s] for s in made.assignment.parts
     ]
@@ -163,7 +163,7 @@ def assert_same(expected: Segment, made: Segment) -> None:
         assert getattr(expected, name) == getattr(made, name), name
 
 
-def assert_valid(policy: Policy, problem: Problem, made: Segment) -> None:
+def assert_valid(policy: Policy, problem: Problem, made: Plan) -> None:
     """Batch sizes, ETT and shares have the right shapes and signs."""
     sizes, world = problem.batch_sizes(), problem.world
     assert [sum(map(len, step)) for step in made.assignment.parts] == sizes

@@ -113,7 +113,7 @@ def test_plans_foretell_a_pause(preset: str) -> None:
     while run.step < 180:
         ran = run.advance()
         loads += ran.features.load[:, 2].tolist()
-        ett_s = np.array(ran.segment.ett_s or np.full(ran.compute_s.shape, np.nan))
+        ett_s = np.array(ran.plan.ett_s or np.full(ran.compute_s.shape, np.nan))
         errors += np.abs(np.log(ett_s / ran.compute_s))[:, 2].tolist()
     due = [20 + 37 * k for k in (3, 4)]
     usual = np.median(loads)

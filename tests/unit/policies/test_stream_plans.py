@@ -74,7 +74,7 @@ def test_a_controller_offers_it_and_goes_on_after_gaps() -> None:
     made, _ = offer(history, window(20), policies.make("paceline", {}), 0)
     assert made.problem(2) is None
     assert (made.indices, made.shuffled) == (b"", False)
-    ran = adopted(3, 6).segment
+    ran = adopted(3, 6).plan
     history.adopt(ran)
     assert not history.lost
     assert (history.seq, history.step) == (4, ran.first_step + ran.steps)

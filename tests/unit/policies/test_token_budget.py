@@ -53,8 +53,8 @@ def train(policy: policies.Policy, start: Hello) -> tuple[list[list[int]], Float
     steps, loads, times = [], [], []
     while not run.finished:
         ran = run.advance()
-        flat = np.frombuffer(ran.segment.indices, "<u4")
-        ends = np.cumsum([sum(row) for row in ran.segment.counts])[:-1]
+        flat = np.frombuffer(ran.plan.indices, "<u4")
+        ends = np.cumsum([sum(row) for row in ran.plan.counts])[:-1]
         steps += [sorted(part.tolist()) for part in np.split(flat, ends)]
         loads.append(ran.features.load)
         times.append(ran.compute_s)
@@ -78,7 +78,7 @@ def test_every_rank_works_in_long_steps_where_the_mean_step_is_smaller_than_the_
     run = Simulation(start, Emulation(a_s=A_S, b_s=[0.01] * WORLD), policies.make(name))
     counts: list[list[int]] = []
     while not run.finished:
-        counts += run.advance().segment.counts
+        counts += run.advance().plan.counts
     made = np.array(counts)
     long = made[made.sum(axis=1) > WORLD + 2]
     assert len(long)
@@ -180,7 +180,7 @@ def test_an_epochs_tiny_last_step_spoils_no_plan() -> None:
     run = Simulation(begins, devices, policies.make("paceline"))
     loads = []
     while not run.finished:
-        if (trained := run.advance()).segment.epoch > 0:
+        if (trained := run.advance()).plan.epoch > 0:
             loads.append(trained.features.load)
     load = np.concatenate(loads)
     full = load.sum(axis=1) > 0.9 * budget

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.wire import Proposal, Segment, StopTraining, encode
+from paceline.wire import Plan, Proposal, StopTraining, encode
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import Broadcast
 
@@ -48,7 +48,7 @@ class Server:
 def unreadable() -> dict[bytes, bytes]:
     """A proposal whose synchroniser does not take its parameters."""
     simulation = Simulation.of(Scenario.of({**SCENARIO, "policy": "local-sgd"}))
-    segment: Segment = simulation.advance().segment
+    segment: Plan = simulation.advance().plan
     fields = encode(Proposal(0, segment, "a controller"), "run")
     body = msgspec.msgpack.decode(fields[b"data"])
     text = msgspec.msgpack.encode(body)

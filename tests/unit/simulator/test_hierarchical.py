@@ -130,7 +130,7 @@ def test_gradients_are_not_older_for_ranks_that_are_slow_all_the_time() -> None:
     oldest = {}
     for name in ("rna", "rna-hierarchical"):
         ran = train(Simulation.of(scenario(policy=name)))
-        late = [trained for trained in ran if trained.segment.first_step >= 64]
+        late = [trained for trained in ran if trained.plan.first_step >= 64]
         ages = np.sum([record.staleness for trained in late for record in trained.rounds], axis=0)
         oldest[name] = ages[-1] / ages.sum()
     assert oldest["rna"] > 0.01

@@ -42,7 +42,7 @@ def trained(
     nothing = np.zeros(counts.shape)
     limits = given.pop("limits", [])
     batches = DealtBatches(
-        devices, adopted(0, 0).segment, np.ones(counts.sum()), counts, np.zeros(world), limits
+        devices, adopted(0, 0).plan, np.ones(counts.sum()), counts, np.zeros(world), limits
     )
     costs = given.pop("costs", Costs())
     work = Work(0, batches.compute_s.copy(), counts, nothing, costs, dealing=batches, **given)
@@ -220,12 +220,12 @@ def test_a_rank_that_is_slow_for_good_holds_nobody_up(
     assert plain_s(slow) / simulation.now >= least
     used = np.zeros((2, 128 * 300), int)
     for trained_ in ran:
-        used[trained_.segment.epoch][trained_.segment.assignment.samples] += 1
-        assert trained_.features.samples.sum() == trained_.segment.assignment.counts.sum()
+        used[trained_.plan.epoch][trained_.plan.assignment.samples] += 1
+        assert trained_.features.samples.sum() == trained_.plan.assignment.counts.sum()
     assert (used == 1).all()
     # Times of steps sum up to the run's, and loads to what was trained.
     assert sum(each.evened_s.sum() for each in ran) == pytest.approx(simulation.now)
-    late = [each for each in ran if each.segment.first_step >= 64]
+    late = [each for each in ran if each.plan.first_step >= 64]
     if policy != "local-sgd":  # a mean every 8 steps: the slow rank trains one batch in between
         own = sum(int(each.features.samples[:, 3].sum()) for each in late)
         allowed = 1 / slow / (7 + 1 / slow)

@@ -33,8 +33,8 @@ def uses(ran: list[TrainedSegment]) -> Any:
     counts = np.zeros((2, 900), int)
     for trained in ran:
         # As many as were computed, whichever rank they moved to.
-        samples = trained.segment.assignment.samples[: trained.features.samples.sum()]
-        np.add.at(counts[trained.segment.epoch], samples, 1)
+        samples = trained.plan.assignment.samples[: trained.features.samples.sum()]
+        np.add.at(counts[trained.plan.epoch], samples, 1)
     return counts
 
 
@@ -51,13 +51,13 @@ def test_ranks_meet_at_the_end_of_each_segment(name: str) -> None:
     ends = [trained.started_at[-1] + trained.rank_step_s[-1] for trained in ran]
     for end, following in zip(ends, ran[1:], strict=False):
         assert following.started_at[0] == pytest.approx(end)
-        if following.segment.synchroniser.name == "partial":
+        if following.plan.synchroniser.name == "partial":
             assert np.ptp(end) < 1e-9
     assert simulation.now == pytest.approx(sum(trained.step_s.sum() for trained in ran))
     assert np.ptp(ends[-1]) < 1e-9, "the epoch is over"
-    relaxed = [trained.segment for trained in ran if trained.segment.synchroniser != ALLREDUCE]
+    relaxed = [trained.plan for trained in ran if trained.plan.synchroniser != ALLREDUCE]
     chosen = name == "paceline-relaxed"  # it may stay with the all-reduce
-    assert max((segment.steps for segment in relaxed), default=0) >= 16 or chosen
+    assert max((plan.steps for plan in relaxed), default=0) >= 16 or chosen
     assert all((trained.wait_s >= 0).all() for trained in ran)
 
 
@@ -69,17 +69,17 @@ def test_switches_between_synchronisers_and_failures() -> None:
     simulation = Simulation.of(scenario(switches=switches, failures=failures))
     ran = train(simulation)
     assert (uses(ran) == 1).all()
-    assert {trained.segment.policy for trained in ran} == {"bsp", *chain}
+    assert {trained.plan.policy for trained in ran} == {"bsp", *chain}
     assert [trained.attempt for trained in ran] == sorted(trained.attempt for trained in ran)
     met = []
     for trained, following in pairwise(ran):
         if trained.attempt == following.attempt and len(trained.step_s):
             ended = trained.started_at[-1] + trained.rank_step_s[-1]
             assert following.started_at[0] == pytest.approx(ended)
-        going_on = trained.segment.policy in ("local-sgd", "ad-psgd")
-        if going_on and trained.segment.policy != following.segment.policy:
+        going_on = trained.plan.policy in ("local-sgd", "ad-psgd")
+        if going_on and trained.plan.policy != following.plan.policy:
             apart = following.started_at[0].max() - following.started_at[0]
-            met += [trained.segment.policy] if np.ptp(apart) > 0.01 else []
+            met += [trained.plan.policy] if np.ptp(apart) > 0.01 else []
             assert (following.wait_s[0] >= apart - 1e-9).all()
     assert set(met) == {"local-sgd", "ad-psgd"}
     assert simulation.now > sum(trained.step_s.sum() for trained in ran), "restarts take time"
@@ -95,7 +95,7 @@ def test_nobody_has_a_segment_before_the_leader() -> None:
     ran = train(Simulation.of(slow))
     late = []
     for first, second in pairwise(ran[1:]):
-        if first.segment.epoch == second.segment.epoch:
+        if first.plan.epoch == second.plan.epoch:
             assert second.begins_at == second.started_at[0, 0]
             loaded = second.started_at[0] + second.data_s[0]
             early = second.started_at[0] < second.begins_at
@@ -108,7 +108,7 @@ def test_nobody_has_a_segment_before_the_leader() -> None:
 def test_batches_that_changed_have_no_expected_time() -> None:
     simulation = Simulation.of(scenario(policy="flexrr", parameters={"batches": "lbb"}, epochs=1))
     ran = train(simulation)[-1]
-    moved = ran.features.samples != ran.segment.assignment.counts
+    moved = ran.features.samples != ran.plan.assignment.counts
     assert moved.any()
     assert ran.ett_s is not None
     assert (np.isnan(ran.ett_s) == moved).all()

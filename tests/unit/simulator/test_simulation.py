@@ -39,7 +39,7 @@ def scenario(**fields: Any) -> Scenario:
 
 def encoded(ran: Iterable[TrainedSegment]) -> list[bytes]:
     return [
-        msgspec.msgpack.encode((r.segment, r.attempt, records(r, slice(0, len(r.step_s)), 0, 0.0)))
+        msgspec.msgpack.encode((r.plan, r.attempt, records(r, slice(0, len(r.step_s)), 0, 0.0)))
         for r in ran
     ]
 
@@ -71,9 +71,9 @@ def test_each_sample_once_in_each_epoch_with_failures() -> None:
     step, attempts, now = 0, [], 0.0
     for ran in train(simulation):
         trained = len(ran.step_s)
-        assert (ran.segment.first_step, ran.begins_at >= now) == (step, True)
+        assert (ran.plan.first_step, ran.begins_at >= now) == (step, True)
         np.add.at(
-            uses[ran.segment.epoch], ran.segment.assignment.samples[: ran.features.samples.sum()], 1
+            uses[ran.plan.epoch], ran.plan.assignment.samples[: ran.features.samples.sum()], 1
         )
         step, now = step + trained, ran.begins_at + float(ran.step_s.sum())
         attempts.append((ran.attempt, ran.compute_s.shape[1]))

@@ -1,4 +1,4 @@
-"""What a leader adopts can be stored: leader, controller and ingest call `Segment.problem`."""
+"""What a leader adopts can be stored: leader, controller and ingest call `Plan.problem`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from paceline import wire
 from paceline.core.ledger import BatchRules, Ledger
-from paceline.wire import Adopted, Moves, Paces, Segment
+from paceline.wire import Adopted, Moves, Paces, Plan
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 from paceline_backend.store import Store, blobs, schema, telemetry
 from support.records import add_run, hello
 
 WORLD, SAMPLES, BATCH = 2, 32, 8
-GOOD = Segment(
+GOOD = Plan(
     seq=3,
     epoch=0,
     first_step=6,
@@ -93,7 +93,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def segments(draw: st.DrawFn) -> Segment:
+def segments(draw: st.DrawFn) -> Plan:
     """`GOOD` with up to three fields changed to what their types allow."""
     names = draw(st.lists(st.sampled_from(list(FIELDS)), max_size=3, unique=True))
     return msgspec.structs.replace(GOOD, **{name: draw(FIELDS[name]) for name in names})
@@ -114,20 +114,20 @@ def names() -> Iterator[str]:
     return (f"run-{number}" for number in count())
 
 
-def adopt(store: Store, run: str, segment: Segment) -> None:
+def adopt(store: Store, run: str, plan: Plan) -> None:
     """Sends a segment to the store as a leader does."""
     key = add_run(store, run)
-    message = Adopted(0, segment, 50.0)
+    message = Adopted(0, plan, 50.0)
     assert wire.decode(wire.encode(message, run)) == (run, message)
     telemetry.write(store, [(run, hello(WORLD)), (run, message)])
     with store.read() as connection:
         c = schema.segments.c
         body = connection.execute(sa.select(c.body).where(c.run == key)).scalar_one()
-    assert blobs.segment(body, WORLD, SAMPLES) == segment
+    assert blobs.plan(body, WORLD, SAMPLES) == plan
 
 
 def test_every_field_is_drawn() -> None:
-    assert set(FIELDS) == set(Segment.__struct_fields__)
+    assert set(FIELDS) == set(Plan.__struct_fields__)
 
 
 def test_no_sample_moves_that_there_is_not() -> None:
@@ -138,9 +138,7 @@ def test_no_sample_moves_that_there_is_not() -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(segment=segments())
-def test_what_a_leader_adopts_is_stored(
-    store: Store, names: Iterator[str], segment: Segment
-) -> None:
+def test_what_a_leader_adopts_is_stored(store: Store, names: Iterator[str], segment: Plan) -> None:
     assume(ledger().refusal(segment, WORLD) is None)
     assert telemetry.problem(Adopted(0, segment, 50.0), WORLD, SAMPLES) is None
     adopt(store, next(names), segment)
@@ -183,7 +181,7 @@ def test_what_no_database_takes_is_neither_adopted_nor_stored(changes: dict[str,
     segment = msgspec.structs.replace(GOOD, **changes)
     assert ledger().refusal(GOOD, WORLD) is None
     assert ledger().refusal(segment, WORLD) is not None
-    assert (telemetry.problem(Adopted(0, segment, 50.0)) or "").startswith("Adopted.segment: ")
+    assert (telemetry.problem(Adopted(0, segment, 50.0)) or "").startswith("Adopted.plan: ")
 
 
 def test_text_may_hold_nul(store: Store, names: Iterator[str]) -> None:

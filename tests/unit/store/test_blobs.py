@@ -14,11 +14,11 @@ def test_a_blob_reads_back() -> None:
 
 
 def test_a_segment_that_does_not_fit_its_hello_is_left_out() -> None:
-    segment = adopted(0, 0).segment
-    world = len(segment.counts[0])
-    assert blobs.segment(blobs.pack(segment), None, None) == segment
-    assert blobs.segment(blobs.pack(segment), world, None) == segment
-    assert blobs.segment(blobs.pack(segment), world + 1, None) is None
-    most = int(segment.assignment.samples.max())
-    assert blobs.segment(blobs.pack(segment), world, most + 1) == segment
-    assert blobs.segment(blobs.pack(segment), world, most) is None
+    plan = adopted(0, 0).plan
+    world = len(plan.counts[0])
+    assert blobs.plan(blobs.pack(plan), None, None) == plan
+    assert blobs.plan(blobs.pack(plan), world, None) == plan
+    assert blobs.plan(blobs.pack(plan), world + 1, None) is None
+    most = int(plan.assignment.samples.max())
+    assert blobs.plan(blobs.pack(plan), world, most + 1) == plan
+    assert blobs.plan(blobs.pack(plan), world, most) is None

@@ -22,7 +22,7 @@ from paceline.core.terms import Terms
 from paceline.train import compiling
 from paceline.train.compiling import is_compiled, recompilations
 from paceline.train.features.shapes import ShapeWarning, suggested_grid
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.timing import CpuClock, RunningStep
 
 
@@ -39,7 +39,9 @@ def test_torchs_counter_counts_recompilations() -> None:
     model = torch.compile(nn.Linear(3, 1), backend="eager", dynamic=False)
     counted = []
     for samples in (4, 5, 4, 6, 5):
-        step = RunningStep(Step(0, 0, 0, [], 0.0, 0.0, 0.0, 0.0, None, 0), CpuClock(), 0.0, None)
+        step = RunningStep(
+            LocalStep(0, 0, 0, [], 0.0, 0.0, 0.0, 0.0, None, 0), CpuClock(), 0.0, None
+        )
         model(torch.ones(samples, 3)).sum().backward()
         step.body_done()
         step.over()
@@ -79,7 +81,7 @@ def test_the_suggested_grid_divides_the_global_batch() -> None:
 
 def told(recompiled: int) -> RunningStep:
     """A step in which functions were recompiled so often."""
-    step = RunningStep(Step(0, 0, 0, [], 0.0, 0.0, 0.0, 0.0, None, 0), CpuClock(), 0.0, None)
+    step = RunningStep(LocalStep(0, 0, 0, [], 0.0, 0.0, 0.0, 0.0, None, 0), CpuClock(), 0.0, None)
     step.recompiles = recompiled
     return step
 

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.train.device import Device
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 
-STEP = Step(0, 7, 0, [1, 2], 4.0, 8.0, 2.0, 1.0, None, 0)
+STEP = LocalStep(0, 7, 0, [1, 2], 4.0, 8.0, 2.0, 1.0, None, 0)
 EMULATE = '{"a_s": [0.5, 1], "b_s": [3, 3], "delay_s": [10, 10]}'
 
 

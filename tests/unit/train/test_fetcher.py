@@ -1,4 +1,4 @@
-"""A rank's parts of the plan, fetched by a thread before the rank asks for them."""
+"""A rank's shards of the plan, fetched by a thread before the rank asks for them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from torch.distributed import DistError, DistStoreError, HashStore, TCPStore
 
-from paceline.train.parts import Part, part_key, put_part
 from paceline.train.plan.follower import Fetcher
+from paceline.train.plan_shard import PlanShard, put_shard, shard_key
 from support.waiting import until
 
 RANK = 1
 
 
-def part(segment: int, epoch: int = 0, *, epoch_end: bool = False) -> Part:
-    return Part(epoch, segment, segment, [1], [1.0], [1.0], [], b"\0\0\0\0", epoch_end)
+def shard(segment: int, epoch: int = 0, *, epoch_end: bool = False) -> PlanShard:
+    return PlanShard(epoch, segment, segment, [1], [1.0], [1.0], [], b"\0\0\0\0", epoch_end)
 
 
 @contextmanager
@@ -39,22 +39,23 @@ def test_parts_come_in_order_and_leave_the_store() -> None:
     store = HashStore()
     with fetcher(store) as fetching:
         for segment in range(3):
-            put_part(store, segment, RANK, part(segment))
+            put_shard(store, segment, RANK, shard(segment))
         until(
-            lambda: not store.check([part_key(2, RANK)]), "all parts fetched before they are asked"
+            lambda: not store.check([shard_key(2, RANK)]),
+            "all shards fetched before they are asked",
         )
-        assert [fetching.next() for _ in range(3)] == [part(segment) for segment in range(3)]
+        assert [fetching.next() for _ in range(3)] == [shard(segment) for segment in range(3)]
 
 
 def test_the_next_epoch_waits_for_the_rank() -> None:
     store = HashStore()
-    last, first = part(0, epoch_end=True), part(1, 1)
-    put_part(store, 0, RANK, last)
-    put_part(store, 1, RANK, first)
+    last, first = shard(0, epoch_end=True), shard(1, 1)
+    put_shard(store, 0, RANK, last)
+    put_shard(store, 1, RANK, first)
     with fetcher(store) as fetching:
         assert fetching.next() == last
-        until(lambda: not store.check([part_key(0, RANK)]), "the epoch's last part deleted")
-        assert store.check([part_key(1, RANK)])
+        until(lambda: not store.check([shard_key(0, RANK)]), "the epoch's last shard deleted")
+        assert store.check([shard_key(1, RANK)])
         fetching.enter(1)
         assert fetching.next() == first
 
@@ -81,8 +82,8 @@ def test_a_rank_that_is_busy_for_long_loses_nothing() -> None:
 
     with fetcher(Counting()) as fetching:
         until(lambda: len(calls) > 2, "calls that timed out")
-        put_part(store, 0, RANK, part(0))
-        assert fetching.next() == part(0)
+        put_shard(store, 0, RANK, shard(0))
+        assert fetching.next() == shard(0)
 
 
 def test_nothing_stored_for_long_is_an_error() -> None:
@@ -96,8 +97,8 @@ def test_a_store_that_ended_is_an_error_each_time() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = TCPStore("127.0.0.1", server.port, is_master=False)
     with fetcher(client) as fetching:
-        put_part(server, 0, RANK, part(0))
-        assert fetching.next() == part(0)
+        put_shard(server, 0, RANK, shard(0))
+        assert fetching.next() == shard(0)
         del server
         for _ in range(2):
             with pytest.raises(DistError):

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from paceline.core.ledger import BatchRules, Ledger
 from paceline.train.plan.homes import Homes
-from paceline.wire import Moves, Segment
+from paceline.wire import Moves, Plan
 from support.records import adopted, pack_indices
 from support.sharded import shards
 
 
-def segment(parts: list[list[list[int]]], **fields: object) -> Segment:
+def segment(parts: list[list[list[int]]], **fields: object) -> Plan:
     counts, indices = pack_indices([[np.array(r, np.int64) for r in step] for step in parts])
-    made = adopted(0, 0).segment
+    made = adopted(0, 0).plan
     return msgspec.structs.replace(made, counts=counts, indices=indices, **fields)
 
 
@@ -28,11 +28,13 @@ def test_a_sample_lives_where_it_was_trained_or_moved_to() -> None:
     homes = Homes(shards((0, 0, 1), (99, 99), np.full(8, 5), np.array([0, 1] + [-1] * 6)))
     assert homes.prefetchers == [0, 2]
     homes.enter(0)
-    first, second = homes.parts(segment([[[0], [2], [3]], [[4], [], [5, 6]]], epoch_end=False))
+    first, second = homes.node_shards(
+        segment([[[0], [2], [3]], [[4], [], [5, 6]]], epoch_end=False)
+    )
     assert (held(first.trained), held(second.trained)) == ([0, 2, 4], [3, 5, 6])
     assert first.holds is None
     moves = Moves.of(np.array([0, 3]), np.array([2, 1]))
-    first, second = homes.parts(segment([[[1], [], [7]]], moves=moves, epoch_end=False))
+    first, second = homes.node_shards(segment([[[1], [], [7]]], moves=moves, epoch_end=False))
     assert (held(first.holds), held(second.holds)) == ([1, 2, 3, 4], [0, 5, 6, 7])
     homes.enter(0)
     assert homes.of.tolist() == [0, 0, 0, 1, 0, 1, 1, 1], "not before the next epoch"
@@ -43,7 +45,7 @@ def test_a_sample_lives_where_it_was_trained_or_moved_to() -> None:
 def test_without_moves_a_node_holds_what_it_trained() -> None:
     homes = Homes(shards((0, 1), (99, 99), np.full(4, 5)))
     homes.enter(0)
-    first, second = homes.parts(segment([[[2, 0], [1, 3]]], epoch_end=True))
+    first, second = homes.node_shards(segment([[[2, 0], [1, 3]]], epoch_end=True))
     assert (held(first.holds), held(second.holds)) == ([0, 2], [1, 3])
 
 

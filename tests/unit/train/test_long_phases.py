@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from paceline.train.long_phases import LONG_PHASE_S, PhaseMonitor
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.timing import CpuClock, RunningStep
 from paceline.wire import Phase
 
-STEP = Step(0, 7, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
+STEP = LocalStep(0, 7, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
 
 
 def test_only_what_takes_long_is_told_and_told_again() -> None:

@@ -10,15 +10,15 @@ import torch
 from msgspec.structs import replace
 
 from paceline.train.metrics import MetricNames
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.report import Reporter
 from paceline.train.timing import CpuClock, RunningStep
 from paceline.wire import MetricRecord, StepRecord
 from paceline.wire.metrics import MOST_METRICS
 
 
-def step(samples: int, load: float, **fields: Any) -> Step:
-    made = Step(0, 3, 1, list(range(samples)), load, 0.0, 0.0, 0.5, None, 0)
+def step(samples: int, load: float, **fields: Any) -> LocalStep:
+    made = LocalStep(0, 3, 1, list(range(samples)), load, 0.0, 0.0, 0.5, None, 0)
     return replace(made, **fields)
 
 
@@ -32,7 +32,7 @@ class Kept:
         self.records.append(record)
 
 
-def reported(by_size: bool, *turns: tuple[Step, dict[str, Any]]) -> list[Any]:
+def reported(by_size: bool, *turns: tuple[LocalStep, dict[str, Any]]) -> list[Any]:
     """The records of some turns of a loop, each with its metrics."""
     kept: Any = Kept()
     reporter = Reporter(kept, 2, 1, by_size)

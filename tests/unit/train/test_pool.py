@@ -16,7 +16,7 @@ from torch.distributed import HashStore
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.train.device import Device
-from paceline.train.parts import Part, Step
+from paceline.train.plan_shard import LocalStep, PlanShard
 from paceline.train.sync.pool import SharedBatches, ends_span, put, spans_of
 from paceline.wire.synchronisation import Synchronisation, convert
 
@@ -24,13 +24,13 @@ RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 LOCAL = convert("averaging", {"every": 3})
 
 
-def parts_of(
+def shards_of(
     counts: list[list[int]], what: Synchronisation, segment: int = 0, first_step: int = 0
-) -> list[Part]:
-    """A part for each rank: `counts` are [W][steps]; all samples are different."""
+) -> list[PlanShard]:
+    """A shard for each rank: `counts` are [W][steps]; all samples are different."""
     numbers = iter(range(10**6))
     return [
-        Part(
+        PlanShard(
             epoch=0,
             segment=segment,
             first_step=first_step,
@@ -59,10 +59,10 @@ def test_put_counts_the_batches_of_each_span(
     counts: list[int], what: Synchronisation, first_step: int, pooled: bool
 ) -> None:
     store = HashStore()
-    (part,) = parts_of([counts], what, first_step=first_step)
-    part = replace(part, pooled=pooled)
-    put(store, [part])
-    spans = spans_of(part)
+    (shard,) = shards_of([counts], what, first_step=first_step)
+    shard = replace(shard, pooled=pooled)
+    put(store, [shard])
+    spans = spans_of(shard)
     stored = [store.get(f"pool/0/{number}/0").decode().split()[:2] for number in range(len(spans))]
     assert stored == [["0", str(len(span))] for span in spans]
     assert not store.check([f"pool/0/{len(spans)}/0"])
@@ -71,10 +71,10 @@ def test_put_counts_the_batches_of_each_span(
 class Rank:
     """One rank's loop, as `paceline.train.loader` drives it, on a virtual clock."""
 
-    def __init__(self, rank: int, pool: SharedBatches, part: Part, batch_s: float) -> None:
+    def __init__(self, rank: int, pool: SharedBatches, shard: PlanShard, batch_s: float) -> None:
         self.rank, self.pool, self.batch_s = rank, pool, batch_s
-        self._planned = list(part.steps())
-        self.trained: list[Step] = []
+        self._planned = list(shard.steps())
+        self.trained: list[LocalStep] = []
         self.stopped: list[float] = []  # when it was through with each span
 
     def turn(self, now: float, held: set[int]) -> float | None:
@@ -104,7 +104,7 @@ class Rank:
     def over(self) -> bool:
         return not self._planned
 
-    def _train(self, step: Step) -> float:
+    def _train(self, step: LocalStep) -> float:
         self.trained.append(step)
         self.pool.worked(self.batch_s)
         return self.batch_s
@@ -115,7 +115,7 @@ def test_a_batch_that_was_taken_over_has_a_delay_of_its_own() -> None:
     devices = Emulation([0.0, 0.0], [0.01, 0.02], delay_s=(0.0, 0.05))
     device = Device(json.dumps(devices.as_dict()), 1, 2)
     store = HashStore()
-    ours = parts_of([[2, 2, 2], [2, 2, 2]], RNA)
+    ours = shards_of([[2, 2, 2], [2, 2, 2]], RNA)
     put(store, ours)
     pool = SharedBatches(store, 1, 2, [])
     *_, last = ours[1].steps()
@@ -130,12 +130,12 @@ def test_a_batch_that_was_taken_over_has_a_delay_of_its_own() -> None:
 
 
 def train(
-    store: HashStore, parts: list[Part], batch_s: list[float], limits: list[int]
+    store: HashStore, shards: list[PlanShard], batch_s: list[float], limits: list[int]
 ) -> list[Rank]:
-    world = len(parts)
-    put(store, parts)
+    world = len(shards)
+    put(store, shards)
     ranks = [
-        Rank(rank, SharedBatches(store, rank, world, limits), parts[rank], batch_s[rank])
+        Rank(rank, SharedBatches(store, rank, world, limits), shards[rank], batch_s[rank])
         for rank in range(world)
     ]
     held: set[int] = set()
@@ -177,8 +177,8 @@ def test_each_batch_is_trained_once(
         counts = [
             [min(n, most) for n in of_rank] for of_rank, most in zip(counts, limits, strict=True)
         ]
-    parts = parts_of(counts, what)
-    ranks = train(store, parts, batch_s, limits)
+    shards = shards_of(counts, what)
+    ranks = train(store, shards, batch_s, limits)
     trained = Counter(index for rank in ranks for step in rank.trained for index in step.indices)
     assert sorted(trained) == list(range(sum(map(sum, counts))))
     assert set(trained.values()) <= {1}
@@ -187,7 +187,7 @@ def test_each_batch_is_trained_once(
 
 def test_ranks_train_as_much_as_their_speeds_allow() -> None:
     """Rank 2 is four times slower: 48 batches take 48/2.25 s where equal steps take 64."""
-    ranks = train(HashStore(), parts_of([[2] * 16] * 3, RNA), [1.0, 1.0, 4.0], [])
+    ranks = train(HashStore(), shards_of([[2] * 16] * 3, RNA), [1.0, 1.0, 4.0], [])
     assert [len(rank.trained) for rank in ranks] == [22, 21, 5]
     assert max(rank.stopped[0] for rank in ranks) <= 23.0
     taken = [step for step in ranks[0].trained if step.shared]
@@ -203,9 +203,9 @@ def test_a_rank_that_was_held_up_once_trains_again_after_a_while() -> None:
     begun = []
     for segment, at in enumerate([0.0, 100.0, 1999.0, 2000.0, 2001.0]):
         clock[0] = at
-        parts = parts_of([[2] * 8] * 2, RNA, segment, 8 * segment)
-        put(store, parts)
-        first, late = (next(part.steps()) for part in parts)
+        shards = shards_of([[2] * 8] * 2, RNA, segment, 8 * segment)
+        put(store, shards)
+        first, late = (next(shard.steps()) for shard in shards)
         assert pools[0].begins(first, may_leave=True)
         begun.append(pools[1].begins(late, may_leave=True))
         if begun[-1]:
@@ -214,14 +214,14 @@ def test_a_rank_that_was_held_up_once_trains_again_after_a_while() -> None:
 
 
 def test_a_rank_takes_no_batch_that_its_memory_has_no_room_for() -> None:
-    ranks = train(HashStore(), parts_of([[1] * 4, [3] * 4], RNA), [1.0, 9.0], [1, 3])
+    ranks = train(HashStore(), shards_of([[1] * 4, [3] * 4], RNA), [1.0, 9.0], [1, 3])
     assert {step.samples for step in ranks[0].trained} == {1}
     assert len(ranks[1].trained) == 4
 
 
 def test_a_mean_waits_for_batches_of_its_steps_only() -> None:
     """Under local SGD batches of steps after a mean are not taken over before it."""
-    ranks = train(HashStore(), parts_of([[1] * 6] * 2, LOCAL), [1.0, 5.0], [])
+    ranks = train(HashStore(), shards_of([[1] * 6] * 2, LOCAL), [1.0, 5.0], [])
     for rank in ranks:
         assert len(rank.stopped) == 2
         before = [step.step for step in rank.trained]
@@ -233,10 +233,10 @@ def test_two_ranks_that_want_the_same_batch_do_not_both_get_it(
 ) -> None:
     """Both write the same share: only who wrote it tells them apart."""
     store = HashStore()
-    parts = parts_of([[1], [1], [1, 1][:1]], RNA)
-    put(store, parts)
+    shards = shards_of([[1], [1], [1, 1][:1]], RNA)
+    put(store, shards)
     pools = [SharedBatches(store, rank, 3, []) for rank in range(3)]
-    (first,), (second,), (third,) = (list(part.steps()) for part in parts)
+    (first,), (second,), (third,) = (list(shard.steps()) for shard in shards)
     assert pools[0].begins(first, may_leave=False)
     assert pools[1].begins(second, may_leave=False)
     read, taken = pools[0]._read_entries, []
@@ -256,11 +256,11 @@ def test_two_ranks_that_want_the_same_batch_do_not_both_get_it(
 
 def test_of_two_ranks_that_leave_at_once_one_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have become slow, and know only how fast the other was: somebody must train the rest."""
-    parts = parts_of([[2] * 4] * 2, RNA)
+    shards = shards_of([[2] * 4] * 2, RNA)
     store = HashStore()
-    put(store, parts)
+    put(store, shards)
     pools = [SharedBatches(store, rank, 2, []) for rank in range(2)]
-    steps = [list(part.steps()) for part in parts]
+    steps = [list(shard.steps()) for shard in shards]
     for pool, (first, *_) in zip(pools, steps, strict=True):
         pool.worked(1.0)
         assert pool.begins(first, may_leave=True)

@@ -12,7 +12,7 @@ import torch
 
 from paceline.core.errors import PacelineError
 from paceline.train.device import Device
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.profile import Profile, limits_of, listed_limits, measure, shared_typical
 
 
@@ -159,8 +159,8 @@ def test_timings_wait_for_the_model_s_device(
     assert waited == [waited_for] * 8  # around each of four batches
 
 
-def step(threads: int, samples: int = 4) -> Step:
-    return Step(0, 3, 0, list(range(samples)), 40.0, 400.0, 10.0, 1.0, None, threads)
+def step(threads: int, samples: int = 4) -> LocalStep:
+    return LocalStep(0, 3, 0, list(range(samples)), 40.0, 400.0, 10.0, 1.0, None, threads)
 
 
 @pytest.fixture

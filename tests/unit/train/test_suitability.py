@@ -15,7 +15,7 @@ from torch import nn
 
 from paceline.train.batchnorm import adapt
 from paceline.train.ddp import CurrentStep, SingleProcess
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync import discovery
 from paceline.train.sync.base import Ranks
 from paceline.train.sync.optimiser import ScriptOptimiser
@@ -53,7 +53,7 @@ class Rank0:
         return self.suitability.answer
 
     def tells(self, segment: int) -> list[tuple[int, str]]:
-        self.suitability.tell(Step(0, 0, segment, [], 1.0, 1.0, 1.0, 1.0, None, 0))
+        self.suitability.tell(LocalStep(0, 0, segment, [], 1.0, 1.0, 1.0, 1.0, None, 0))
         return self.reported
 
 

@@ -14,7 +14,7 @@ import pytest
 from paceline.node import spool as spool_module
 from paceline.node.spool import Spool, dropped
 from paceline.train import report as telemetry
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.report import Emitter, Reporter
 from paceline.train.timing import CpuClock, RunningStep
 from paceline.wire import Evaluation, RunState, State, StepBatch
@@ -117,7 +117,9 @@ def test_a_message_larger_than_the_spool_keeps_no_other_back(tmp_path: Path) -> 
 
 
 def finished(number: int) -> RunningStep:
-    running = RunningStep(Step(0, number, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0), CpuClock(), 0, None)
+    running = RunningStep(
+        LocalStep(0, number, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0), CpuClock(), 0, None
+    )
     running.body_done()
     running.over()
     return running

@@ -19,11 +19,11 @@ from paceline.train.collectives import own
 from paceline.train.ddp import CurrentStep
 from paceline.train.features import gathers
 from paceline.train.features.uneven import Schedules, refuse_collectives
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 
 
-def step(number: int, *, pooled: bool = False, samples: int = 1, first: int = 0) -> Step:
-    return Step(
+def step(number: int, *, pooled: bool = False, samples: int = 1, first: int = 0) -> LocalStep:
+    return LocalStep(
         0,
         number,
         first,
@@ -40,7 +40,7 @@ def step(number: int, *, pooled: bool = False, samples: int = 1, first: int = 0)
     )
 
 
-def in_turn(current: CurrentStep, of: Step, *, body: bool = True) -> None:
+def in_turn(current: CurrentStep, of: LocalStep, *, body: bool = True) -> None:
     running: Any = SimpleNamespace(step=of, in_body=body)
     current.enter(running)
 
@@ -147,7 +147,7 @@ def test_no_method_is_wrapped_that_nobody_listens_to() -> None:
 
 
 def rates(
-    scheduler: Any, optimiser: torch.optim.Optimizer, turns: list[Step], *, each: int = 1
+    scheduler: Any, optimiser: torch.optim.Optimizer, turns: list[LocalStep], *, each: int = 1
 ) -> list[float]:
     """The learning rate in each turn of a script that steps its schedule every `each` turns."""
     current = CurrentStep(2)
@@ -170,7 +170,7 @@ def rates(
     return seen
 
 
-def even(count: int = 16) -> list[Step]:
+def even(count: int = 16) -> list[LocalStep]:
     return [step(number) for number in range(count)]
 
 

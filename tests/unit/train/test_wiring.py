@@ -17,7 +17,7 @@ from paceline.train.context import RunContext
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.epochs import EpochSteps
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.profile import Limits
 from paceline.train.startup import Startup
 from paceline.wire import MOST_WHY, Fallback, Message, Phase, decode
@@ -60,7 +60,7 @@ def test_rank_0_reports_fallbacks_in_a_run_and_cuts_their_reason(
     wired = wiring.connect(context, startup, Position(), lambda: (0, Phase.DATA), bool, None)
     assert (wired.on_fallback is not None) == (rank == 0 and run is not None)
     if wired.on_fallback is not None:
-        step = Step(0, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
+        step = LocalStep(0, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
         wired.on_fallback(step, "x" * (MOST_WHY + 1))
     wired.exit_stack.close()
     messages: list[Message] = []

@@ -15,7 +15,7 @@ from paceline import wire
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.plan.leader import Leader
-from paceline.wire import Proposal, Segment, StopTraining, WireError, synchronisation
+from paceline.wire import Plan, Proposal, StopTraining, WireError, synchronisation
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.simulator import sync as models
 from support.contexts import met, run_context
@@ -69,14 +69,14 @@ class Controller:
     def take(self, seq: int, wait_s: float) -> Proposal | None:
         """The proposal, if it is for this segment; once, as the leader asks until there is none."""
         offered, self._offered = self._offered, None
-        return offered if offered is not None and offered.segment.seq == seq else None
+        return offered if offered is not None and offered.plan.seq == seq else None
 
 
-def segment(what: Synchronisation, rng: random.Random) -> Segment:
+def segment(what: Synchronisation, rng: random.Random) -> Plan:
     """One that a leader takes at first."""
     samples = np.array(rng.sample(range(SAMPLES), 2 * BATCH), "<u4")
     counts = [[rng.randint(0, BATCH)] for _ in range(2)]
-    return Segment(
+    return Plan(
         seq=0,
         epoch=0,
         first_step=0,
@@ -112,7 +112,7 @@ def test_a_leader_adopts_or_coasts_whatever_is_proposed(
             met(WORLD, np.ones(SAMPLES), HashStore()),
             Position(),
             proposals=control,
-            announce=lambda adopted: sources.append(adopted.segment.source),
+            announce=lambda adopted: sources.append(adopted.plan.source),
         )
         leader.advance(0)
         leader.advance(0)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline.core.dealing import equal_counts
 from paceline.core.ledger import BatchRules
-from paceline.wire import ALLREDUCE, Assignment, Paces, Segment, pack_samples
+from paceline.wire import ALLREDUCE, Assignment, Paces, Plan, pack_samples
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -190,24 +190,24 @@ class StreamLedger:
         """Record that the samples returned by `coast` or `filled` are used."""
         self.left -= len(indices)
 
-    def refusal(self, segment: Segment, world: int) -> str | None:
+    def refusal(self, plan: Plan, world: int) -> str | None:
         """Return the reason why a proposal cannot be this epoch's next segment; None if it can."""
-        if segment.epoch != self.epoch:
-            return f"it is for epoch {segment.epoch}, not {self.epoch}"
-        if segment.synchroniser != ALLREDUCE:
+        if plan.epoch != self.epoch:
+            return f"it is for epoch {plan.epoch}, not {self.epoch}"
+        if plan.synchroniser != ALLREDUCE:
             return (
-                f"{segment.synchroniser.name} lets ranks get ahead of each other, which "
+                f"{plan.synchroniser.name} lets ranks get ahead of each other, which "
                 "streams do not support"
             )
-        if segment.indices:
+        if plan.indices:
             return "it lists samples, but the leader chooses the samples of a stream"
-        return segment.problem(world)
+        return plan.problem(world)
 
-    def filled(self, segment: Segment) -> Segment:
+    def filled(self, plan: Plan) -> Plan:
         """Return a proposed segment after choosing its samples; the result may have fewer steps."""
-        paces = segment.paces
-        parts = self._take(segment.steps, paces if segment.shares else None)
-        assignment = Assignment.of(parts, len(segment.counts[0]))
+        paces = plan.paces
+        parts = self._take(plan.steps, paces if plan.shares else None)
+        assignment = Assignment.of(parts, len(plan.counts[0]))
         ett_s: list[list[float]] = []
         if paces is not None:
             speeds = Speeds(paces)
@@ -216,7 +216,7 @@ class StreamLedger:
                 load = np.array([self.sizes[part].sum() for part in step])
                 ett_s.append(speeds.step_s(lengths, load).tolist())
         return msgspec.structs.replace(
-            segment,
+            plan,
             counts=assignment.counts.tolist(),
             indices=pack_samples(assignment.samples),
             ett_s=ett_s,

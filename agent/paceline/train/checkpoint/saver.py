@@ -33,7 +33,7 @@ from paceline.train.checkpoint.contents import (
     set_random_state,
 )
 from paceline.train.checkpoint.position import Position
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.startup import TIMEOUT
 from paceline.train.sync.outer import Outer
 
@@ -133,7 +133,7 @@ class Saver:
         state, self._random = self._random, {}
         set_random_state(state, self._rank)
 
-    def due(self, step: Step, stepped: bool) -> bool:
+    def due(self, step: LocalStep, stepped: bool) -> bool:
         """Return whether to save after a step that all ranks are done with. Collective.
 
         If no optimiser has `stepped` in the step, gradients accumulate on this rank and would be

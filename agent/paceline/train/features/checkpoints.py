@@ -12,7 +12,7 @@ import threading
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
 from paceline.train.feature import Feature
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.state import TrainingState
 
 
@@ -22,7 +22,7 @@ class Checkpoints(Feature):
     def __init__(self, state: TrainingState, saver: Saver) -> None:
         self._state, self._saver = state, saver
         # The epoch's newest step that has ended but is not in a checkpoint yet.
-        self._ended: Step | None = None
+        self._ended: LocalStep | None = None
         # The newest step after which no gradients accumulate: a step of this epoch, or the last
         # step before it. None: gradients have been accumulating since the previous epoch.
         self._stepped: int | None = -1
@@ -40,7 +40,7 @@ class Checkpoints(Feature):
         self._ended = None
         self._stepped = self._state.progress.step if self._state.gate.stepped else None
 
-    def step_over(self, step: Step) -> None:
+    def step_over(self, step: LocalStep) -> None:
         """Save a checkpoint if it is due and all ranks are synchronised after this step."""
         self._ended = step
         if self._state.gate.stepped:
@@ -66,7 +66,7 @@ class Checkpoints(Feature):
     def release(self) -> None:
         self._saver.close()
 
-    def _save(self, step: Step) -> None:
+    def _save(self, step: LocalStep) -> None:
         """Save a checkpoint if one is due, after a step at which all ranks are synchronised."""
         state = self._state
         state.saving = True

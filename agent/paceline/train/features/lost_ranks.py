@@ -57,7 +57,7 @@ from paceline.core import rank_progress
 from paceline.core.errors import PacelineError
 from paceline.core.rank_progress import RankProgress
 from paceline.train.feature import Feature
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.startup import place
 from paceline.train.state import TrainingState
 from paceline.train.timing import RunningStep
@@ -155,7 +155,7 @@ class RankMonitor(Feature):
     def begin_epoch(self, epoch: int) -> None:
         self._progress.epoch, self._progress.in_loop = epoch, True
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: LocalStep) -> None:
         """Note that this rank begins a step; raise a PacelineError if ranks are out of step."""
         if self._failure is not None:
             self._refuse()

@@ -26,7 +26,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.collectives import listen
 from paceline.train.ddp import CurrentStep
 from paceline.train.feature import Feature
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.state import TrainingState
 from paceline.train.sync.pool import SharedBatches, ends_span
 from paceline.train.timing import RunningStep
@@ -70,7 +70,7 @@ class MicroBatches(_UnevenLoops):
         if by_samples and not limits.samples and self._state.startup.leads:
             logger.warning("micro_batches=True has no effect without limits: %s", _GIVE_LIMITS)
 
-    def begin_turn(self, turn: Step) -> None:
+    def begin_turn(self, turn: LocalStep) -> None:
         """Find the script's schedules, which are held back while micro-batches follow."""
         gate = self._state.gate
         if turn.place == 0 and gate.relaxed is not None:
@@ -87,7 +87,7 @@ class WorkSharing(_UnevenLoops):
         # Set from the first iteration until the session is closed.
         self._pool: SharedBatches | None = None
         # The newest batch that was taken over from another rank.
-        self._taken: Step | None = None
+        self._taken: LocalStep | None = None
         # True if ranks may take over each other's batches in the current step.
         self._pools = False
 
@@ -104,10 +104,10 @@ class WorkSharing(_UnevenLoops):
         startup, limits = self._state.startup, self._state.context.limits.of_parts
         self._pool = SharedBatches(startup.store, startup.rank, startup.world, limits)
 
-    def claim(self, step: Step) -> tuple[Step, bool]:
-        """Return this rank's part of a step, and whether the step's batch is still its own.
+    def claim(self, step: LocalStep) -> tuple[LocalStep, bool]:
+        """Return what this rank does in a step, and whether the step's batch is still its own.
 
-        Call it when `step` has begun. `step` is this rank's shard of the step, as planned or as
+        Call it when `step` has begun. `step` is this rank's step, as planned or as
         `take_over` returned it. False means that another rank has taken the batch over.
         """
         gate = self._state.gate
@@ -125,7 +125,7 @@ class WorkSharing(_UnevenLoops):
             step = replace(step, pooled=False)
         return (step if mine else step.without_batch()), mine
 
-    def _is_mine(self, step: Step) -> bool:
+    def _is_mine(self, step: LocalStep) -> bool:
         if self._pool is None or not step.pooled:
             return True
         # A rank without samples computes a filler, unless ranks share batches.
@@ -133,11 +133,11 @@ class WorkSharing(_UnevenLoops):
             return not self._pools
         return self._pool.begins(step, may_leave=self._pools)
 
-    def is_taken_over(self, step: Step) -> bool:
+    def is_taken_over(self, step: LocalStep) -> bool:
         """Return True if this rank need not load a batch, because other ranks will train it."""
         return self._pool is not None and step.pooled and self._pool.is_taken_over(step)
 
-    def take_over(self, step: Step) -> Step | None:
+    def take_over(self, step: LocalStep) -> LocalStep | None:
         """Return another rank's batch, to be trained after this planned step, if there is one."""
         self._taken = None
         if self._pool is not None and ends_span(step) and self._state.gate.pools(step):
@@ -151,7 +151,7 @@ class WorkSharing(_UnevenLoops):
         if self._pool is not None and self._state.gate.relaxed is not None:
             self._pool.worked(running.worked_s)
 
-    def step_over(self, step: Step) -> None:
+    def step_over(self, step: LocalStep) -> None:
         if self._pool is not None and ends_span(step):
             self._pool.end_span(step)
         if self._pools and step.last:
@@ -230,12 +230,12 @@ class Schedules:
                 self._schedules[id(living)] = _Schedule(living)
                 self._wrap(next(base for base in kind.__mro__ if "step" in vars(base)))
 
-    def turn_over(self, step: Step) -> None:
+    def turn_over(self, step: LocalStep) -> None:
         """Count an iteration of a step that all ranks make together."""
         if self._looked and not step.pooled:
             self._turns += 1
 
-    def reach(self, step: Step, number: int) -> None:
+    def reach(self, step: LocalStep, number: int) -> None:
         """Step the schedules up to step `number`, which the ranks together have reached.
 
         `step` is a step of the same segment.
@@ -301,7 +301,7 @@ class _Schedule:
         # The newest segment, and the number of calls made for it.
         self._segment, self._made = -1, 0
 
-    def due(self, step: Step, number: int) -> int:
+    def due(self, step: LocalStep, number: int) -> int:
         """Return the number of calls that are missing up to step `number`; count them as made."""
         # Until this segment, the script itself made the calls.
         if step.segment != self._segment:

@@ -1,10 +1,10 @@
-"""A rank's view of the plan: reads the rank's parts of the leader's segments.
+"""A rank's view of the plan: reads the rank's shards of the leader's segments.
 
 A `Follower` yields a rank's steps. On rank 0 it drives the leader. On the other ranks a `Fetcher`
-reads parts from the ranks' store before they are needed: each call to a remote store takes a round
-trip, and reading a part takes three calls: to wait for it, to get it and to delete it. A thread
-makes these calls while the rank trains. The thread reads no parts beyond the rank's current epoch,
-because after the last epoch no part follows, and the store ends.
+reads shards from the ranks' store before they are needed: each call to a remote store takes a round
+trip, and reading a shard takes three calls: to wait for it, to get it and to delete it. A thread
+makes these calls while the rank trains. The thread reads no shards beyond the rank's current epoch,
+because after the last epoch no shard follows, and the store ends.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistError, DistStoreError
 
 from paceline.core.errors import PacelineError
-from paceline.data.prefetcher import NodePart
-from paceline.train.parts import Part, Step, get_part, part_key, put_part
+from paceline.data.prefetcher import NodeShard
+from paceline.train.plan_shard import LocalStep, PlanShard, get_shard, put_shard, shard_key
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.train.plan.leader import Leader
 
-_END = Part(0, 0, 0, [], [], [], [], b"", False, stop=True)
+_END = PlanShard(0, 0, 0, [], [], [], [], b"", False, stop=True)
 _JOIN_S = 2.0
 
 
@@ -38,7 +38,7 @@ class Follower:
 
     Every rank has a follower and must `close` it. On rank 0 the follower also drives the leader,
     which adopts the next segment when the follower needs it. The follower calls `on_node`, in any
-    thread, with each segment's part for this rank's node.
+    thread, with each segment's shard for this rank's node.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Follower:
         store: Store,
         rank: int,
         leader: Leader | None,
-        on_node: Callable[[NodePart], None] = lambda part: None,
+        on_node: Callable[[NodeShard], None] = lambda shard: None,
     ) -> None:
         self._rank = rank
         self._leader = leader
@@ -58,7 +58,7 @@ class Follower:
         # True while the follower waits for a segment. Any thread may read this.
         self.waits = False
 
-    def steps(self, epoch: int, ahead: int = 0) -> Iterator[Step]:
+    def steps(self, epoch: int, ahead: int = 0) -> Iterator[LocalStep]:
         """Return the steps of an epoch, waiting for each segment until the leader has stored it.
 
         A step is only returned when `ahead` later steps are planned, too. Rank 0 needs this if its
@@ -70,8 +70,8 @@ class Follower:
         """
         return self._ahead(epoch, ahead) if ahead else self._steps(epoch)
 
-    def _ahead(self, epoch: int, ahead: int) -> Iterator[Step]:
-        planned: deque[Step] = deque()
+    def _ahead(self, epoch: int, ahead: int) -> Iterator[LocalStep]:
+        planned: deque[LocalStep] = deque()
         for step in self._steps(epoch):
             planned.append(step)
             if len(planned) > ahead:
@@ -88,58 +88,58 @@ class Follower:
         if self._fetcher is not None:
             self._fetcher.close()
 
-    def _steps(self, epoch: int) -> Iterator[Step]:
+    def _steps(self, epoch: int) -> Iterator[LocalStep]:
         if self._fetcher is not None and not self.stopped:
             self._fetcher.enter(epoch)
         while not self.stopped:
             self.waits = True
-            part = self._next(epoch)
+            shard = self._next(epoch)
             self.waits = False
-            if part.failed:
-                raise PacelineError(part.failed)
-            if part.stop:
-                self.stopped, self.reforms = True, part.reform
-            elif part.epoch == epoch:
-                yield from part.steps()
-                if part.epoch_end:
+            if shard.failed:
+                raise PacelineError(shard.failed)
+            if shard.stop:
+                self.stopped, self.reforms = True, shard.reform
+            elif shard.epoch == epoch:
+                yield from shard.steps()
+                if shard.epoch_end:
                     return
-            elif part.epoch > epoch:
+            elif shard.epoch > epoch:
                 raise PacelineError(
                     f"rank {self._rank} is in epoch {epoch} but the leader is in epoch "
-                    f"{part.epoch}: every rank must iterate over the loader the same number of "
+                    f"{shard.epoch}: every rank must iterate over the loader the same number of "
                     "times"
                 )
-            # A part of an earlier epoch is skipped: all ranks left that epoch early.
+            # A shard of an earlier epoch is skipped: all ranks left that epoch early.
 
-    def _next(self, epoch: int) -> Part:
+    def _next(self, epoch: int) -> PlanShard:
         if self._leader is None:
             assert self._fetcher is not None
             return self._fetcher.next()
-        part = self._leader.advance(epoch)
-        if part.node is not None:
-            self._on_node(part.node)
-        return part
+        shard = self._leader.advance(epoch)
+        if shard.node is not None:
+            self._on_node(shard.node)
+        return shard
 
 
 class Fetcher:
-    """Queue of one rank's parts, in the order of their segments. Call `close` at the end.
+    """Queue of one rank's shards, in the order of their segments. Call `close` at the end.
 
     The thread has its own connection to the store, because a call that waits blocks all others on
-    its connection. The thread calls `on_node` with each segment's part for this rank's node.
+    its connection. The thread calls `on_node` with each segment's shard for this rank's node.
     """
 
     def __init__(
         self,
         store: Store,
         rank: int,
-        on_node: Callable[[NodePart], None] = lambda part: None,
+        on_node: Callable[[NodeShard], None] = lambda shard: None,
     ) -> None:
         self._on_node = on_node
         self._store = store
         self._rank = rank
         self._wait_s = store.timeout.total_seconds()  # type: ignore[attr-defined]
-        self._parts: SimpleQueue[Part | Exception] = SimpleQueue()
-        # The segment whose part the thread fetches.
+        self._shards: SimpleQueue[PlanShard | Exception] = SimpleQueue()
+        # The segment whose shard the thread fetches.
         self._segment = 0
         self._changed = threading.Condition()
         # The rank's current epoch.
@@ -154,31 +154,31 @@ class Fetcher:
         atexit.register(self.close)
 
     def enter(self, epoch: int) -> None:
-        """Permit the thread to fetch the parts of an epoch, which the rank enters now."""
+        """Permit the thread to fetch the shards of an epoch, which the rank enters now."""
         with self._changed:
             self._epoch = epoch
             self._changed.notify_all()
 
-    def next(self) -> Part:
-        """Return the next part, waiting for it at most as long as the store's timeout.
+    def next(self) -> PlanShard:
+        """Return the next shard, waiting for it at most as long as the store's timeout.
 
         Raises:
             torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
             Exception: the error that `fail` was called with.
         """
         try:
-            part = self._parts.get(timeout=self._wait_s)
+            shard = self._shards.get(timeout=self._wait_s)
         except Empty:
             raise DistStoreError(f"rank 0 stored no plan for {self._wait_s:.0f} s") from None
-        if isinstance(part, Exception):
+        if isinstance(shard, Exception):
             # The next caller gets the same error.
-            self._parts.put(part)
-            raise part
-        return part
+            self._shards.put(shard)
+            raise shard
+        return shard
 
     def fail(self, error: Exception) -> None:
-        """Make `next` raise this error after the parts fetched so far. Any thread may call this."""
-        self._parts.put(error)
+        """Make `next` raise this error after the fetched shards. Any thread may call this."""
+        self._shards.put(error)
 
     def close(self) -> None:
         """End the thread, and wait for it unless its current call does not return."""
@@ -194,9 +194,9 @@ class Fetcher:
         if calls:
             # If the store has ended, so has the thread's call.
             with contextlib.suppress(DistError):
-                put_part(self._store, segment, self._rank, _END)
+                put_shard(self._store, segment, self._rank, _END)
                 # The thread may just have moved on to the next segment.
-                put_part(self._store, segment + 1, self._rank, _END)
+                put_shard(self._store, segment + 1, self._rank, _END)
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
@@ -206,7 +206,7 @@ class Fetcher:
             while self._may_continue(after):
                 after = self._fetch(store)
         except DistError as error:
-            self._parts.put(error)
+            self._shards.put(error)
 
     def _may_continue(self, after: int) -> bool:
         """Wait for an epoch later than `after` to begin; return False if the thread must end."""
@@ -217,19 +217,19 @@ class Fetcher:
             return self._calls
 
     def _fetch(self, store: Store) -> int:
-        """Fetch the next part; return the number of its epoch if it ends the epoch, else -1."""
+        """Fetch the next shard; return the number of its epoch if it ends the epoch, else -1."""
         began = time.monotonic()
         try:
-            part = get_part(store, self._segment, self._rank)
+            shard = get_shard(store, self._segment, self._rank)
         except DistStoreError:
             # A timeout is not an error here: rank 0 may be busy for longer, for example with an
             # evaluation. `next` limits the rank's own wait.
             if time.monotonic() - began < self._wait_s / 2:
                 raise
             return -1
-        if part.node is not None:
-            self._on_node(part.node)
-        self._parts.put(part)
-        store.delete_key(part_key(self._segment, self._rank))
+        if shard.node is not None:
+            self._on_node(shard.node)
+        self._shards.put(shard)
+        store.delete_key(shard_key(self._segment, self._rank))
         self._segment += 1
-        return part.epoch if part.epoch_end or part.stop else -1
+        return shard.epoch if shard.epoch_end or shard.stop else -1

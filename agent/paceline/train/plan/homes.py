@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paceline.data.prefetcher import NodePart
-from paceline.wire import Moves, Segment, Shards, pack_samples
+from paceline.data.prefetcher import NodeShard
+from paceline.wire import Moves, Plan, Shards, pack_samples
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,22 +36,22 @@ class Homes:
             self.of = self._moved(self._moves)
         self._epoch, self._moves = epoch, None
 
-    def parts(self, segment: Segment) -> list[NodePart]:
-        """Update the homes by an adopted segment, and return its part for each node, [nodes]."""
-        counts, samples = segment.assignment.counts, segment.assignment.samples
+    def node_shards(self, plan: Plan) -> list[NodeShard]:
+        """Update the homes by an adopted segment, and return its shard for each node, [nodes]."""
+        counts, samples = plan.assignment.counts, plan.assignment.samples
         of_node = np.repeat(np.tile(self.nodes, len(counts)), counts.ravel())
         self.of[samples] = of_node
         after = None
-        if segment.moves is not None:
-            self._moves = segment.moves
-            after = self._moved(segment.moves)
+        if plan.moves is not None:
+            self._moves = plan.moves
+            after = self._moved(plan.moves)
         # At the epoch's end, derive the next epoch's homes again: some samples may have been
         # trained elsewhere since the moves were planned.
-        elif segment.epoch_end:
+        elif plan.epoch_end:
             after = self.of if self._moves is None else self._moved(self._moves)
         return [
-            NodePart(
-                segment.epoch,
+            NodeShard(
+                plan.epoch,
                 pack_samples(samples[of_node == node]),
                 None if after is None else pack_samples(np.flatnonzero(after == node)),
             )

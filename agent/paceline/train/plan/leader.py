@@ -1,4 +1,4 @@
-"""The leader (rank 0) adopts the next segment, distributes its parts and announces it.
+"""The leader (rank 0) adopts the next segment, distributes its shards and announces it.
 
 Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the controller's newest
 valid proposal. If none is there in time, it coasts: it plans a few steps itself and keeps the
@@ -30,13 +30,13 @@ from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.context import RunContext
 from paceline.train.epochs import epoch_order
-from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
 from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
+from paceline.train.plan_shard import MicroBatch, PlanShard, left_key, put_shard, shard_key
 from paceline.train.startup import Startup
 from paceline.train.streams.gathering import Gathering
 from paceline.train.sync import pool
-from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Assignment, Segment, pack_samples
+from paceline.wire import ALLREDUCE, MOST_WHY, Adopted, Assignment, Plan, pack_samples
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -91,7 +91,7 @@ class Leader:
     Args:
         context: the run's terms and limits, and where its data is.
         startup: rank 0's result of the start-up. If several ranks share each batch, the ranks of
-            the other lanes read copies of their groups' parts.
+            the other lanes read copies of their groups' shards.
         start: position at which training begins; its `used` has the samples that an earlier attempt
             used.
         proposals: the controller's proposals; None without a bus.
@@ -149,7 +149,7 @@ class Leader:
         self._ledger = self._ledger_of(start.epoch, start.used)
         # The next segment's first step.
         self._step = start.step
-        self._last: Segment | None = None
+        self._last: Plan | None = None
         # Number of the newest segment in the store.
         self._newest = -1
         # Number of proposals that had arrived when the last segment was chosen.
@@ -186,10 +186,10 @@ class Leader:
         """Return the number of the next segment."""
         return 0 if self._last is None else self._last.seq + 1
 
-    def advance(self, epoch: int) -> Part:
-        """Distribute the next segment of an epoch, or the end of the plan (see `Part.stop`).
+    def advance(self, epoch: int) -> PlanShard:
+        """Distribute the next segment of an epoch, or the end of the plan (see `PlanShard.stop`).
 
-        Return rank 0's part, which is not in the store.
+        Return rank 0's shard, which is not in the store.
         """
         if epoch != self._ledger.epoch:
             self._ledger = self._ledger_of(epoch)
@@ -229,8 +229,8 @@ class Leader:
         return np.setdiff1d(self._ledger.used(), np.concatenate([[], *planned]))
 
     def unread(self) -> bool:
-        """Return True if a rank that has not left has not read its newest part yet."""
-        return any(store.check([part_key(self._newest, rank)]) for store, rank in self._present())
+        """Return True if a rank that has not left has not read its newest shard yet."""
+        return any(store.check([shard_key(self._newest, rank)]) for store, rank in self._present())
 
     def wait_for_readers(
         self, *, at_the_end: bool, failed: Callable[[], bool] = lambda: False
@@ -264,8 +264,8 @@ class Leader:
         others = [(store, rank) for store in self._stores for rank in range(self._world)][1:]
         return [(store, rank) for store, rank in others if not store.check([left_key(rank)])]
 
-    def _end(self, epoch: int, *, reform: bool, failed: str = "") -> Part:
-        end = Part(
+    def _end(self, epoch: int, *, reform: bool, failed: str = "") -> PlanShard:
+        end = PlanShard(
             *(epoch, self.seq, self._step, [], [], [], [], b"", False),
             stop=True,
             reform=reform,
@@ -274,14 +274,14 @@ class Leader:
         self._put(self.seq, [end] * self._world)
         return end
 
-    def _put(self, seq: int, parts: list[Part]) -> None:
+    def _put(self, seq: int, shards: list[PlanShard]) -> None:
         self._newest = seq
         for store in self._stores:
-            for rank, part in enumerate(parts):
+            for rank, shard in enumerate(shards):
                 if rank > 0 or store is not self._store:
-                    put_part(store, seq, rank, part)
+                    put_shard(store, seq, rank, shard)
 
-    def _proposed(self) -> Segment | None:
+    def _proposed(self) -> Plan | None:
         """Return the controller's newest valid proposal for the next segment."""
         proposals = self._proposals
         if proposals is None:
@@ -303,17 +303,15 @@ class Leader:
             self._waits.in_time()
         return made
 
-    def _taken(self, proposals: Proposals, deadline: float) -> Segment | None:
+    def _taken(self, proposals: Proposals, deadline: float) -> Plan | None:
         while proposal := proposals.take(self.seq, deadline - time.monotonic()):
-            segment = proposal.segment
-            refusal = self._ledger.refusal(segment, self._world)
-            if segment.first_step != self._step:
-                refusal = f"it begins at step {segment.first_step}, not {self._step}"
+            plan = proposal.plan
+            refusal = self._ledger.refusal(plan, self._world)
+            if plan.first_step != self._step:
+                refusal = f"it begins at step {plan.first_step}, not {self._step}"
             if refusal is None:
-                return segment if self._stream is None else self._stream.ledger.filled(segment)
-            logger.warning(
-                "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
-            )
+                return plan if self._stream is None else self._stream.ledger.filled(plan)
+            logger.warning("segment %d of %s refused: %s", plan.seq, proposal.controller, refusal)
         return None
 
     def _consider_lateness(self, proposals: Proposals) -> None:
@@ -325,7 +323,7 @@ class Leader:
         if (
             newest is not None
             and proposals.received > self._received
-            and newest.segment.seq < self.seq
+            and newest.plan.seq < self.seq
         ):
             self._coast_steps = min(2 * self._coast_steps, self._most_coasted())
             self._waits.late()
@@ -351,7 +349,7 @@ class Leader:
             return 0.0
         return max(PROPOSAL_WAIT_S, self._waits.due_s)
 
-    def _coasted(self) -> Segment:
+    def _coasted(self) -> Plan:
         last = self._last
         started = time.perf_counter()
         shares = list(last.shares) if last is not None else []
@@ -371,7 +369,7 @@ class Leader:
             self._stream.ledger.paces = paces
         batches = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
         assignment = Assignment.of(batches, self._world)
-        made = Segment(
+        made = Plan(
             seq=self.seq,
             epoch=self._ledger.epoch,
             first_step=self._step,
@@ -391,37 +389,37 @@ class Leader:
         )
         return made.keeping(assignment)
 
-    def _adopt(self, segment: Segment) -> Part:
-        assignment = segment.assignment
-        pooled = self._pools(segment)
-        segment = msgspec.structs.replace(segment, pooled=pooled).keeping(assignment)
-        parts = self._parts(segment)
-        if segment.pooled:
-            pool.put(self._store, parts)
-        # The nodes' parts are added last, because they are long and not for all ranks.
+    def _adopt(self, plan: Plan) -> PlanShard:
+        assignment = plan.assignment
+        pooled = self._pools(plan)
+        plan = msgspec.structs.replace(plan, pooled=pooled).keeping(assignment)
+        shards = self._shards(plan)
+        if plan.pooled:
+            pool.put(self._store, shards)
+        # The nodes' shards are added last, because they are long and not for all ranks.
         if self._homes is not None:
             for rank, of_node in zip(
-                self._homes.prefetchers, self._homes.parts(segment), strict=True
+                self._homes.prefetchers, self._homes.node_shards(plan), strict=True
             ):
-                parts[rank] = msgspec.structs.replace(parts[rank], node=of_node)
-        self._put(segment.seq, parts)
+                shards[rank] = msgspec.structs.replace(shards[rank], node=of_node)
+        self._put(plan.seq, shards)
         while self._ahead and self._ahead[0][0] + len(self._ahead[0][2]) - 1 <= self.stepped:
             self._ahead.popleft()
         ends = np.cumsum(assignment.counts.sum(axis=1))
-        self._ahead.append((segment.first_step, assignment.samples, ends))
+        self._ahead.append((plan.first_step, assignment.samples, ends))
         self._ledger.use(assignment.samples)
         self._begun.append((time.monotonic(), self._step))
-        self._step += segment.steps
-        self._last = segment
+        self._step += plan.steps
+        self._last = plan
         if self._announce is not None:
-            self._announce(Adopted(self._attempt, segment, time.time()))
-        return parts[0]
+            self._announce(Adopted(self._attempt, plan, time.time()))
+        return shards[0]
 
-    def _pools(self, segment: Segment) -> bool:
-        return self._world > 1 and is_pooled(segment.synchroniser) and self._uneven()
+    def _pools(self, plan: Plan) -> bool:
+        return self._world > 1 and is_pooled(plan.synchroniser) and self._uneven()
 
-    def _parts(self, segment: Segment) -> list[Part]:
-        counts, samples = segment.assignment.counts, segment.assignment.samples
+    def _shards(self, plan: Plan) -> list[PlanShard]:
+        counts, samples = plan.assignment.counts, plan.assignment.samples
         of = features(self._sizes[samples], counts)
         samples, ends = _by_rank(samples, counts)
         micro: list[list[list[MicroBatch]]] = [[]] * self._world
@@ -436,7 +434,7 @@ class Leader:
             samples = self._stream.ledger.places[samples]
         uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
         weights = weights_of(self._terms.loss_mean, counts, of.load)
-        ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
+        ett: list[list[float]] = np.transpose(plan.ett_s).tolist() or [[]] * self._world
         # Arrays are converted to lists as a whole, because there may be thousands of ranks.
         columns = zip(
             counts.T.tolist(),
@@ -446,26 +444,26 @@ class Leader:
             _packed(samples, ends),
             of.squares.T.tolist(),
             of.longest.T.tolist(),
-            segment.threads or [0] * self._world,
+            plan.threads or [0] * self._world,
             micro,
             strict=True,
         )
         return [
-            Part(
-                epoch=segment.epoch,
-                segment=segment.seq,
-                first_step=segment.first_step,
+            PlanShard(
+                epoch=plan.epoch,
+                segment=plan.seq,
+                first_step=plan.first_step,
                 counts=of_rank,
                 loads=loads,
                 weights=weights,
                 ett_s=ett_s,
                 indices=indices,
-                epoch_end=segment.epoch_end,
+                epoch_end=plan.epoch_end,
                 squares=squares,
                 longest=longest,
                 threads=threads,
-                synchroniser=segment.synchroniser,
-                pooled=segment.pooled,
+                synchroniser=plan.synchroniser,
+                pooled=plan.pooled,
                 micro=cuts,
                 uneven=uneven,
             )

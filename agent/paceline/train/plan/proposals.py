@@ -119,7 +119,7 @@ class Proposals:
             return
         with self._changed:
             if isinstance(message, Proposal) and message.attempt == self._attempt:
-                self._proposals[message.segment.seq] = self.newest = message
+                self._proposals[message.plan.seq] = self.newest = message
                 self.received += 1
             elif isinstance(message, StopTraining) and message.meant(self._first_attempt):
                 self.stop_reason = message.reason

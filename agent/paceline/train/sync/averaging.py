@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.core.replicas import part_due, parted
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync.base import Channel, Ranks, Round, no_gradient
 from paceline.train.sync.gradients import Mean, averaged, joined, spread
 from paceline.train.sync.outer import Outer
@@ -57,7 +57,7 @@ class AveragingSync:
         # Number of samples of earlier steps whose gradients are still in .grad.
         self._samples = 0
         # The newest iteration of the script's loop in which the optimiser stepped.
-        self._stepped: Step | None = None
+        self._stepped: LocalStep | None = None
         # Number of means that took effect so far.
         self._means = 0
         # The mean in flight, if there is one, and the number of such means started so far.
@@ -70,18 +70,18 @@ class AveragingSync:
             TaskThread(channel.ranks.timeout.total_seconds()) if rules.overlap else None
         )
 
-    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
         """See `GradientSync.stepping`."""
         self._stepped = step
         if not (self._samples or step.samples):
             no_gradient(self._parameters)
 
-    def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
+    def body_done(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
         """See `GradientSync.body_done`."""
         self._samples = 0 if self._stepped is step else self._samples + step.samples
         self._work = [work + step.weight for work in self._work]
 
-    def end_step(self, step: Step) -> None:
+    def end_step(self, step: LocalStep) -> None:
         """See `GradientSync.end_step`."""
         if self._flight is not None and step.step >= self._flight.due:
             self._land(self._flight)

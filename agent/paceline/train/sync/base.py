@@ -19,7 +19,7 @@ _KEPT_DIVISIONS = 4
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-    from paceline.train.parts import Step
+    from paceline.train.plan_shard import LocalStep
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,15 @@ class GradientSync(Protocol):
     goes_on: bool
     weighs: bool
 
-    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
         """Prepare a step of the optimiser. Called any number of times in the loop's body."""
         ...
 
-    def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """End an iteration of the loop's body. Each iteration has a `Step` object of its own."""
+    def body_done(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
+        """End an iteration of the loop's body. Each iteration has its own `LocalStep`."""
         ...
 
-    def end_step(self, step: Step) -> None:
+    def end_step(self, step: LocalStep) -> None:
         """End a step of the plan, in which this rank had no batch, one batch or several."""
         ...
 

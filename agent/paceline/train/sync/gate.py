@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline.core.errors import PacelineError
 from paceline.train.ddp import CurrentStep, trained
 from paceline.train.fsdp import model as sharded
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.startup import TIMEOUT, Lanes
 from paceline.train.sync import make
 from paceline.train.sync.agreement import LoopAgreement
@@ -72,7 +72,7 @@ _LEFT = (
     "session.loader() early"
 )
 
-OnRound = Callable[[Step, Round], None]
+OnRound = Callable[[LocalStep, Round], None]
 
 
 class SyncGate:
@@ -105,7 +105,7 @@ class SyncGate:
         # Decides if the script suits relaxed synchronisation; reports fallbacks to the all-reduce.
         self.suitability = Suitability(self._script, self.models)
         # The newest step of this epoch that has begun; None before the first one.
-        self._step: Step | None = None
+        self._step: LocalStep | None = None
         # The current synchronisation if it is relaxed; None under the all-reduce.
         self.relaxed: GradientSync | None = None
         # True if ranks may have different loss scales.
@@ -121,8 +121,8 @@ class SyncGate:
         self._agreement: LoopAgreement | None = None
         # The newest iteration in which the models' optimiser stepped, and the newest one that has
         # ended.
-        self._stepped: Step | None = None
-        self._body: Step | None = None
+        self._stepped: LocalStep | None = None
+        self._body: LocalStep | None = None
         # True if all ranks left the loop after the same step.
         self._left = False
         # The reason why this rank cannot continue.
@@ -152,7 +152,7 @@ class SyncGate:
         """See `Session.optimizer`."""
         self._script.declare(optimiser, scaler, self._parameters())
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: LocalStep) -> None:
         """Begin a step. If the synchronisation changes, all ranks synchronise first."""
         if self._unwrapped.uncompared:
             self._unwrapped.look()
@@ -189,7 +189,7 @@ class SyncGate:
         else:
             self._relax(step)
 
-    def begin_turn(self, step: Step) -> None:
+    def begin_turn(self, step: LocalStep) -> None:
         """Begin an iteration of the script's loop, for a step's batch or a further micro-batch."""
         self._current.through.clear()
         if step.place == 0:
@@ -241,11 +241,11 @@ class SyncGate:
         with self._current.running.waiting(), self._entered():
             self.relaxed.body_done(self._step, self._script.chosen())
 
-    def pools(self, step: Step) -> bool:
+    def pools(self, step: LocalStep) -> bool:
         """Return whether ranks may take over each other's batches in this step, which has begun."""
         return self.relaxed is not None and step.pooled
 
-    def end_step(self, step: Step) -> None:
+    def end_step(self, step: LocalStep) -> None:
         """End a step of the plan, in which this rank had any number of batches.
 
         After a segment's last step, all ranks synchronise.
@@ -305,7 +305,7 @@ class SyncGate:
                 self._agreement.leave(step.step, raised)
         self._left = True
 
-    def _refuse_to_leave(self, step: Step) -> None:
+    def _refuse_to_leave(self, step: LocalStep) -> None:
         """Leave with an error: ranks that share batches have no common step to leave after."""
         assert self.relaxed is not None
         self._failure = f"left its loop in step {step.step}{_LEFT}"
@@ -314,7 +314,7 @@ class SyncGate:
             self.relaxed.abort(self._failure)
         raise PacelineError(f"rank {self._rank} {self._failure}")
 
-    def _through(self, step: Step, raised: bool) -> None:
+    def _through(self, step: LocalStep, raised: bool) -> None:
         assert self._agreement is not None
         with self._entered():
             self._agreement.through(step.step, raised)
@@ -332,7 +332,7 @@ class SyncGate:
         for model in self.models:
             model.reduce(reduces)
 
-    def _relax(self, step: Step) -> None:
+    def _relax(self, step: LocalStep) -> None:
         self._scales_differ = True
         self.relaxed = make(
             step.synchroniser,

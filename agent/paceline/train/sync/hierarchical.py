@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.core.replicas import Pushes
 from paceline.core.rounds import Call, Drift
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync.averaging import alike
 from paceline.train.sync.base import Channel, Ranks, Replica
 from paceline.train.sync.gradients import joined, spread
@@ -107,7 +107,7 @@ class HierarchicalSync(PartialSync):
         """Return the replica without the changes of other groups."""
         return joined(self._flat.parameters) - self._corrections
 
-    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
         """See `GradientSync.stepping`."""
         if self._tasks.idle:
             # `wait` raises the error of the latest push, if there is one.

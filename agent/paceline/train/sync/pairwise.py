@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.core import replicas
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync.averaging import AveragingSync
 from paceline.train.sync.base import Channel, Round
 from paceline.train.sync.gradients import joined, spread
@@ -58,13 +58,13 @@ class PairwiseSync(AveragingSync):
         self._tasks = TaskThread(ranks.timeout.total_seconds())
         self._peers = Peers(ranks, channel.prefix, answering, len(self._shadow), self._answer)
 
-    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
         """See `GradientSync.stepping`. Waits for the exchange of the previous step."""
         self._tasks.wait()
         self._peers.check()
         super().stepping(step, optimiser)
 
-    def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
+    def body_done(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
         """See `GradientSync.body_done`."""
         super().body_done(step, optimiser)
         self._steps += 1

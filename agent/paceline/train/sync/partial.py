@@ -7,7 +7,7 @@ import statistics
 import torch
 
 from paceline.core.rounds import Call, Drift
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync.base import Channel, Replica, kept, no_gradient
 from paceline.train.sync.gradients import Flat, Gradient
 from paceline.train.sync.rounds import Rounds, Sum
@@ -40,11 +40,11 @@ class PartialSync:
         self._samples = 0
         self._weights: list[float] = []
         # The newest iteration whose samples are in `_samples`.
-        self._counted: Step | None = None
+        self._counted: LocalStep | None = None
         # The newest iteration that offered a gradient.
-        self._offered: Step | None = None
+        self._offered: LocalStep | None = None
 
-    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
         """See `GradientSync.stepping`. The script's own step then finds no gradients to apply."""
         own = self._own(step, optimiser)
         self._rounds.offer(own, ends_step=self._offered is not step)
@@ -52,7 +52,7 @@ class PartialSync:
         self._apply(self._rounds.take(), optimiser)
         no_gradient(self._flat.parameters)
 
-    def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
+    def body_done(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
         """See `GradientSync.body_done`. Without an optimiser step, gradients accumulate."""
         self._count(step)
         if self._offered is not step:
@@ -60,7 +60,7 @@ class PartialSync:
             with kept(self._flat.parameters):
                 self._apply(self._rounds.take(), optimiser)
 
-    def end_step(self, step: Step) -> None:
+    def end_step(self, step: LocalStep) -> None:
         """See `GradientSync.end_step`. Do nothing, because rounds do not belong to steps."""
 
     def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
@@ -72,13 +72,13 @@ class PartialSync:
         """See `GradientSync.abort`."""
         self._rounds.abort(reason)
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: LocalStep) -> None:
         if self._counted is not step:
             self._counted = step
             self._samples += step.samples
             self._weights.append(step.weight)
 
-    def _own(self, step: Step, optimiser: torch.optim.Optimizer) -> Gradient | None:
+    def _own(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> Gradient | None:
         self._count(step)
         again = self._offered is step and step.samples > 0
         samples, weights = self._samples, self._weights or [step.weight]

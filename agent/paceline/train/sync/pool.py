@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from paceline.core import pool
 from paceline.core.pool import Pace, Share, Stance
-from paceline.train.parts import Part, Step, decode_part, encode_part
+from paceline.train.plan_shard import LocalStep, PlanShard, decode_shard, encode_shard
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -29,18 +29,18 @@ def _share_key(segment: int, span: int, rank: int) -> str:
     return f"pool/{segment}/{span}/{rank}"
 
 
-def _part_key(segment: int, rank: int) -> str:
-    return f"pool/{segment}/part/{rank}"
+def _shard_key(segment: int, rank: int) -> str:
+    return f"pool/{segment}/shard/{rank}"
 
 
 def _over_key(segment: int) -> str:
     return f"pool/{segment}/over"
 
 
-def spans_of(part: Part) -> list[list[Step]]:
-    """Split a rank's part of a segment into spans: lists of those steps that have samples."""
-    spans: list[list[Step]] = [[]]
-    for step in part.steps():
+def spans_of(shard: PlanShard) -> list[list[LocalStep]]:
+    """Split a rank's shard of a segment into spans: lists of those steps that have samples."""
+    spans: list[list[LocalStep]] = [[]]
+    for step in shard.steps():
         if step.samples:
             spans[-1].append(step)
         if ends_span(step) and not step.last:
@@ -48,30 +48,30 @@ def spans_of(part: Part) -> list[list[Step]]:
     return spans
 
 
-def _batches_of_spans(part: Part) -> list[int]:
+def _batches_of_spans(shard: PlanShard) -> list[int]:
     """Return the lengths of `spans_of`, without making the steps."""
-    batches, last = [0], len(part.counts) - 1
-    for k, count in enumerate(part.counts):
+    batches, last = [0], len(shard.counts) - 1
+    for k, count in enumerate(shard.counts):
         batches[-1] += count > 0
-        step = part.first_step + k
-        if k < last and part.pooled and pool.ends_span(part.synchroniser, step, last=False):
+        step = shard.first_step + k
+        if k < last and shard.pooled and pool.ends_span(shard.synchroniser, step, last=False):
             batches.append(0)
     return batches
 
 
-def ends_span(step: Step) -> bool:
+def ends_span(step: LocalStep) -> bool:
     """Return whether a step is the last of a span of shared batches."""
     return step.pooled and pool.ends_span(step.synchroniser, step.step, last=step.last)
 
 
-def put(store: Store, parts: list[Part]) -> None:
-    """Store the pool of a segment, from all ranks' parts, [W], before any rank reads it."""
-    segment = parts[0].segment
+def put(store: Store, shards: list[PlanShard]) -> None:
+    """Store the pool of a segment, from all ranks' shards, [W], before any rank reads it."""
+    segment = shards[0].segment
     keys, values = [], []
-    for rank, part in enumerate(parts):
-        keys.append(_part_key(segment, rank))
-        values.append(encode_part(part))
-        for number, batches in enumerate(_batches_of_spans(part)):
+    for rank, shard in enumerate(shards):
+        keys.append(_shard_key(segment, rank))
+        values.append(encode_shard(shard))
+        for number, batches in enumerate(_batches_of_spans(shard)):
             keys.append(_share_key(segment, number, rank))
             values.append(_Entry(Share(0, batches), "").text.encode())
     store.multi_set(keys, values)  # type: ignore[attr-defined]
@@ -106,10 +106,10 @@ class SharedBatches:
         # This rank's entry in the store as last seen; None if unknown.
         self._mine: _Entry | None = None
         self._writes = 0
-        # By rank: the spans of that rank's part of the segment, once this rank has read them.
-        self._spans: dict[int, list[list[Step]]] = {}
+        # By rank: the spans of that rank's shard of the segment, once this rank has read them.
+        self._spans: dict[int, list[list[LocalStep]]] = {}
 
-    def begins(self, step: Step, *, may_leave: bool) -> bool:
+    def begins(self, step: LocalStep, *, may_leave: bool) -> bool:
         """Begin this rank's next planned batch; return False if other ranks train it.
 
         With `may_leave`, this rank may leave the batch to other ranks if these will finish it
@@ -123,7 +123,7 @@ class SharedBatches:
     def _next(self, share: Share) -> Share | None:
         return share.begin(self._pace.batch_s) if share.left else None
 
-    def is_taken_over(self, step: Step) -> bool:
+    def is_taken_over(self, step: LocalStep) -> bool:
         """Return True if it is certain that this rank will not train its next planned batch."""
         mine = self._mine
         if step.segment != self._segment or mine is None:
@@ -135,7 +135,7 @@ class SharedBatches:
         self._pace.add(seconds)
         self._worked_at = self._clock()
 
-    def takes_over(self, step: Step) -> Step | None:
+    def takes_over(self, step: LocalStep) -> LocalStep | None:
         """Take over another rank's batch of this span and return it, given the span's last step.
 
         Return None if no batch of the span is left for this rank. Call it again after each batch.
@@ -166,18 +166,18 @@ class SharedBatches:
                 )
             entries[other] = now
 
-    def end_span(self, step: Step) -> None:
+    def end_span(self, step: LocalStep) -> None:
         """End a span at its last step; after that, this rank begins no more batches of the span."""
         self._enter(step)
         self._span, self._mine = self._span + 1, None
         if step.last and self._store.add(_over_key(self._segment), 1) == self._world:
             for rank in range(self._world):
-                self._store.delete_key(_part_key(self._segment, rank))
+                self._store.delete_key(_shard_key(self._segment, rank))
                 for span in range(self._span):
                     self._store.delete_key(_share_key(self._segment, span, rank))
             self._store.delete_key(_over_key(self._segment))
 
-    def _enter(self, step: Step) -> None:
+    def _enter(self, step: LocalStep) -> None:
         if step.segment != self._segment:
             self._segment, self._span, self._mine = step.segment, 0, None
             self._spans.clear()
@@ -269,10 +269,10 @@ class SharedBatches:
             return True
         return self._batches(rank)[shares[rank].end - 1].samples <= self._limit
 
-    def _batches(self, rank: int) -> list[Step]:
+    def _batches(self, rank: int) -> list[LocalStep]:
         if rank not in self._spans:
-            part = decode_part(self._store.get(_part_key(self._segment, rank)))
-            self._spans[rank] = spans_of(part)
+            shard = decode_shard(self._store.get(_shard_key(self._segment, rank)))
+            self._spans[rank] = spans_of(shard)
         return self._spans[rank][self._span]
 
     def _key(self, rank: int) -> str:

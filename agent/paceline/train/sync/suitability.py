@@ -11,7 +11,7 @@ import torch.distributed as dist
 from paceline.train.batchnorm import shares_statistics
 from paceline.train.ddp import trained
 from paceline.train.fsdp.model import WeightedFSDP, Wrapped
-from paceline.train.parts import Step
+from paceline.train.plan_shard import LocalStep
 from paceline.train.sync.base import Ranks
 from paceline.train.sync.optimiser import ScriptOptimiser
 
@@ -29,7 +29,7 @@ _WARNING = (
 _NO_STEP = "no torch optimiser of the wrapped models has stepped on ranks {ranks}"
 
 # Called with a step of the segment, and the reason why the segment's gradients are all-reduced.
-OnFallback = Callable[[Step, str], None]
+OnFallback = Callable[[LocalStep, str], None]
 Models = Sequence[Wrapped]
 
 
@@ -74,7 +74,7 @@ class Suitability:
         if self.answer is not Suits.NOT_YET or self._all_stepped(name, ranks):
             self.answer = self._all_suit(name, ranks)
 
-    def tell(self, step: Step) -> None:
+    def tell(self, step: LocalStep) -> None:
         """Report, once per segment, that gradients are all-reduced despite its synchronisation."""
         if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
-from paceline.wire import Segment
+from paceline.wire import Plan
 from paceline.wire.synchronisation import (
     Averaging,
     Hierarchical,
@@ -130,7 +130,7 @@ class MeasuredSteps:
             longest=np.where(keep, of.longest, 0.0).ravel(),
         )
 
-    def of_segments(self, segments: list[Segment]) -> MeasuredSteps:
+    def of_segments(self, segments: list[Plan]) -> MeasuredSteps:
         """Return a copy in which `several` is set according to the plans of these segments."""
         trained = self.features.samples > 0
         left = single_batches(self._feedback(trained), segments).samples.reshape(trained.shape)
@@ -300,7 +300,7 @@ class MeasuredSteps:
 
 def with_spans(
     measured: MeasuredSteps,
-    relaxed: Sequence[Segment],
+    relaxed: Sequence[Plan],
     reduced_s: Callable[[list[int]], Sequence[float]],
 ) -> MeasuredSteps:
     """Return `measured` with the spans of its relaxed segments, which are sorted.
@@ -371,20 +371,20 @@ def _scaled(seconds: float, of: _Exchange, to: _Exchange, gradient_bytes: int | 
     return messages_s * to.messages / of.messages + moving_s * to.vectors / of.vectors
 
 
-def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
+def relaxed_span(step: Ints, plan: Plan) -> RelaxedSpan:
     """Return the rows that belong to a segment; `step` holds the step of each row, [S]."""
-    end = segment.first_step + segment.steps
-    first, after = np.searchsorted(step, [segment.first_step, end]).tolist()
+    end = plan.first_step + plan.steps
+    first, after = np.searchsorted(step, [plan.first_step, end]).tolist()
     whole = after > first and int(step[after - 1]) == end - 1
     return RelaxedSpan(
         first,
         after,
-        segment.synchroniser,
-        segment.seq,
-        segment.steps,
+        plan.synchroniser,
+        plan.seq,
+        plan.steps,
         whole,
-        segment.epoch_end,
-        segment.pooled,
+        plan.epoch_end,
+        plan.pooled,
     )
 
 

@@ -104,9 +104,9 @@ class SimulatedOption:
         self.mean = float(step_s.sum() / load.sum())
         early = slice(THRESHOLDS.early_steps)
         self.early = float(step_s[early].sum() / load[early].sum())
-        alone = [run.segment.synchroniser.alone for run in trained]
+        alone = [run.plan.synchroniser.alone for run in trained]
         self.alone = None if None in alone else max(filter(None, alone), default=0)
-        self.stale = any(run.segment.synchroniser.stale for run in trained)
+        self.stale = any(run.plan.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
         """Add the result of a simulation with other models.

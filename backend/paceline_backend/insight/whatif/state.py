@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
-from paceline.wire import OBSERVED, Hello, Segment
+from paceline.wire import OBSERVED, Hello, Plan
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import FEWEST_FORECAST_STEPS
 from paceline_backend.insight.whatif.measured import MeasuredSteps, with_spans
@@ -112,11 +112,11 @@ def _with_segments(
     """
     if not len(measured):
         return measured
-    kept: list[Segment] = []
+    kept: list[Plan] = []
     fallback = segments.newest_fallback(connection, run, hello.attempt, int(measured.step[-1]))
     measured = replace(measured, fallback=fallback)
     for relaxed in segments.relaxed(connection, run, hello, int(measured.step[0])):
-        segment = relaxed.segment
+        segment = relaxed.plan
         if relaxed.fallback:
             continue
         if segment is not None:

@@ -179,10 +179,10 @@ def _owners(connection: sa.Connection, run: int, epoch: int, samples: int) -> In
     first, last = connection.execute(bounds.where(c.run == run, c.epoch == epoch)).one()
     if first is None:
         return owners
-    for _, segment, end in effective(connection, run, first, last):
-        if segment.epoch != epoch:
+    for _, plan, end in effective(connection, run, first, last):
+        if plan.epoch != epoch:
             continue
-        for step in segment.assignment.parts[: end - segment.first_step]:
+        for step in plan.assignment.parts[: end - plan.first_step]:
             for rank, assigned in enumerate(step):
                 owners[assigned] = rank
     return owners

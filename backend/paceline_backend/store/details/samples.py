@@ -35,21 +35,21 @@ def assigned(
     items: list[dict[str, Any]] = []
     first, last = span
     looked = 0
-    for attempt, segment, end in effective(connection, run, first or 0, last):
+    for attempt, plan, end in effective(connection, run, first or 0, last):
         looked += 1
-        begin = max(segment.first_step, first or 0)
+        begin = max(plan.first_step, first or 0)
         if len(items) >= limit or looked > _MOST_SEGMENTS:
             return items, begin
-        of_steps = segment.assignment.parts
+        of_steps = plan.assignment.parts
         for step in range(begin, end if last is None else min(end, last + 1)):
             if len(items) >= limit:
                 return items, step
-            for rank, samples in enumerate(of_steps[step - segment.first_step]):
+            for rank, samples in enumerate(of_steps[step - plan.first_step]):
                 if ranks is not None and rank not in ranks:
                     continue
                 if sample is not None and not np.any(samples == sample):
                     continue
-                where = {"step": step, "epoch": segment.epoch, "attempt": attempt, "rank": rank}
+                where = {"step": step, "epoch": plan.epoch, "attempt": attempt, "rank": rank}
                 items.append({**where, "samples": samples.tolist()})
     return items, None
 
@@ -69,11 +69,11 @@ def effective(
         query = query.where(c.first_step <= last)
     query = query.order_by(c.first_step, c.attempt).execution_options(yield_per=200)
     for attempt, body in connection.execute(query):
-        segment = blobs.segment(body, None, None if hello is None else hello.samples)
-        if segment is None:
+        plan = blobs.plan(body, None, None if hello is None else hello.samples)
+        if plan is None:
             continue
         limit = end_of(attempt, starts)
-        end = segment.first_step + segment.steps
+        end = plan.first_step + plan.steps
         end = end if limit is None else min(end, limit)
-        if end > max(segment.first_step, first):
-            yield attempt, segment, end
+        if end > max(plan.first_step, first):
+            yield attempt, plan, end

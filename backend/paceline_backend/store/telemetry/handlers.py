@@ -89,7 +89,7 @@ def write_segments(connection: sa.Connection, adopted: Sequence[tuple[LockedRun,
     connection.execute(
         insert(connection, schema.segments).on_conflict_do_nothing(),
         [
-            {"run": run.key, "body": blobs.pack(message.segment), **segments.row(message)}
+            {"run": run.key, "body": blobs.pack(message.plan), **segments.row(message)}
             for run, message in adopted
         ],
     )
@@ -113,8 +113,8 @@ def _note_effects(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, 
         [
             {
                 "of_run": run.key,
-                "of_version": message.segment.version,
-                "first_step": message.segment.first_step,
+                "of_version": message.plan.version,
+                "first_step": message.plan.first_step,
                 "at": message.adopted_at,
             }
             for run, message in adopted

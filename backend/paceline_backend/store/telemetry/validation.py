@@ -16,8 +16,8 @@ import msgspec
 import sqlalchemy as sa
 
 from paceline import wire
+from paceline.wire.plan import MOST_STEPS
 from paceline.wire.problems import of_times, of_whole
-from paceline.wire.segment import MOST_STEPS
 from paceline_backend.store import refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.refusals import HUGE
@@ -201,8 +201,8 @@ def problem(
             reason = refusals.of_data_epoch(message)
         case wire.Adopted():
             reason = of_whole(message, {"attempt": 2**15}) or of_times(message, ("adopted_at",))
-            if reason is None and (wrong := message.segment.problem(world, samples)):
-                reason = f"segment: {wrong}"
+            if reason is None and (wrong := message.plan.problem(world, samples)):
+                reason = f"plan: {wrong}"
         case wire.StepBatch() | wire.RoundBatch():
             return _of_records(message)
         case _:

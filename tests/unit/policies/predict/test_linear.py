@@ -231,7 +231,7 @@ def test_batches_of_few_samples_of_two_sizes(policy: str, local: int) -> None:
         if run.step > 24 and ran.ett_s is not None:
             computed = ran.compute_s > 0
             errors += (np.abs(ran.ett_s[computed] / ran.compute_s[computed] - 1)).tolist()
-            steps.append(ran.segment.steps)
+            steps.append(ran.plan.steps)
     assert np.mean(errors) < 0.015
     assert np.mean(steps) > 3.5, "of 4: every step seemed to tell of a new speed"
 

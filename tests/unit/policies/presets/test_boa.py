@@ -55,7 +55,7 @@ def test_levels_devices_but_not_sizes() -> None:
         ran = run.advance()
     best = solve(models(devices.c_s, devices.b_s), run.history.problem(1, 0, shuffle=False))
     assert ran.compute_s.max() == pytest.approx(np.max(best * devices.c_s) + 0.02)
-    assert np.abs(np.array(ran.segment.ett_s) / ran.compute_s - 1).max() < 0.02
+    assert np.abs(np.array(ran.plan.ett_s) / ran.compute_s - 1).max() < 0.02
 
     sizes = np.random.default_rng(0).lognormal(3, 1, 2_000)
     devices = Emulation(a_s=[1e-3, 1e-3, 1.5e-3, 3e-3], b_s=[0.0] * 4)

@@ -107,20 +107,20 @@ def test_gives_slow_ranks_threads_and_keeps_batches_equal() -> None:
     while run.step < 80:
         ran = run.advance()
         before = plain.advance()
-        seen.append((ran.segment.first_step, ran.segment.threads))
-        assert ran.segment.counts == [[16] * 4] * ran.segment.steps
-        if ran.segment.ett_s and ran.segment.first_step > 40:
-            assert np.array(ran.segment.ett_s) == pytest.approx(ran.compute_s, rel=0.02)
+        seen.append((ran.plan.first_step, ran.plan.threads))
+        assert ran.plan.counts == [[16] * 4] * ran.plan.steps
+        if ran.plan.ett_s and ran.plan.first_step > 40:
+            assert np.array(ran.plan.ett_s) == pytest.approx(ran.compute_s, rel=0.02)
     # The best by brute force with the true share: 16, 16, 15.6 and 22.8 ms.
-    assert ran.segment.threads == [1, 1, 2, 4]
-    assert ran.segment.memory["serial"] == pytest.approx(0.3, abs=0.02)
+    assert ran.plan.threads == [1, 1, 2, 4]
+    assert ran.plan.memory["serial"] == pytest.approx(0.3, abs=0.02)
     assert ran.step_s.mean() < 0.6 * before.step_s.mean()
     changes = [b[0] for a, b in itertools.pairwise(seen) if a[1] != b[1]]
     assert 1 <= len(changes) <= 3
     assert changes[0] >= 8
     assert all(after - before >= 8 for before, after in itertools.pairwise(changes))
     # Nothing else than the segment's own record is needed to plan on.
-    assert set(ran.segment.memory) == {"counts", "threads", "since", "serial", "one"}
+    assert set(ran.plan.memory) == {"counts", "threads", "since", "serial", "one"}
 
 
 def test_another_batch_or_world_begins_anew() -> None:

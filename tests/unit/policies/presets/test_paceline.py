@@ -161,7 +161,7 @@ def test_free_mode_reaches_the_fluid_limit_with_learned_speeds(
     planned = fluid = 0.0
     while not simulation.finished:
         ran = simulation.advance()
-        if ran.segment.epoch > 0:
+        if ran.plan.epoch > 0:
             true = a * ran.features.load
             planned += float(true.max(axis=1).sum())
             fluid += float(ran.features.load.sum() / (1 / a).sum())
@@ -173,7 +173,7 @@ def test_steps_are_composed_anew_once_speeds_are_known() -> None:
     devices = Emulation(a_s=[1e-3] * 4 + [2e-3] * 4, b_s=[0.0] * 8)
     free = policies.make("paceline", {"mode": "free", "cost": "sum"})
     simulation = Simulation(training(sizes, 8, 32), devices, free)
-    shuffled = [simulation.advance().segment.shuffled for _ in range(8)]
+    shuffled = [simulation.advance().plan.shuffled for _ in range(8)]
     assert shuffled[0]
     assert sum(shuffled[1:]) == 1
 
@@ -189,7 +189,7 @@ def test_padding_is_noticed_and_steps_are_composed_for_it(mode: str, padded: boo
     )
     composed = []
     for _ in range(16):
-        if simulation.advance().segment.shuffled:
+        if simulation.advance().plan.shuffled:
             composed.append(simulation.history._cost.padded)
     assert composed[0]
     assert (len(composed) > 1) is (mode == "free")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.core.emulation import Emulation, Slowdown
-from paceline.wire import ALLREDUCE, Segment
+from paceline.wire import ALLREDUCE, Plan
 from paceline.wire.synchronisation import Pairwise
 from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
@@ -24,17 +24,17 @@ PAIRWISE = Pairwise()
 FIRST, LAST = 160, 479  # steps in which something happens
 
 
-def trained(devices: Emulation, sizes: np.ndarray, steps: int) -> list[Segment]:
+def trained(devices: Emulation, sizes: np.ndarray, steps: int) -> list[Plan]:
     world = len(devices.a_s)
     start = hello(world=world, global_batch=8 * world, sizes=sizes.tobytes(), epochs=None)
     run = Simulation(start, devices, policies.make("paceline-relaxed"))
     segments = []
     while run.step < steps:
-        segments.append(run.advance().segment)
+        segments.append(run.advance().plan)
     return segments
 
 
-def changes(segments: list[Segment]) -> list[int]:
+def changes(segments: list[Plan]) -> list[int]:
     """Where another synchroniser came into force than in the segment before."""
     return [b.first_step for a, b in pairwise(segments) if a.synchroniser != b.synchroniser]
 
@@ -231,8 +231,8 @@ def test_steps_of_the_policy_before_say_nothing() -> None:
     run.switches.append(switched)
     segments = []
     while run.step < 640:
-        segments.append(run.advance().segment)
-    assert {segment.policy for segment in segments} == {"bsp", "paceline-relaxed"}
+        segments.append(run.advance().plan)
+    assert {plan.policy for plan in segments} == {"bsp", "paceline-relaxed"}
     assert changes(segments) == []
 
 

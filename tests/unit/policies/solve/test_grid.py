@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.core.batch_limits.shapes import on_grid, raised
 from paceline.core.cost import Cost, Features, PaddedCost, features
-from paceline.wire import Segment
+from paceline.wire import Plan
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Policy, Problem
 from paceline_backend.policies.base import Storage
@@ -60,11 +60,11 @@ def feedback(problem: Problem, speeds: np.ndarray, steps: int) -> Feedback:
     return rows_of(of, load * speeds + 0.001)
 
 
-def made(policy: Policy, problem: Problem, known: Feedback) -> Segment:
+def made(policy: Policy, problem: Problem, known: Feedback) -> Plan:
     return policies.plan(policy, problem, known, shuffle=True)[0]
 
 
-def slowest_s(models: Models, problem: Problem, plan: Segment) -> np.ndarray:
+def slowest_s(models: Models, problem: Problem, plan: Plan) -> np.ndarray:
     """The expected time of each step, [S]."""
     of = features(problem.sizes[plan.assignment.samples], plan.assignment.counts)
     return np.asarray(models.ett(of).max(axis=1))

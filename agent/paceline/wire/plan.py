@@ -1,15 +1,18 @@
-"""The plan of a segment: which samples each rank gets in the next steps, and how it was made.
+"""The plan of a segment, a few consecutive steps: which samples each rank gets, and why.
 
-The planner returns a `Segment`, the leader adopts it, the bus carries it and the store keeps it:
+The planner returns a `Plan`, the leader adopts it, the bus carries it and the store keeps it:
 
-1. A policy's scheduler divides samples as an `Assignment`. `policies.plan` makes the segment from
-   it, and `planning.offer` adds what the policy does not know.
+1. A policy's scheduler divides samples as an `Assignment`. `policies.plan` makes the plan from it,
+   and `planning.offer` adds what the policy does not know.
 2. The controller sends it to the leader in a `Proposal`. If none arrives in time, the leader makes
-   a segment itself. With the segment's `Paces`, it picks the samples of a stream.
-3. The leader adopts the segment and stores a `Part` of it for each rank. A rank unpacks its part
-   into a `Step` for each step, and the script sees the step's `Batch` (`paceline.train.parts`).
-4. The leader announces the segment as `Adopted`. Ingest stores it; controllers, charts and
+   a plan itself. With the plan's `Paces`, it picks the samples of a stream.
+3. The leader adopts the plan and stores a `PlanShard` of it for each rank. A rank unpacks its
+   shard into a `LocalStep` for each step, and the script sees the step's `Batch`
+   (`paceline.train.plan_shard`).
+4. The leader announces the plan as `Adopted`. Ingest stores it; controllers, charts and
    `paceline replay` read it from the store.
+
+A field named `segment` holds the number of a segment, `Plan.seq`.
 """
 
 from __future__ import annotations
@@ -118,20 +121,19 @@ class Assignment:
         return np.repeat(ranks, self.counts.ravel())
 
 
-class Segment(msgspec.Struct, frozen=True, dict=True):
+class Plan(msgspec.Struct, frozen=True, dict=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
     The same policy code gives the same plan again for the run's sizes and the records of the steps
     in `feedback`.
 
-    A segment is validated once where it enters a process, by `problem`: the leader calls it before
-    it adopts a proposal, and ingest before it stores an adopted segment, so every segment that a
-    leader adopts can be stored. The controller calls it on the work of its policy, before it
-    proposes a segment, and on adopted segments that it did not propose. Ranks and readers of the
-    store trust a segment. Ingest may get a segment before its attempt's Hello, so readers of both
-    compare them with `misfit`.
+    A plan is validated once where it enters a process, by `problem`: the leader calls it before it
+    adopts a proposal, and ingest before it stores an adopted plan, so every plan that a leader
+    adopts can be stored. The controller calls it on the work of its policy, before it proposes a
+    plan, and on adopted plans that it did not propose. Ranks and readers of the store trust a plan.
+    Ingest may get a plan before its attempt's Hello, so readers of both compare them with `misfit`.
 
-    A process unpacks the samples of a segment at most once, because `assignment` is cached, and not
+    A process unpacks the samples of a plan at most once, because `assignment` is cached, and not
     at all if it has packed them itself.
     """
 
@@ -200,13 +202,13 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
         samples = np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
         return Assignment(np.array(self.counts, np.int64), samples)
 
-    def keeping(self, assignment: Assignment) -> Segment:
-        """Cache the assignment from which this segment was packed; return this segment."""
+    def keeping(self, assignment: Assignment) -> Plan:
+        """Cache the assignment from which this plan was packed; return this plan."""
         self.__dict__["assignment"] = assignment
         return self
 
     def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
-        """Return the reason why no leader may adopt the segment; None if it is valid by itself.
+        """Return the reason why no leader may adopt the plan; None if it is valid by itself.
 
         `world` is the number of ranks of the attempt, `samples` the size of the data set; None:
         unknown.
@@ -227,7 +229,7 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
         )
 
     def misfit(self, world: int | None, samples: int | None) -> str | None:
-        """Return the reason why a valid segment does not fit its attempt; None if it does.
+        """Return the reason why a valid plan does not fit its attempt; None if it does.
 
         For `world` and `samples` see `problem`.
         """
@@ -242,26 +244,26 @@ class Segment(msgspec.Struct, frozen=True, dict=True):
 
 
 def pack_samples(samples: Ints) -> bytes:
-    """Pack `Assignment.samples` into the bytes `Segment.indices`."""
+    """Pack `Assignment.samples` into the bytes `Plan.indices`."""
     return samples.astype("<u4").tobytes()
 
 
-def _of_texts(segment: Segment) -> str | None:
-    if segment.source not in _SOURCES:
-        return f"source is {segment.source!a}: it must be 'controller', 'coast' or 'equal'"
-    return problems.of_text(segment.policy, "policy") or problems.of_text(segment.why, "why")
+def _of_texts(plan: Plan) -> str | None:
+    if plan.source not in _SOURCES:
+        return f"source is {plan.source!a}: it must be 'controller', 'coast' or 'equal'"
+    return problems.of_text(plan.policy, "policy") or problems.of_text(plan.why, "why")
 
 
-def _of_counts(segment: Segment, width: int) -> str | None:
-    if not segment.counts:
+def _of_counts(plan: Plan, width: int) -> str | None:
+    if not plan.counts:
         return "counts is empty: a segment has at least one step"
-    if not width or any(len(row) != width for row in segment.counts):
+    if not width or any(len(row) != width for row in plan.counts):
         return _misshapen(width or 1)
-    if not all(min(row) >= 0 and max(row) < _INT for row in segment.counts):
+    if not all(min(row) >= 0 and max(row) < _INT for row in plan.counts):
         return "counts holds a number that is negative or too large"
-    total = sum(map(sum, segment.counts))
-    if len(segment.indices) != 4 * total:
-        return f"indices has {len(segment.indices)} bytes for {total} samples"
+    total = sum(map(sum, plan.counts))
+    if len(plan.indices) != 4 * total:
+        return f"indices has {len(plan.indices)} bytes for {total} samples"
     return None
 
 
@@ -269,24 +271,24 @@ def _misshapen(width: int) -> str:
     return f"counts does not have the shape [steps][{width} ranks]"
 
 
-def _of_indices(segment: Segment, samples: int | None) -> str | None:
-    if samples is None or not segment.indices:
+def _of_indices(plan: Plan, samples: int | None) -> str | None:
+    if samples is None or not plan.indices:
         return None
     # View the bytes as an array, without a copy: most callers need `assignment` later, or never.
-    most = int(np.frombuffer(segment.indices, "<u4").max())
+    most = int(np.frombuffer(plan.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None
     )
 
 
-def _of_forecast_and_feedback(segment: Segment, width: int) -> str | None:
-    if segment.ett_s and [len(row) for row in segment.ett_s] != [width] * segment.steps:
+def _of_forecast_and_feedback(plan: Plan, width: int) -> str | None:
+    if plan.ett_s and [len(row) for row in plan.ett_s] != [width] * plan.steps:
         return "ett_s does not have the shape of counts"
-    if not all(all(map(math.isfinite, row)) for row in segment.ett_s):
+    if not all(all(map(math.isfinite, row)) for row in plan.ett_s):
         return "ett_s holds a value that is not finite"
-    if segment.shares and not _are_shares(np.asarray(segment.shares), width):
-        return f"shares {segment.shares} are not valid for {width} ranks"
-    for start, end in segment.feedback:
+    if plan.shares and not _are_shares(np.asarray(plan.shares), width):
+        return f"shares {plan.shares} are not valid for {width} ranks"
+    for start, end in plan.feedback:
         if not 0 <= start < end <= min(start + _LONGEST_RANGE, MOST_STEPS):
             return f"feedback holds {[start, end]}, which is not a valid range of steps"
     return None

@@ -1,7 +1,8 @@
-"""Shards of the plan: a rank's shard of a segment, of a step, and the script's view of a step.
+"""A rank's shard of the plan, its local steps, and the script's view of a step.
 
-For each segment, the leader stores a `Part` for each rank in the ranks' store. The follower reads
-the part and makes `Step` objects from it. `Session.batch` shows the script a `Batch`.
+For each segment, the leader stores a `PlanShard` for each rank in the ranks' store. The shard has
+columns, because the leader packs it for thousands of ranks. The follower reads it and unpacks a
+`LocalStep` for each step. `Session.batch` shows the script a `Batch`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from paceline.data.prefetcher import NodePart
+from paceline.data.prefetcher import NodeShard
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-class Step(msgspec.Struct, frozen=True):
-    """One rank's shard of one step."""
+class LocalStep(msgspec.Struct, frozen=True):
+    """What this rank does in one step, or in one micro-batch of it."""
 
     epoch: int
     step: int
@@ -54,7 +55,7 @@ class Step(msgspec.Struct, frozen=True):
     planned: int | None = None
     # The micro-batches of the step, one for each iteration of the script's loop; empty: the step is
     # computed in one iteration.
-    micro: tuple[Step, ...] = ()
+    micro: tuple[LocalStep, ...] = ()
     # For a micro-batch: its weight in the mean over this rank's batch.
     share: float = 1.0
     # For a micro-batch: its index in the step.
@@ -67,7 +68,7 @@ class Step(msgspec.Struct, frozen=True):
         """Return n_j, the number of samples."""
         return len(self.indices)
 
-    def without_batch(self) -> Step:
+    def without_batch(self) -> LocalStep:
         """Return the same step without samples, for a rank that has no batch in it."""
         return replace(
             self, indices=[], load=0.0, squares=0.0, longest=0.0, weight=0.0, ett_s=None, micro=()
@@ -109,7 +110,7 @@ class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
     share: float
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class PlanShard(msgspec.Struct, frozen=True, array_like=True):
     """One rank's shard of a segment: an entry in the ranks' store, read once and then deleted."""
 
     epoch: int
@@ -134,20 +135,20 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     pooled: bool = False
     # The micro-batches of each step, [steps]; empty: each step is computed in one pass.
     micro: list[list[MicroBatch]] = []
-    # The node's part of the plan: on the first rank of each node, if data is stored on nodes.
-    node: NodePart | None = None
+    # The node's shard of the segment: on the first rank of each node, if data is stored on nodes.
+    node: NodeShard | None = None
     # Steps of the segment, from 0, in which ranks have different numbers of samples.
     uneven: list[int] = []
     # If `stop` is True: the reason why planning failed; empty: the plan was ended on purpose.
     failed: str = ""
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[LocalStep]:
         """Yield the steps in order."""
         indices = np.frombuffer(self.indices, dtype="<u4").tolist()
         end = 0
         for k, count in enumerate(self.counts):
             start, end = end, end + count
-            step = Step(
+            step = LocalStep(
                 self.epoch,
                 self.first_step + k,
                 self.segment,
@@ -171,7 +172,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
             yield step
 
 
-def _micro_batches(step: Step, micro: list[MicroBatch]) -> Iterator[Step]:
+def _micro_batches(step: LocalStep, micro: list[MicroBatch]) -> Iterator[LocalStep]:
     end = 0
     for place, each in enumerate(micro):
         start, end = end, end + each.samples
@@ -189,35 +190,35 @@ def _micro_batches(step: Step, micro: list[MicroBatch]) -> Iterator[Step]:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Part)
+_decoder = msgspec.msgpack.Decoder(PlanShard)
 
 
-def encode_part(part: Part) -> bytes:
+def encode_shard(shard: PlanShard) -> bytes:
     """Encode a shard for the ranks' store."""
-    return _encoder.encode(part)
+    return _encoder.encode(shard)
 
 
-def decode_part(data: bytes) -> Part:
+def decode_shard(data: bytes) -> PlanShard:
     """Decode a shard from the ranks' store."""
     return _decoder.decode(data)
 
 
-def part_key(segment: int, rank: int) -> str:
+def shard_key(segment: int, rank: int) -> str:
     """Return the store's key of a rank's shard of a segment."""
     return f"seg/{segment}/{rank}"
 
 
-def get_part(store: Store, segment: int, rank: int) -> Part:
+def get_shard(store: Store, segment: int, rank: int) -> PlanShard:
     """Read a rank's shard of a segment; wait until the leader has stored it.
 
     A DistError means that rank 0 has ended, or stored nothing within the store's timeout.
     """
-    return decode_part(store.get(part_key(segment, rank)))
+    return decode_shard(store.get(shard_key(segment, rank)))
 
 
-def put_part(store: Store, segment: int, rank: int, part: Part) -> None:
+def put_shard(store: Store, segment: int, rank: int, shard: PlanShard) -> None:
     """Store a rank's shard of a segment."""
-    store.set(part_key(segment, rank), encode_part(part))  # type: ignore[arg-type]
+    store.set(shard_key(segment, rank), encode_shard(shard))  # type: ignore[arg-type]
 
 
 def left_key(rank: int) -> str:
