@@ -1,14 +1,13 @@
 """Create the tables of this version in a database, with Alembic, and refuse other tables.
 
-Until release 1.0 there is one revision, the baseline, whose name is a fingerprint of the declared
-tables. A database that another commit made is refused if its tables differ in any way.
+Until release 1.0 there is one revision, the baseline. Its name changes with the declared tables, so
+a database that another commit made is refused if its tables differ in any way.
 """
 
 from __future__ import annotations
 
 import fcntl
 import functools
-import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 _PACKAGE = Path(__file__).parents[1]
 # Number of the advisory lock in Postgres: the bytes of "pacl".
@@ -31,26 +29,6 @@ _alembic = threading.Lock()
 
 class OtherTablesError(Exception):
     """The database has a revision that this version does not know; the text is that revision."""
-
-
-def fingerprint(metadata: sa.MetaData, *statements: str) -> str:
-    """Return 12 hexadecimal digits that any change of tables or statements changes.
-
-    The fingerprint covers the DDL for SQLite and for Postgres, so it is the same on both. A version
-    of SQLAlchemy that writes DDL in another way changes it, too.
-
-    Args:
-        metadata: the declared tables, with their columns, constraints and indexes.
-        statements: SQL that runs after the tables are created.
-    """
-    ddl = list(statements)
-    for url in ("sqlite://", "postgresql+psycopg://"):
-        dialect = sa.make_url(url).get_dialect()()
-        for table in sorted(metadata.tables.values(), key=lambda table: table.name):
-            ddl.append(str(CreateTable(table).compile(dialect=dialect)))
-            indexes = (CreateIndex(index).compile(dialect=dialect) for index in table.indexes)
-            ddl += sorted(map(str, indexes))
-    return hashlib.sha256("\n".join(ddl).encode()).hexdigest()[:12]
 
 
 def config(connection: sa.Connection | None = None) -> Config:
