@@ -167,7 +167,7 @@ LONG = (
     "integration/test_cli.py::test_run_without_a_server",
     "integration/test_cli.py::test_signal_ends_a_run[2]",
     "integration/test_cli.py::test_what_nobody_asked_for_does_not_hinder_training",
-    "integration/test_cli.py::test_what_only_some_plans_need_is_not_imported_at_the_start",
+    "integration/test_cli.py::test_what_only_some_plans_and_pages_need_is_not_imported_at_the_start",
     "integration/test_cli_fuzz.py",
     "integration/test_cli_logs.py::test_a_run_in_the_foreground_beside_an_agent",
     "integration/test_cli_logs.py::test_ranks_of_a_real_run",

@@ -448,7 +448,7 @@ def forged(field: Field, run: str, key: bytes | None) -> list[str]:
             assert isinstance(message, wire.Proposal)
             for ahead in range(2):
                 segment = msgspec.structs.replace(
-                    message.segment, policy="forged", seq=message.plan.seq + ahead
+                    message.plan, policy="forged", seq=message.plan.seq + ahead
                 )
                 entry = wire.encode(wire.Proposal(message.attempt, segment, "thief"), run)
                 if key is not None:

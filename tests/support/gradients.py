@@ -292,7 +292,8 @@ def two_models(counts: list[int]) -> tuple[list[float], tuple[float, float, floa
     models = [ddp.WeightedDDP(make(kind, 1), current) for kind in ("mlp", "norm")]
     references = [make(kind, 1) for kind in ("mlp", "norm")]
     started = time.perf_counter()
-    step = current.enter(running(parts, rank))
+    step = running(parts, rank)
+    current.enter(step)
     for model, reference in zip(models, references, strict=True):
         loss_of(model, parts[rank] or [FILLER], "samples").backward()
         loss_of(reference, list(chain(*parts)), "samples").backward()

@@ -77,7 +77,7 @@ from paceline import cli
 from paceline.commands import options
 options.DEFAULT_SERVER = {NOBODY!r}
 from paceline.node import client
-client.TIMEOUT_S = {DEADLINE_S}
+client.CALL_TIMEOUT_S = {DEADLINE_S}
 cli.main()
 """
 

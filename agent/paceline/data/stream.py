@@ -1,8 +1,8 @@
 """`Stream`, a data set without a length and without an index: samples come one after the other.
 
-A script makes a `Stream` and gives it to `Session`. On each rank `train.streams.reader.Reader`
-reads the rank's samples through a `Reading`, which claims shards, so that no two ranks read the
-same sample.
+A script makes a `Stream` and gives it to `Session`. On each rank
+`train.streams.reader.StreamReader` reads the rank's samples through a `Reading`, which claims
+shards, so that no two ranks read the same sample.
 """
 
 from __future__ import annotations

@@ -139,6 +139,7 @@ class Agent:
                 supervisor.kill()
         self._signal = number
         if self._interruptible:
+            self._interruptible = False
             raise _Interrupted
 
     def _tick(self) -> None:
@@ -173,6 +174,8 @@ class Agent:
         try:
             try:
                 self._interruptible = True
+                if self._signal is not None:
+                    return []
                 return self._commands.read(max(_TICK_S, min(until_beat_s, _IDLE_TICK_S)))
             finally:
                 self._interruptible = False

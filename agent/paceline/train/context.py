@@ -1,6 +1,6 @@
 """Facts about a run that a rank has before the first step, passed as one argument.
 
-`Session` makes a `RunContext` after the ranks' rendezvous. Before the first step, two callers may
+`Session` makes a `RunContext` after the ranks' start-up. Before the first step, two callers may
 replace its limits: `session.profile`, and the loop if memory ran out in an earlier attempt. After
 that the context does not change. Objects that the ranks share while they train, such as their
 store, are in `Startup` instead, because they must be released when the session is closed.

@@ -172,8 +172,8 @@ class Loop(TrainingState):
         """Begin a step whose batch is loaded, for which the script waited `data_s` seconds.
 
         Return True if the batch goes to the loop's body. If False, the batch is empty or another
-        rank has taken it over, and the step is over on this rank. `step` is this rank's shard of
-        the step, as planned or as `WorkSharing.take_over` returned it.
+        rank has taken it over, and the step is over on this rank. `step` is this rank's step, as
+        planned or as `WorkSharing.take_over` returned it.
         """
         assert self.wiring is not None
         for begin_step in self.on.begin_step:
@@ -208,8 +208,7 @@ class Loop(TrainingState):
 
     def end_turn(self, closing: bool) -> None:
         """End an iteration; `closing`: a break, a return or an exception has left the loop."""
-        running = self.current.running
-        assert running is not None
+        running = self.current.running or self.running()
         if not closing:
             for end_turn in self.on.end_turn:
                 end_turn(running)

@@ -52,7 +52,7 @@ def described(mesh: Any) -> list[Any] | None:
 
 
 def laned(startup: Startup, mesh: Any) -> Startup:
-    """Narrow a rendezvous of all ranks to this rank's lane. Collective.
+    """Narrow a start-up of all ranks to this rank's lane. Collective.
 
     `mesh` is the data-parallel part of the script's mesh. If it is None or has all ranks, each rank
     is a group.

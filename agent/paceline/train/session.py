@@ -1,7 +1,7 @@
 """`Session`, the API that a training script uses.
 
 A script makes a `Session` on each rank, gets its batches from `Session.loader` and wraps its model
-with `Session.wrap`. The session checks the arguments, performs the ranks' rendezvous and then calls
+with `Session.wrap`. The session checks the arguments, performs the ranks' start-up and then calls
 a `loop.Loop` for its work.
 """
 
@@ -188,7 +188,7 @@ class Session:
             refuse_small(stream, batch)
         workers = rank_and_world()[1] if mesh is None else mesh.mesh.numel()
         environment = Environment.read(os.environ)
-        # Register before the rendezvous, where ranks may hang.
+        # Register before the start-up, where ranks may hang.
         stacks.register(os.environ)
         self._given_limits = listed = listed_limits(limits)
         startup = start_up(

@@ -93,7 +93,7 @@ def one_of(groups: list[list[int]], mine: list[int], **options: Any) -> dist.Pro
 
 @dataclass(frozen=True)
 class Startup:
-    """State that the ranks share after their rendezvous. The sizes stay on rank 0."""
+    """State that the ranks share after their start-up. The sizes stay on rank 0."""
 
     rank: int
     world: int
@@ -150,7 +150,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def start_up(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Startup:
-    """Perform the rendezvous; each rank calls it.
+    """Perform the start-up; each rank calls it.
 
     If a rank raises an error, every rank raises one. TypeErrors and ValueErrors keep their type on
     the other ranks, and any other error becomes a PacelineError there. The same holds for errors

@@ -71,7 +71,7 @@ class TrainingState:
 
     @property
     def startup(self) -> Startup:
-        """Return the result of the ranks' rendezvous; raise a PacelineError after `close`."""
+        """Return the result of the ranks' start-up; raise a PacelineError after `close`."""
         self.refuse_closed()
         assert self._startup is not None
         return self._startup
@@ -148,7 +148,7 @@ class TrainingState:
         running = self.current.running
         if running is None:
             return
-        self.current.running, self.current.filler = None, False
+        self.current.enter(None)
         running.over()
         self._over.append(running)
         if running.recompiles:

@@ -152,8 +152,7 @@ class _SyncBase(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fi
         return False
 
     def problem(self, world: int | None = None) -> str | None:
-        """Return the reason why `world` ranks cannot train with the synchronisation; None if they
-        can.
+        """Return why `world` ranks cannot train with the synchronisation; None if they can.
 
         With `world` None, return None if at least one number of ranks can train. A value made in
         Python may hold anything, since only decoding checks types and ranges.

@@ -167,7 +167,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         entry.load()(app)
     openapi.complete(app)
     # The middleware that is added last runs first. Authentication must come before middleware of
-    # the pages, which reads request bodies.
+    # the pages, which may answer without calling a route.
     further: dict[Scope, str | None] = {
         "agent": settings.agent_token,
         "viewer": settings.viewer_token,

@@ -309,7 +309,7 @@ def start_everything(settings: Settings, data: Path, name: str | None) -> int:
         beyond = embedded is not None and not is_loopback(settings.host)
         trusted = settings.trust_network and beyond
         settings = replace(settings, database=database, bus=bus, port=port, trust_network=trusted)
-        # Migrate the database before the parts start, so that they need not wait for each other.
+        # Create the tables before the parts start, so that they need not wait for each other.
         with Store.open(database) as store:
             if settings.token is None:
                 folder = None if directory is None else directory.path
@@ -353,6 +353,7 @@ def start_web(settings: Settings) -> int:
     """Run the web process. Return the exit code."""
     with uncollected():
         from paceline_backend.api import web as process
+        from paceline_backend.server import tracing
         from paceline_backend.server.supervisor import listen
 
     listener = listen(settings)
@@ -361,7 +362,9 @@ def start_web(settings: Settings) -> int:
         typer.echo(
             f"paceline server: without --token, `{command}` creates the first token", err=True
         )
-    return process.run(settings, listener)
+    code = process.run(settings, listener)
+    tracing.end_soon(code)
+    return code
 
 
 def _write_token(path: Path, token: str) -> None:

@@ -134,7 +134,8 @@ class IngestStats:
     # Number of committed transactions.
     batches: int = 0
     last_commit_at: float | None = None  # Unix time
-    # Number of entries on all streams that ingest reads, updated twice a second.
+    # Number of entries on all streams that ingest reads, updated twice a second, or every
+    # `_FOLLOW_S` while nothing changes.
     lag: int = 0
 
 

@@ -224,7 +224,7 @@ class _Child:
         except PacelineError as error:
             log.error("%s: %s", self.name, error)
         finally:
-            tracing.end()
+            tracing.end_soon(code)
         sys.exit(code)
 
     def terminate(self) -> None:

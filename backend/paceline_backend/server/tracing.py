@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from paceline.core.version import __version__
 
 log = logging.getLogger(__name__)
 
+# A process that ends does not wait longer than this for its threads.
+_THREADS_END_S = 1.0
 _HTTP = "http/protobuf"
 # Protocol of an exporter → name of the exporter's entry point.
 _EXPORTERS = {_HTTP: "otlp_proto_http", "grpc": "otlp_proto_grpc"}
@@ -108,6 +111,17 @@ def end() -> None:
         shutdown = getattr(provider, "shutdown", None)
         if shutdown is not None:
             shutdown()
+
+
+def end_soon(code: int) -> None:
+    """Call `end`, and end the process with this code even if requests still block threads.
+
+    At exit, Python waits for such threads without a limit.
+    """
+    end()
+    last = threading.Timer(_THREADS_END_S, os._exit, (code,))
+    last.daemon = True
+    last.start()
 
 
 def _exporter(signal: str) -> str | None:

@@ -1,6 +1,6 @@
 """History in SQLite or Postgres: the only package with SQL.
 
-`Store` is one database. `Store.open` migrates it, and `Store.read` and `Store.write` open
+`Store` is one database. `Store.open` creates its tables, and `Store.read` and `Store.write` open
 transactions. The modules hold the queries by subject: runs, nodes, switches, leases, segments,
 records of ranks' steps, rounds, forecasts. `telemetry` writes what ingest reads from the bus and
 validates it first. `refusals` decides which messages are never stored.

@@ -86,7 +86,9 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Open a store and migrate it; several processes may do this concurrently.
+        """Open a store, and create its tables if it has none.
+
+        Several processes may do this concurrently.
 
         Raises:
             StoreError: the URL is unusable, or another version of Paceline made the database.

@@ -46,7 +46,7 @@ def config(connection: sa.Connection | None = None) -> Config:
 
 
 def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
-    """Migrate the database to the head revision.
+    """Create the tables, unless they exist.
 
     If the database has that revision already, take no lock and change nothing. `writer` is the same
     database as `engine`, for transactions that write.

@@ -28,7 +28,8 @@ def newest_reduced_s(
     query = sa.select(c.reduced_s).where(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
     )
-    return connection.scalars(query.order_by(c.step.desc(), c.number.desc()).limit(limit)).all()
+    newest = (c.step.desc(), c.number.desc(), c.rank)
+    return connection.scalars(query.order_by(*newest).limit(limit)).all()
 
 
 def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[dict[str, Any]]:

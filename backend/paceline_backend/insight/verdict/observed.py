@@ -248,8 +248,9 @@ def read_observed(
 def _balances(policy: switches.Switch) -> bool:
     try:
         return policies.make(policy.policy, policy.parameters).accounts.balances
-    except ValueError:
-        # The policy is `OBSERVED`, or this server lacks the preset or one of the parameters.
+    # The policy is `OBSERVED`, this server lacks the preset or one of its parameters, or a plug-in
+    # raises an error of its own.
+    except Exception:
         return False
 
 

@@ -47,7 +47,6 @@ class LockedRun:
     state: str
     attempt: int | None
     world: int | None
-    samples: int | None
     loss_mean: str | None
     started_at: float | None
     dropped: int
