@@ -337,7 +337,7 @@ def test_a_plan_that_took_longer_than_the_lease_is_not_proposed(
 
         def offer(*arguments: Any) -> Any:
             made = real(*arguments)
-            planned.append(made.plan)
+            planned.append(made[0])
             lease.prolong(0.0)
             return made
 
