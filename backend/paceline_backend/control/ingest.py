@@ -428,7 +428,11 @@ class Ingest:
         while True:
             try:
                 written = telemetry.write(
-                    self._store, messages, roll_up=not self.behind, packed=packed
+                    self._store,
+                    messages,
+                    roll_up=not self.behind,
+                    packed=packed,
+                    assembling=self._wholes,
                 )
             except Exception as error:
                 pause_s = _WRITE_RETRY_S

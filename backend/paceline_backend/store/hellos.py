@@ -77,14 +77,21 @@ def write(connection: sa.Connection, run: int, attempt: int, packed: PackedHello
     connection.execute(sa.delete(hello_parts).where(c.run == run, older))
 
 
-def add(connection: sa.Connection, parts: Iterable[tuple[int, HelloPart]]) -> list[HelloKey]:
-    """Store parts, each given with its run's key; return the Hellos that are complete now."""
+def add(
+    connection: sa.Connection,
+    parts: Iterable[tuple[int, HelloPart]],
+    assembling: Collection[HelloKey] = (),
+) -> list[HelloKey]:
+    """Store parts, each given with its run's key; return the Hellos that are complete now.
+
+    The Hellos in `assembling` were complete before and stay, because the caller still reads them.
+    """
     named_parts = [(HelloKey(run, part.attempt, part.hello), part) for run, part in parts]
     _add(connection, [(named, part.number, part.data) for named, part in named_parts])
     sizes = {named: part.of for named, part in named_parts}
     complete = [named for named, of in sizes.items() if _count(connection, named) == of]
     for run in {named.run for named in sizes}:
-        bound(connection, run, complete)
+        bound(connection, run, [*complete, *assembling])
     return complete
 
 

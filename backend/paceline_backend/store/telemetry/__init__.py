@@ -30,7 +30,7 @@ samples, so `write` trusts that its caller has done that with `problem`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.wire import (
@@ -89,13 +89,15 @@ def write(
     *,
     roll_up: bool = True,
     packed: Mapping[int, hellos.PackedHello] | None = None,
+    assembling: Collection[hellos.HelloKey] = (),
 ) -> Written:
     """Write telemetry in one transaction; on any `StoreError`, nothing is written.
 
     `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` maps
     the index of a message to its Hello, as it is stored, if the caller has
     validated it; other Hellos are validated and encoded here. Without `roll_up`, new roll-ups are
-    left to `rollups.fill`, because more telemetry is waiting.
+    left to `rollups.fill`, because more telemetry is waiting. Parts of the Hellos in `assembling`
+    stay, whatever else arrives.
     """
     known_hellos = packed or {}
     new = {
@@ -122,11 +124,11 @@ def write(
         parts = [(r, m) for r, m in known if isinstance(m, HelloPart)]
         again = frozenset(run.id for run, part in parts if run.has(part))
         parts = [(r, p) for r, p in parts if not r.is_past(p.attempt) and not r.has(p)]
-        complete = hellos.add(connection, [(run.key, part) for run, part in parts])
+        complete = hellos.add(connection, [(run.key, part) for run, part in parts], assembling)
         ids = {run.key: run.id for run, _ in parts}
         for run in runs.values():
             if run.changes.get("state") in ENDED:
-                hellos.bound(connection, run.key, complete, most=0)
+                hellos.bound(connection, run.key, [*complete, *assembling], most=0)
         handlers.write_segments(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
         handlers.write_fallbacks(connection, [(r, m) for r, m in known if isinstance(m, Fallback)])
         handlers.write_data_epochs(
