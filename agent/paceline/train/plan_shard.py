@@ -118,7 +118,7 @@ class PlanShard(msgspec.Struct, frozen=True, array_like=True):
     first_step: int
     counts: list[int]  # [steps] n_j
     loads: list[float]  # [steps] Λ_j
-    weights: list[float]  # [steps] n_j/Σn or Λ_j/ΣΛ
+    weights: list[float]  # [steps] n_j/Σn, Λ_j/ΣΛ or 1/M
     # Expected compute times in s, [steps]; empty: unknown.
     ett_s: list[float]
     # Little-endian uint32, all steps in order.

@@ -79,7 +79,8 @@ class Consumer:
         self._name = name
         self._claim_idle_s = claim_idle_s
         self._streams: list[str] = []
-        # Positions in streams on which this member's unacknowledged entries must be read first.
+        # By stream: the position after which this member's own unacknowledged entries are read,
+        # before new entries.
         self._own_after: dict[str, bytes] = {}
         self._claim_from: dict[str, bytes] = {}
         self._claim_at = 0.0

@@ -262,7 +262,7 @@ class Ingest:
             consumer.follow(names)
             self.stats.lag = streams.entries(client, names)
             self._follow_at = time.monotonic() + _FOLLOW_S
-            # The database did not answer, so there may still be news.
+            # The database did not answer, so new streams may still be unknown: query again.
             if self._writers.due():
                 self._newest = None
         held = [each.entry for each in self._held]

@@ -94,7 +94,7 @@ class History:
         self._shares: Floats = np.empty(0)
         # The policy version that planned last, and the state that its last segment contains.
         self._memory: tuple[int, dict[str, Any]] = (-1, {})
-        # True if the policy's state was forgotten after the last plan: the next `Plan.anew`.
+        # True if the policy's state was forgotten after the last plan. The next plan's `anew`.
         self.anew = False
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 

@@ -54,13 +54,13 @@ def stop(
         with store.write() as connection:
             known = runs.launched(connection, run)
             state, where = State(known.state), known.nodes
-            # The ranks of an observed run follow no plan that could end.
+            # Ranks of an observed run follow no plans, so they cannot stop at the end of one.
             force |= known.policy == OBSERVED
             details = {"force": force, "state": state}
             _refuse(run, state, where, force)
             record_change(connection, change, "run.stop", details)
-            # End a run that has not started yet here: if its agent has died and the launch is lost,
-            # nothing else would end the run.
+            # This request itself ends a run that has not started yet: if its agent has died and the
+            # launch is lost, nothing else would.
             trains = state is State.RUNNING
             ends = not trains and (state in WAITING or not where)
             if ends:

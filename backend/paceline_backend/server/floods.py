@@ -84,7 +84,8 @@ class Counts:
 class Guard:
     """Rate limiter for the streams of runs and nodes.
 
-    If the client's own user on the bus may not change users, runs' streams are only trimmed.
+    A run that writes too much is switched off on the bus, and its stream is trimmed. If the
+    server's own user of the bus may not change users, the stream is only trimmed.
     """
 
     def __init__(self, client: redis.Redis, bounds: Bounds | None = None) -> None:

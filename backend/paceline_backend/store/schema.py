@@ -64,7 +64,7 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
-# Access tokens and browsers. Only hashes of secrets are stored.
+# Access tokens, and a row for each browser that is logged in. Only hashes of secrets are stored.
 tokens = Table(
     "tokens",
     metadata,

@@ -104,7 +104,7 @@ def test_steps_that_came_before_hello_are_summed_up_with_it(store: Store) -> Non
     assert [row["step"] for row in rows(store, schema.steps)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("loss_mean", "loss"), [("samples", 4.6), ("size", 1.4)])
+@pytest.mark.parametrize(("loss_mean", "loss"), [("samples", 4.6), ("size", 1.4), ("ranks", 3.0)])
 def test_loss_is_the_mean_that_the_script_takes(store: Store, loss_mean: str, loss: float) -> None:
     add_run(store, "r")
     large = record(0, 0, samples=1, load=900.0, loss=1.0)
@@ -112,6 +112,14 @@ def test_loss_is_the_mean_that_the_script_takes(store: Store, loss_mean: str, lo
     send(store, hello(world=2, loss_mean=loss_mean), StepBatch([large, small]))
     (step,) = rows(store, schema.steps)
     assert step["loss"] == pytest.approx(loss)
+
+
+def test_a_mean_over_ranks_counts_ranks_without_samples_as_zero(store: Store) -> None:
+    add_run(store, "r")
+    filler = record(0, 1, samples=0, load=0.0, loss=7.0)
+    send(store, hello(world=2, loss_mean="ranks"), StepBatch([record(0, 0, loss=1.0), filler]))
+    (step,) = rows(store, schema.steps)
+    assert step["loss"] == 0.5
 
 
 def test_loss_that_is_not_a_number_is_unknown(store: Store) -> None:

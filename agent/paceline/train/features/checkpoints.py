@@ -1,8 +1,9 @@
 """Checkpoints in the loop: which step is saved, and the position from which training continues.
 
 `Session.checkpoint` makes the `Saver` and gives it to the loop, which makes this feature. After
-each planned step under the all-reduce, and after each epoch, all ranks agree if a checkpoint is
-due. If an operator or a signal ends the run, or nodes join or leave, they save once more.
+each planned step under the all-reduce, and after each epoch, all ranks agree on whether a
+checkpoint is due. If an operator or a signal ends the run, or nodes join or leave, they save once
+more.
 """
 
 from __future__ import annotations

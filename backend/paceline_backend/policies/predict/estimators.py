@@ -157,9 +157,9 @@ class EstimatorPredictor:
     be proportional to the load.
 
     Of several candidates, the predictor uses the one that best forecasts later steps from earlier
-    steps, averaged over a few ranks. A ValueError counts as the largest error for the rank. Each
-    call of a candidate returns a new regressor. It must be deterministic, because a replay
-    recomputes plans from the database.
+    steps, averaged over a few ranks. A candidate that raises a ValueError for a rank has the
+    largest error there. Each call of a candidate returns a new regressor. It must be deterministic,
+    because a replay recomputes plans from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)

@@ -59,11 +59,26 @@ _POSTGRES_TYPES = {
 }
 _COPY_TYPES = [_POSTGRES_TYPES[type(schema.worker_steps.c[name].type)] for name in _COLUMNS]
 
+
+def _weighted_loss(weight: str) -> str:
+    return (
+        f"sum(CASE WHEN abs(loss) > 1e-100 THEN loss * {weight} ELSE 0 END)"
+        f" / nullif(sum(CASE WHEN loss IS NOT NULL THEN {weight} ELSE 0 END), 0)"
+    )
+
+
+_OF_RANK = "CASE WHEN samples = 0 THEN 0.0 ELSE loss END"
 # Condition for records that have an ETT error. A rank without samples has none, but it counts in
 # all other sums, because it runs forward and backward passes, too.
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
-# A rank's weight in the mean loss of the global batch equals its gradient's weight in the update.
-_WEIGHTS = {"samples": "samples", "size": "(CASE WHEN load > 1e-100 THEN load ELSE 0 END)"}
+# The mean loss of the global batch, by `loss_mean`. A rank's loss has the weight that its gradient
+# has in the update.
+_LOSSES = {
+    "samples": _weighted_loss("samples"),
+    "size": _weighted_loss("(CASE WHEN load > 1e-100 THEN load ELSE 0 END)"),
+    # Losses are scaled for a mean over all ranks, to which ranks without samples add nothing.
+    "ranks": f"CASE WHEN count(loss) > 0 THEN sum({_OF_RANK}) / count({_OF_RANK}) END",
+}
 _SUMS = {
     "run": "run",
     "step": "step",
@@ -84,11 +99,7 @@ _SUMS = {
 }
 
 
-def _sum_up(weight: str) -> sa.TextClause:
-    loss = (
-        f"sum(CASE WHEN abs(loss) > 1e-100 THEN loss * {weight} ELSE 0 END)"
-        f" / nullif(sum(CASE WHEN loss IS NOT NULL THEN {weight} ELSE 0 END), 0)"
-    )
+def _sum_up(loss: str) -> sa.TextClause:
     sums = {**_SUMS, "loss": loss}
     return sa.text(
         f"INSERT INTO steps ({', '.join(sums)}) SELECT {', '.join(sums.values())} "
@@ -101,7 +112,7 @@ def _sum_up(weight: str) -> sa.TextClause:
     )
 
 
-_SUM_UP = {kind: _sum_up(weight) for kind, weight in _WEIGHTS.items()}
+_SUM_UP = {loss_mean: _sum_up(loss) for loss_mean, loss in _LOSSES.items()}
 # If the records of a step belong to different attempts, no attempt completed the step.
 _DROP_MIXED = sa.text(
     "DELETE FROM steps WHERE run = :run AND step >= :first AND step < :end AND step IN ("
@@ -166,8 +177,8 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
     whole = parts | _complete(connection, known)
     for run in known:
         run.new_step = min((part.start for part in whole[run.key]), default=None)
-    for weight, query in _SUM_UP.items():
-        weighed = [run for run in known if _weight(run) == weight]
+    for loss_mean, query in _SUM_UP.items():
+        weighed = [run for run in known if _loss_mean(run) == loss_mean]
         spans = [
             span | {"world": run.world} for run in weighed for span in _spans(run, whole[run.key])
         ]
@@ -217,8 +228,8 @@ def _counted(steps: int) -> sa.TextClause:
     )
 
 
-def _weight(run: LockedRun) -> str:
-    return "size" if run.loss_mean == "size" else "samples"
+def _loss_mean(run: LockedRun) -> str:
+    return run.loss_mean if run.loss_mean in _LOSSES else "samples"
 
 
 def _spans(run: LockedRun, parts: Iterable[range]) -> Iterator[dict[str, Any]]:
