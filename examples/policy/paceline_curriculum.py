@@ -67,7 +67,7 @@ def _deal(batch: Ints, problem: Problem, models: Models) -> list[Ints]:
 
 
 class CurriculumParameters(Parameters, frozen=True, kw_only=True):
-    """What operators may set."""
+    """Parameters that operators may set."""
 
     disorder: Annotated[
         float,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LocalStep(msgspec.Struct, frozen=True):
-    """What this rank does in one step, or in one micro-batch of it."""
+    """Samples and terms of one step, or of one micro-batch of it, on this rank."""
 
     epoch: int
     step: int

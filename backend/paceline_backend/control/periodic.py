@@ -39,8 +39,8 @@ QUIET_S = 10.0
 _CHANGES_BLOCK_S = 1.0
 
 
-class Activity(IntEnum):
-    """Activity on the control plane in the last `QUIET_AFTER_S`."""
+class Workload(IntEnum):
+    """Amount of work on the control plane in the last `QUIET_AFTER_S`."""
 
     # Nothing has changed, and no run is active.
     QUIET = 0
@@ -70,7 +70,7 @@ class Periodic:
         end: Callable[[], None] | None = None,
         *,
         quiet_s: float = QUIET_S,
-        needless: Activity = Activity.QUIET,
+        needless: Workload = Workload.QUIET,
     ) -> None:
         self.name = name
         self._every_s = every_s
@@ -117,7 +117,7 @@ class IdleMonitor:
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        self.activity = Activity.BUSY
+        self.activity = Workload.BUSY
         self._changed = threading.Condition()
 
     def run(self, stop: threading.Event) -> None:
@@ -138,7 +138,7 @@ class IdleMonitor:
                     if newest is not None:
                         position = newest
                         quiet_at = time.monotonic() + QUIET_AFTER_S
-                        self._set(Activity.BUSY)
+                        self._set(Workload.BUSY)
                     elif time.monotonic() >= quiet_at:
                         quiet_at = time.monotonic() + QUIET_AFTER_S
                         self._set(self.activity_of_runs())
@@ -150,10 +150,10 @@ class IdleMonitor:
 
     def end(self) -> None:
         """End all pauses, because the worker stops."""
-        self._set(Activity.BUSY)
+        self._set(Workload.BUSY)
 
     def pause(
-        self, seconds: float, quiet_s: float, stop: threading.Event, needless: Activity
+        self, seconds: float, quiet_s: float, stop: threading.Event, needless: Workload
     ) -> bool:
         """Wait for `seconds`, or for `quiet_s` as long as no activity exceeds `needless`.
 
@@ -165,12 +165,12 @@ class IdleMonitor:
             self._changed.wait_for(lambda: self.activity > needless, max(0.0, quiet_s - seconds))
         return stop.is_set()
 
-    def _set(self, activity: Activity) -> None:
+    def _set(self, activity: Workload) -> None:
         with self._changed:
             self.activity = activity
             self._changed.notify_all()
 
-    def activity_of_runs(self) -> Activity:
+    def activity_of_runs(self) -> Workload:
         """Return the activity that follows from the runs' states alone.
 
         It is BUSY if the database does not answer.
@@ -179,10 +179,10 @@ class IdleMonitor:
             with self._store.read() as connection:
                 states = {run.state for run in runs.unfinished(connection)}
         except StoreError:
-            return Activity.BUSY
+            return Workload.BUSY
         if not states:
-            return Activity.QUIET
-        return Activity.WAITING if states.isdisjoint(UNDER_WAY) else Activity.BUSY
+            return Workload.QUIET
+        return Workload.WAITING if states.isdisjoint(UNDER_WAY) else Workload.BUSY
 
 
 def _newest(client: redis.Redis, position: str) -> str | None:

@@ -25,7 +25,7 @@ from paceline_backend.control.hangs import SCAN_S, HangWatch
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
 from paceline_backend.control.manager import ControllerManager
 from paceline_backend.control.multi_node import NodeReconciler
-from paceline_backend.control.periodic import Activity, IdleMonitor, Periodic
+from paceline_backend.control.periodic import IdleMonitor, Periodic, Workload
 from paceline_backend.control.slow_nodes import SlowNodeWatch
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server import heartbeat, tracing
@@ -110,7 +110,7 @@ def _parts(
     return [
         Periodic("heartbeat", heartbeat.BEAT_S, beat, goodbye, quiet_s=heartbeat.IDLE_BEAT_S),
         # Only runs that have processes are planned.
-        Periodic("controllers", 0.25, controllers.look, controllers.end, needless=Activity.WAITING),
+        Periodic("controllers", 0.25, controllers.look, controllers.end, needless=Workload.WAITING),
         Periodic("multi-node runs", 0.5, partial(multi_node.look, bus)),
         # Short intervals, because a malicious client can write about 300 MB per second.
         Periodic("flood guard", 0.25, partial(look_for_floods, store, guard), quiet_s=1.0),

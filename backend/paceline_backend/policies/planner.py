@@ -34,7 +34,7 @@ _FINE_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Shuffle:
-    """What the next plans of the epoch start from. It stays with the planner, outside the `Plan`.
+    """State from which the epoch's next plans start. It stays with the planner, outside the `Plan`.
 
     If `plan` did not call the shuffler, these are the values that it was called with.
     """

@@ -11,7 +11,7 @@ import redis
 
 from paceline.wire import CHANGES
 from paceline_backend.control import periodic
-from paceline_backend.control.periodic import Activity, IdleMonitor
+from paceline_backend.control.periodic import IdleMonitor, Workload
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, runs
 from support.records import add_run
@@ -40,11 +40,11 @@ def test_a_change_ends_the_pauses_of_a_quiet_worker(
     monkeypatch.setattr(periodic, "QUIET_AFTER_S", 0.0)
     monkeypatch.setattr(periodic, "_CHANGES_BLOCK_S", 0.1)
     with following(store, bus_url) as followed:
-        until(lambda: followed.activity is Activity.QUIET, "the quiet")
+        until(lambda: followed.activity is Workload.QUIET, "the quiet")
         woken, stop = threading.Event(), threading.Event()
 
         def pause() -> None:
-            followed.pause(0.0, NEVER_S, stop, Activity.QUIET)
+            followed.pause(0.0, NEVER_S, stop, Workload.QUIET)
             woken.set()
 
         threading.Thread(target=pause, daemon=True).start()
@@ -58,7 +58,7 @@ def test_it_is_not_quiet_while_a_run_is_active(
     checks = threading.Semaphore(0)
 
     class Checked(IdleMonitor):
-        def activity_of_runs(self) -> Activity:
+        def activity_of_runs(self) -> Workload:
             checks.release()
             return super().activity_of_runs()
 
@@ -69,23 +69,23 @@ def test_it_is_not_quiet_while_a_run_is_active(
     with following(store, bus_url) as followed:
         for _ in range(3):
             assert checks.acquire(timeout=DEADLINE_S)
-        assert followed.activity is Activity.BUSY
+        assert followed.activity is Workload.BUSY
         with store.write() as connection:
             runs.end(connection, "r", "stopped", "")
-        until(lambda: followed.activity is Activity.QUIET, "the quiet after the run's end")
+        until(lambda: followed.activity is Workload.QUIET, "the quiet after the run's end")
 
 
 @pytest.mark.parametrize(
     ("states", "activity"),
     [
-        (["finished"], Activity.QUIET),
-        (["pending"], Activity.WAITING),
-        (["finished", "queued"], Activity.WAITING),
-        (["queued", "starting"], Activity.BUSY),
+        (["finished"], Workload.QUIET),
+        (["pending"], Workload.WAITING),
+        (["finished", "queued"], Workload.WAITING),
+        (["queued", "starting"], Workload.BUSY),
     ],
 )
 def test_runs_that_wait_for_an_engine_are_not_planned(
-    states: list[str], activity: Activity, store: Store
+    states: list[str], activity: Workload, store: Store
 ) -> None:
     for number, state in enumerate(states):
         add_run(store, f"r{number}", state=state)
@@ -93,9 +93,9 @@ def test_runs_that_wait_for_an_engine_are_not_planned(
     assert monitor.activity_of_runs() is activity
 
 
-@pytest.mark.parametrize("needless", [Activity.QUIET, Activity.WAITING])
+@pytest.mark.parametrize("needless", [Workload.QUIET, Workload.WAITING])
 def test_a_pause_is_long_only_while_there_is_nothing_to_do(
-    needless: Activity, store: Store
+    needless: Workload, store: Store
 ) -> None:
     monitor, stop = IdleMonitor(store, "redis://127.0.0.1:1"), threading.Event()
     paused = threading.Event()
@@ -104,10 +104,10 @@ def test_a_pause_is_long_only_while_there_is_nothing_to_do(
         monitor.pause(0.0, NEVER_S, stop, needless)
         paused.set()
 
-    monitor.activity = Activity.WAITING
+    monitor.activity = Workload.WAITING
     thread = threading.Thread(target=pause, daemon=True)
     thread.start()
-    if needless is Activity.WAITING:
+    if needless is Workload.WAITING:
         assert not paused.wait(0.1)
         monitor.end()
     assert paused.wait(DEADLINE_S)
@@ -117,9 +117,9 @@ def test_a_pause_is_long_only_while_there_is_nothing_to_do(
 def test_the_end_of_the_worker_ends_the_pauses(store: Store, bus_url: str) -> None:
     stop, ended = threading.Event(), list[bool]()
     followed = IdleMonitor(store, bus_url)
-    followed.activity = Activity.QUIET
+    followed.activity = Workload.QUIET
     thread = threading.Thread(
-        target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop, Activity.QUIET)),
+        target=lambda: ended.append(followed.pause(0.0, NEVER_S, stop, Workload.QUIET)),
         daemon=True,
     )
     thread.start()

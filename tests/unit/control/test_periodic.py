@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from paceline_backend.control.periodic import Activity, IdleMonitor, Periodic
+from paceline_backend.control.periodic import IdleMonitor, Periodic, Workload
 from paceline_backend.store import StoreUnavailableError
 
 
@@ -53,18 +53,18 @@ def test_the_first_round_is_made_at_once_and_none_after_the_end() -> None:
 
 def test_pauses_are_long_while_nothing_happens_until_something_does() -> None:
     stop, ended = threading.Event(), threading.Event()
-    asked: list[tuple[float, float, Activity]] = []
+    asked: list[tuple[float, float, Workload]] = []
 
     class Scripted(IdleMonitor):
         def __init__(self) -> None:
             """Without a database and a bus: the test says what happens."""
 
         def pause(
-            self, seconds: float, quiet_s: float, stop: threading.Event, needless: Activity
+            self, seconds: float, quiet_s: float, stop: threading.Event, needless: Workload
         ) -> bool:
             asked.append((seconds, quiet_s, needless))
             return len(asked) > 1 or stop.is_set()
 
     Periodic("engines", 0.5, lambda: None, ended.set, quiet_s=3.0).run(stop, Scripted())
-    assert asked == [(0.5, 3.0, Activity.QUIET)] * 2
+    assert asked == [(0.5, 3.0, Workload.QUIET)] * 2
     assert ended.is_set()
