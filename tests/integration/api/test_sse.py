@@ -134,7 +134,8 @@ def test_an_event_names_the_step_from_which_on_to_ask(
         assert new(client, 1)["steps"]["step"] == [], "step 2 is not complete"
         tell(bus, step(2, 1))
         until(lambda: new(client, 1)["steps"]["step"] == [2], "step 2 is not stored")
-        until(lambda: 2 in events.steps(), "step 2 was not told")
+        # Events are merged, so the one of step 1 may have come late and name step 1.
+        until(lambda: min(events.steps(), default=3) <= 2, "step 2 was not told")
     (event, *_) = events.of("change")
     assert event["revision"] == client.get(url).json()["revision"]
     answer = new(client, 1)
@@ -151,9 +152,12 @@ def test_an_event_names_the_step_from_which_on_to_ask(
         until(lambda: new(client, 2)["segments"][-1]["fallback"] != "", "no fallback")
 
 
-def test_steps_that_are_trained_again_are_new(client: httpx.Client, bus: redis.Redis) -> None:
-    tell(bus, hello(), *(step(number, rank) for number in range(4) for rank in range(2)))
-    until(lambda: new(client, -1)["run"]["step"] == 3, "the steps are not stored")
+def test_steps_that_are_trained_again_are_new(
+    client: httpx.Client, store: Store, bus: redis.Redis
+) -> None:
+    # Without the bus, so that no late event names one of these steps.
+    first = [record(number, rank) for number in range(4) for rank in range(2)]
+    telemetry.write(store, [(RUN, hello()), (RUN, StepBatch(first))])
     with following(client) as events:
         tell(bus, hello(attempt=1, step=2), step(2, 0, attempt=1), step(2, 1, attempt=1))
         until(lambda: 2 in events.steps() or 0 in events.steps(), "step 2 was not told")
