@@ -55,14 +55,16 @@ class Node:
 def node(store: Store, bus_url: str, name: str, data: Path) -> Iterator[Node]:
     """A node that answers until the block ends, as an agent with a session."""
     answer(store, name)
-    given = sessions.of_node(store, bus_url, name)
     control = meta.control_id(store)
     made = Node(name, data / name, control)
-    session = BusSession(control, given.bus, node_telemetry(name), commands(name), given.key)
     stop, started = threading.Event(), threading.Event()
 
+    def session() -> BusSession:
+        given = sessions.of_node(store, bus_url, name)
+        return BusSession(control, given.bus, node_telemetry(name), commands(name), given.key)
+
     def work() -> None:
-        with Link(session) as link:
+        with Link(session()) as link:
             orders = Commands(link)
             while not stop.is_set():
                 for run, command in orders.read(0.05):
@@ -73,6 +75,9 @@ def node(store: Store, bus_url: str, name: str, data: Path) -> Iterator[Node]:
                             answering.answer(link, name, made.data, run, command)
                 if orders.started:
                     started.set()
+                if not link.up:  # somebody may have ended its session by asking for another
+                    stop.wait(0.05)
+                    link.move(session())
 
     thread = threading.Thread(target=work)
     thread.start()
