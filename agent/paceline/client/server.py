@@ -63,7 +63,8 @@ class Server:
 
         Args:
             limit: maximum number of runs; None: all runs.
-            sort: ``created_at``, ``waste``, ``cost`` and so on, with ``-`` in descending order.
+            sort: ``created_at``, ``waste``, ``cost`` and so on. A leading ``-`` sorts in descending
+                order.
             which: parameters of ``GET /runs``, such as ``tag="nightly"``, ``waste_min=0.2`` or
                 ``state=["failed", "stopped"]``.
         """
@@ -163,7 +164,7 @@ class Run:
         return self._about if self._about is not None else self.refresh()
 
     def refresh(self) -> dict[str, Any]:
-        """Return the run as it is now."""
+        """Request the run from the server, and return it as `about` does."""
         self._about = dict(self._get(""))
         return self._about
 
@@ -273,8 +274,8 @@ class Run:
         path = Path(file)
         query = {"table": table, "format": form or form_of(path)}
         pieces = self._server.client.download(f"/runs/{self.id}/export", query)
-        # This request comes before the file is opened: if the server rejects it, an existing file
-        # stays.
+        # The request is sent before the file is opened, so that an existing file is not emptied if
+        # the server rejects the request.
         first = next(pieces, b"")
         with path.open("wb") as opened:
             opened.writelines(chain([first], pieces))

@@ -20,7 +20,7 @@ _HIDDEN = "***"
 _SHORTEST_HIDDEN = 8
 # Short words and paths are no secrets, and logs are full of them.
 _COMMON = re.compile(r"(?=.{1,15}\Z)([a-z]+|/[\w./-]*)")
-# Names of variables that hold secrets, which may be words: PGPASSWORD, WANDB_API_KEY, HF_TOKEN, …
+# Names of variables whose values are secrets, even a value that is a plain word: PGPASSWORD, …
 _SECRET_NAME = re.compile(
     r"(password|passwd|passphrase|secret|token|key|credential|_pass|_pwd)s?(_|\Z)", re.IGNORECASE
 )
@@ -44,7 +44,7 @@ _PATTERNS = (
 
 # The values to hide, oldest first.
 _values: dict[str, None] = {}
-# The same values, longest first: one value may be the start of another, longer one.
+# The same values, longest first, so that a value that contains a shorter one is hidden as a whole.
 _longest_first: list[str] = []
 
 

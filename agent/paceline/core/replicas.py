@@ -19,11 +19,11 @@ from paceline.wire import AGES
 
 
 def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
-    """Return the part of the parameters that is averaged after a step; None if no part is averaged.
+    """Return the number of the part of the parameters that is averaged after a step.
 
-    Parts take turns, ``every / parts`` steps apart, so that each is averaged every `every` steps
-    (called H in local SGD). `every` None: parts are averaged only when all ranks synchronise.
-    `parts` is at most `every`.
+    Return None if no part is averaged. Parts take turns, ``every / parts`` steps apart, so that
+    each is averaged every `every` steps (called H in local SGD). `every` None: parts are averaged
+    only when all ranks synchronise. `parts` is at most `every`.
     """
     if every is None:
         return None

@@ -28,7 +28,7 @@ Output = Literal["stdout", "stderr"]
 class ListLogs(msgspec.Struct, frozen=True, tag="list_logs"):
     """A request for the list of a run's logs on the node; answered by `LogList`."""
 
-    # Number of the first attempt to list.
+    # Lowest attempt whose logs are listed.
     from_attempt: Whole = 0
 
 
@@ -144,7 +144,7 @@ class StackTrace(msgspec.Struct, frozen=True, array_like=True):
     text: str
     # The innermost frame of the user's code: file name, line and function. Empty: there is none.
     frame: str
-    # Why nothing is written yet; empty if the reason is unknown.
+    # Why the rank has written nothing yet; empty: it has written, or the reason is unknown.
     why: str
 
 

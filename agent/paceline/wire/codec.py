@@ -2,7 +2,7 @@
 
 Every entry is one message with the fields ``v`` (protocol version), ``run`` (public run id, empty
 for a node's message) and ``data`` (MessagePack, tagged with the message's type). A receiver rejects
-and counts entries of another version; it never guesses.
+and counts entries of another version.
 
 A program that reaches the bus may be able to write to any of its streams. So entries on
 ``control(run)`` and ``commands(node)`` carry the field ``mac``: HMAC-SHA256 over the stream's name

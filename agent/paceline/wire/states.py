@@ -149,7 +149,7 @@ class Rendezvous(StrEnum):
 
     @property
     def restarts(self) -> bool:
-        """True while the run is being relaunched: its nodes do not change until that is done."""
+        """True while the run is being relaunched; the set of its nodes must not change meanwhile."""
         return self in (Rendezvous.HOST_LOST, Rendezvous.RELAUNCH)
 
     def check(self, after: Rendezvous) -> None:

@@ -135,7 +135,8 @@ class _SyncBase(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fi
     @property
     def digest(self) -> str:
         """16 hex digits that are equal for equal name and parameters, in any process."""
-        # The order of a Struct's fields would be that of its declaration, so a mapping is encoded.
+        # Encode a mapping instead of the Struct: "deterministic" sorts the keys of mappings, but
+        # leaves the fields of a Struct in the order of their declaration, which may change.
         text = msgspec.json.encode(msgspec.to_builtins(self), order="deterministic")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Worker process: stores what ranks report and plans what they do next.
+"""The worker process: it stores the reports of ranks and plans the next segment of each run.
 
 `Ingest` moves telemetry from the bus into the store, in its own process. `ControllerManager` takes
 the `Lease` of each active run and starts a `Controller` for it, which offers the leader its next
@@ -9,7 +9,7 @@ this package, and the API never imports it.
 Common parameters: `store` is the database, `bus_url` the ``redis://…`` URL of the bus, `owner` the
 unique name of this worker, and `clock` returns monotonic seconds. Work on runs that another worker
 plans is left to that worker. Functions that use the database raise `StoreError` when it fails, and
-those that use the bus raise `redis.RedisError`. `Periodic` handles both.
+those that use the bus raise `redis.RedisError`. `Periodic` handles both errors.
 
     with Store.open(url) as store:
         ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000").run(stop)

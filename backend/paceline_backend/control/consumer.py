@@ -1,7 +1,7 @@
 """Reader of streams as one member of a consumer group: if a member dies, no entry is lost.
 
-Only ingest uses it. All methods that call the bus raise `redis.RedisError` while the bus is
-unavailable.
+Only ingest uses this module. All methods that call the bus raise `redis.RedisError` while the bus
+is unavailable.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _LINGER_S = 0.003
 
 
 class Entry(NamedTuple):
-    """Entry of a stream. The stream identifies the writer, because access control limits writers.
+    """Entry of a stream. `number` is the entry's ID on the stream.
 
-    `number` is the entry's ID on the stream.
+    The stream identifies the writer, because a user of the bus may write only to its own streams.
     """
 
     stream: str
@@ -52,8 +52,9 @@ class Consumer:
     Streams are read fairly. Each stream has a quota of a batch, and streams with more entries than
     their quota get what the others leave. A flooded stream therefore does not delay the others.
     The sizes of entries are unknown before they are read. So the first read, and the first after
-    `reset`, takes one entry of each stream. Each later read may take twice as many, as long as they
-    fill at most half of a batch's bytes. Streams with large entries contribute fewer of them.
+    `reset`, takes one entry of each stream. Each later read may take twice as many entries as the
+    read before, as long as the entries fill at most half of a batch's bytes. Streams with large
+    entries contribute fewer entries.
 
     Args:
         client: client of the bus that returns bytes, not strings. Its timeout must be longer than
@@ -322,7 +323,7 @@ def _place(number: bytes) -> tuple[int, int]:
 
 
 def _age(entry: Entry) -> tuple[int, bool, int]:
-    """Return a sort key for the time of writing; of entries of one millisecond, nodes' come last.
+    """Return a sort key: the time of writing; within a millisecond, entries of nodes come last.
 
     The second part of an entry's number counts within its stream and its millisecond, so it cannot
     order entries of different streams.

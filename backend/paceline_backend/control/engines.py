@@ -17,7 +17,8 @@ of a run's jobs: part "0" starts the run, and the others bring nodes that join l
 
 A worker acts for a run only while it holds a claim on it (`EngineClaims`). It submits a job, or
 concludes that none is left, only if it has held the claim since before it queried the engine, so
-that the answer includes everything that other workers did. The claims of a killed worker last for
+that the engine's answer includes everything that other workers did. The claims of a killed worker
+last for
 `ENGINE_LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that ends
 gives its claims back. While an engine does not answer, nothing is concluded about its runs.
 """
@@ -76,8 +77,8 @@ class Engines:
         self._attendant = Attendant(store, self._claims, _ENGINE_POLL_S, clock)
         # By engine: time of the next query.
         self._look_at: dict[str, float] = {}
-        # Outages. A key names an engine, an engine and a kind of work (cordons, leftovers), or a
-        # run.
+        # Outages by key: an engine's name, an engine's name with a kind of work (cordons or
+        # leftovers), or a run's id.
         self._outages: dict[str, Outage] = {}
 
     def keep_claims(self) -> None:
@@ -85,7 +86,7 @@ class Engines:
         self._claims.keep()
 
     def end(self) -> None:
-        """Give the claims back, so that another worker need not wait."""
+        """Give the claims back, so that another worker can take them at once."""
         self._claims.give_back()
 
     def look(self, client: redis.Redis) -> None:
@@ -109,7 +110,7 @@ class Engines:
                 self._attend_all(client, engine, own, others)
             untold = [word for word in words if word.backend == name]
             if untold:
-                self._tell(engine, untold)
+                self._forward_cordons(engine, untold)
 
     def _due(self, engine: Engine, own: Sequence[EngineRun]) -> bool:
         name = engine.name
@@ -135,7 +136,7 @@ class Engines:
     def _pauses(self, what: str, begins: str, ends: str) -> Outage:
         return self._outages.setdefault(what, Outage(log, begins, ends, most_s=10.0))
 
-    def _tell(self, engine: Engine, untold: Sequence[Word]) -> None:
+    def _forward_cordons(self, engine: Engine, untold: Sequence[Word]) -> None:
         begins, ends = "forwarding cordons is delayed", "forwarding cordons works again"
         outage = self._pauses(
             f"{engine.name} cordons", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
@@ -249,7 +250,7 @@ class Attendant:
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Forget all runs except `ids`. Each `Engines.look` must call this."""
+        """Forget all runs except `ids`. `Engines.look` must call this each time."""
         self._listened()
         self._since = {run: since for run, since in self._since.items() if run in ids}
         self._last = {run: parts for run, parts in self._last.items() if run in ids}
@@ -286,7 +287,8 @@ class Attendant:
         if surplus and self._mine(run):
             log.warning("run %s: surplus jobs are stopped: %s", run.id, ", ".join(surplus))
             engine.stop(surplus)
-        # Record this before submitting jobs, so that nodes that have arrived need not wait.
+        # Record which jobs have begun before submitting others, so that nodes that have arrived
+        # need not wait.
         if new := _seen_to_begin(run, by_part):
             with self._store.write() as connection:
                 jobs.note_begun(connection, run, new)
@@ -323,7 +325,7 @@ class Attendant:
         except EngineRefusedError as error:
             self._refused(client, engine, run, part, f"{engine.title} refuses the job: {error}")
             return
-        log.info("run %s: job %s of %s", run.id, ref, engine.title)
+        log.info("run %s: submitted as job %s of %s", run.id, ref, engine.title)
         self._note(run, part, ref)
         self._queue(client, run, f"waits as job {ref} of {engine.title}")
 
@@ -427,7 +429,7 @@ class Attendant:
             jobs.note(connection, run, part, ref)
 
     def _forget_replaced(self, run: EngineRun, by_part: Mapping[str, Job]) -> None:
-        # Jobs that were to bring a replacement node, and have ended, can no longer bring it.
+        # Jobs that should have brought a replacement node, and have ended, can no longer bring it.
         for part in run.replaces:
             over = part not in by_part or by_part[part].state == "ended"
             if over and run.jobs.get(part) is not None:
@@ -435,7 +437,7 @@ class Attendant:
                     jobs.forget_replacing(connection, run, part)
 
     def _by_part(self, run: EngineRun, known: Sequence[Job]) -> dict[str, Job]:
-        """Return the jobs of the run's latest launch, by part; of several jobs, the oldest."""
+        """Return the jobs of the run's latest launch, by part: the oldest job of each part."""
         wanted = {self._label(run, part): part for part in run.jobs}
         by_part: dict[str, Job] = {}
         for job in sorted(known, key=_age):
@@ -450,8 +452,8 @@ class Attendant:
 def _timely(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
     """Return True if a job may be submitted now.
 
-    Jobs of nodes that join are submitted only once the run trains, because they could only wait
-    before.
+    A job that brings further nodes is submitted only once the run trains. Before, its nodes would
+    only wait.
     """
     runs = any(job.state == "running" for job in by_part.values())
     return part == "0" or runs or run.state not in WAITING
@@ -493,7 +495,7 @@ def _final_state(
 def telling(
     engine: Engine, run: EngineRun, by_part: Mapping[str, Job], last: Collection[str]
 ) -> Job | None:
-    """Return the job whose end explains the end of a run, or None if the engine has forgotten it.
+    """Return the job whose end explains a run's end, or None if the engine has forgotten that job.
 
     `by_part` are the jobs that the engine still lists. `last` are the parts whose jobs ended last;
     a cancelled job among them takes precedence. `last` is empty if no worker has observed the end.
@@ -513,8 +515,8 @@ def _stop_left(
 ) -> None:
     """Stop the jobs of a run that moved elsewhere or was deleted; record when none are left.
 
-    `known` are the jobs that the engine lists for the run. With `alone`, no other worker can be
-    submitting a job of the run now.
+    `known` are the jobs that the engine lists for the run. `alone` is True if no other worker can
+    be submitting a job of the run now.
 
     Raises:
         EngineAwayError: the engine does not answer.
@@ -558,7 +560,7 @@ class EngineClaims:
         self._before = {run: self._held[run] for run in taken}
 
     def alone(self, run: str) -> bool:
-        """Return True if no other worker has acted for a run since this one queried the engine."""
+        """Return True if only this worker can have acted for a run since it queried the engine."""
         lease = self._before.get(run)
         return lease is not None and lease.held()
 
@@ -598,11 +600,11 @@ class EngineClaims:
 def _pass_cordons(store: Store, engine: Engine, plane: str, words: Iterable[Word]) -> None:
     """Pass pending cordons, and ends of cordons, to an engine.
 
-    A worker that is killed before it records a cordon passes it again, which changes nothing.
-    `plane` is the id of the control plane.
+    If a worker is killed after it has passed a cordon and before it has recorded that, the cordon
+    is passed again, which changes nothing. `plane` is the id of the control plane.
 
     Raises:
-        EngineAwayError: the engine does not answer. The rest stays pending.
+        EngineAwayError: the engine does not answer. Cordons that were not passed stay pending.
     """
     for word in words:
         refusal = None

@@ -1,4 +1,4 @@
-"""Reconciliation of multi-node runs: brings the nodes of each run to what the database asks for.
+"""Reconciliation of multi-node runs: makes each run's nodes match the state in the database.
 
 `requests` and ingest write the desired state: the nodes on which a run was launched, which of them
 leave, and which replace others (`store.nodes.run_nodes`), and the phase of the run's `Rendezvous`.
@@ -66,9 +66,10 @@ class NodeReconciler:
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        # Monotonic time of each order.
+        # Monotonic time at which each order was last given.
         self._ordered_at: dict[_Order, float] = {}
-        # By run and lost node: monotonic time at which no spare could take its place.
+        # By run and lost node: monotonic time of the last attempt, in which no spare could take the
+        # node's place.
         self._failed_at: dict[tuple[str, str], float] = {}
         # Runs whose last reconciliation failed unexpectedly, which is logged once.
         self._failing = set[str]()
@@ -121,7 +122,7 @@ class NodeReconciler:
             self._dismiss(client, group)
 
     def _gather(self, client: redis.Redis, group: MultiNodeRun) -> bool:
-        """Bring the launchers to the rendezvous; return False if the launch has failed instead."""
+        """Bring the launchers to the rendezvous; return False if the rendezvous is lost."""
         if failed := _failed_to_start(group):
             self._give_up(client, group, failed)
         elif group.rendezvous is Rendezvous.WAITING:
@@ -156,10 +157,10 @@ class NodeReconciler:
                     run_nodes.change(connection, row, {"met": True})
 
     def _give_up(self, client: redis.Redis, group: MultiNodeRun, failed: RunNode) -> None:
-        """Kill the other launchers, so that the run fails with the cause and not with a timeout."""
+        """Kill the other launchers, so that the run fails with the real cause, not a timeout."""
         why = f"{failed.node} could not start, and without it there are too few nodes"
-        going_on = [row for row in group.nodes if not row.ended]
-        due = [row.node for row in going_on if self._due(_order("kill", group, row), first=True)]
+        active = [row for row in group.nodes if not row.ended]
+        due = [row.node for row in active if self._due(_order("kill", group, row), first=True)]
         if due:
             regroup.end_launch(self._store, client, group, due, why)
 
@@ -181,7 +182,7 @@ class NodeReconciler:
         self, client: redis.Redis, group: MultiNodeRun, listed: Sequence[Mapping[str, Any]]
     ) -> None:
         """Let replaced nodes leave, and spares join in the place of lost nodes."""
-        for node in _makes_way(group):
+        for node in _replaced_nodes(group):
             self._let_go(client, group, node)
         if spares.of_run(group.id, listed) and not _host_is_gone(group):
             for node in spares.missed(group):
@@ -240,9 +241,9 @@ def _failed_to_start(group: MultiNodeRun) -> RunNode | None:
     A node that was lost does not count, and neither does one whose agent or launcher was killed:
     another node can take its place.
     """
-    going_on = [row for row in group.nodes if not row.ended]
-    trained = any(row.state == State.RUNNING for row in going_on)
-    if trained or not 0 < len(going_on) < group.nodes_min:
+    active = [row for row in group.nodes if not row.ended]
+    trained = any(row.state == State.RUNNING for row in active)
+    if trained or not 0 < len(active) < group.nodes_min:
         return None
     failed = [row for row in group.nodes if row.state == State.FAILED and not row.lost]
     by_itself = [row for row in failed if row.address is None or row.exit_code is not None]
@@ -276,19 +277,19 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> JoinRendezvous | Kill:
 
 
 def _host_left(group: MultiNodeRun) -> bool:
-    """Return True if the host went away while other nodes were active, or its loss ended them."""
+    """Return True if the host went away while other nodes were active, or if its loss ended one."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:
         return False
     return any(row.orphaned or not row.ended for row in group.nodes if row is not host)
 
 
-def _makes_way(group: MultiNodeRun) -> list[RunNode]:
+def _replaced_nodes(group: MultiNodeRun) -> list[RunNode]:
     """Return the nodes whose replacements have arrived."""
-    going_on = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
-    others = [row for row in group.nodes if row.replaces in going_on and not row.ended]
+    active = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
+    others = [row for row in group.nodes if row.replaces in active and not row.ended]
     there = [row for row in others if row.arrived or row.state == State.RUNNING]
-    return [going_on[str(row.replaces)] for row in there]
+    return [active[str(row.replaces)] for row in there]
 
 
 def _host_is_gone(group: MultiNodeRun) -> bool:

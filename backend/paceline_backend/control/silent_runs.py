@@ -1,6 +1,6 @@
-"""Failing of silent runs, and of silent nodes of runs, from which nothing arrives any longer.
+"""Detection of silent runs and nodes: those from which nothing arrives any longer are failed.
 
-The worker calls `SilentRuns.look` every `SILENCE_CHECK_S` seconds. It must not fail a run only
+The worker calls `SilentRuns.look` every `SILENCE_CHECK_S` seconds. `look` must not fail a run only
 because the server itself was suspended, the bus was unavailable or ingest was behind.
 """
 
@@ -28,7 +28,8 @@ _Silences: TypeAlias = dict[K, tuple[float | None, float]]
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 30.0
+# Silence after which a run fails.
+SILENT_S = 30.0  # seconds
 
 SILENCE_CHECK_S = 5.0
 # Ranks count as training if they start a new step within this time, or within two step times.
@@ -93,7 +94,7 @@ class SilentRuns:
             unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
             heartbeats = run_nodes.heartbeats(connection)
             pending = run_nodes.pending(connection)
-        signs = {run.id: (run.seen_at, _speaks_on(run)) for run in unfinished}
+        signs = {run.id: (run.seen_at, _streams_of(run)) for run in unfinished}
         since = _silences(known, signs, behind, at)
         agents_since = _silences(known_agents, _of_nodes(heartbeats), behind, at)
         heard = {(run_id, node): sign for run_id, node, sign in heartbeats}
@@ -168,7 +169,7 @@ def _waits(run: runs.Unfinished) -> bool:
     return run.state in WAITING and backends.engine(run.backend) is not None
 
 
-def _speaks_on(run: runs.Unfinished) -> list[str]:
+def _streams_of(run: runs.Unfinished) -> list[str]:
     """Return the streams on which a run's messages and its nodes' heartbeats arrive."""
     own = run_telemetry(run.id) if run.signed else TELEMETRY
     return [own, *map(node_telemetry, run.nodes)]
@@ -198,10 +199,10 @@ def _silences(
         at: time of this check, on the clock of the silences.
     """
     silences = {}
-    for name, (sign, speaks_on) in signs.items():
+    for name, (sign, on_streams) in signs.items():
         before, since = known.get(name, (None, at))
-        goes_on = before == sign and behind.isdisjoint(speaks_on)
-        silences[name] = (sign, since if goes_on else at)
+        continues = before == sign and behind.isdisjoint(on_streams)
+        silences[name] = (sign, since if continues else at)
     return silences
 
 

@@ -1,7 +1,8 @@
 """Authentication of telemetry by its stream: each node and each run has a stream of its own.
 
-Ingest asks `Writers` for the streams to read, and passes it every entry before anything else. An
-entry is rejected if the writer of its stream may not report about the entry's run or node.
+Ingest gets the list of streams to read from `Writers`, and passes each entry to `Writers.receive`
+first. An entry is rejected if the writer of its stream may not report about the entry's run or
+node.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Writers:
                 self._owners |= writers.owners(connection, unknown)
 
     def _problem(self, stream: str, run: str, message: Message) -> str | None:
-        # Messages of unknown runs pass: `Checks` rejects them later.
+        # Accept messages of unknown runs here: `Checks` rejects them later.
         kind, writer = self._streams.get(stream, ("", ""))
         owner = self._owners.get(run)
         if isinstance(message, NodeState):
@@ -135,7 +136,8 @@ class Writers:
             return None if own else f"node {writer} may not report about node {state.node!r}"
         if kind == "run":
             return f"run {writer} may not report about nodes"
-        # A node with a session has opened sealed launches, so it must use its own stream.
+        # A node that has a session must use its own stream: every client can write to `TELEMETRY`,
+        # so an entry there may be forged.
         if node_telemetry(state.node) in self._streams:
             return (
                 f"node {state.node} has a session and must report on its own stream, not on "

@@ -37,7 +37,7 @@ from paceline_backend.server.settings import Settings
 log = logging.getLogger(__name__)
 
 _DATABASE = "paceline.db"
-# Exit code; see docs/internals.md.
+# Exit code after SIGINT; see docs/internals.md.
 _INTERRUPTED = 130
 _TICK_S = 0.2
 _STOP_S = 10.0
@@ -274,7 +274,8 @@ class ServerSupervisor:
         """
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
-        # If the parent process ignores it, ended children could not be told from living ones.
+        # If this process inherited that SIGCHLD is ignored, the kernel would discard the exit codes
+        # of its children, and an ended child would look as if it were still running.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Modules stay loaded, so exclude them from garbage collection: a collection in a child
         # would write to, and so copy, their memory.

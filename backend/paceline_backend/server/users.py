@@ -2,10 +2,10 @@
 
 The users form the access control list (ACL) of the bus. A bus forgets them when it restarts, so the
 worker creates missing users again. If the bus does not let the control plane create users, nodes
-and runs get no credentials, unless the server was started with ``--share-bus-password``: then they
-get the URL of the control plane itself.
+and runs get no credentials. If the server was started with ``--share-bus-password``, they get the
+control plane's own URL of the bus instead.
 
-Functions that take a client raise `redis.RedisError` while the bus is away.
+Functions that take a client raise `redis.RedisError` while the bus is unavailable.
 """
 
 from __future__ import annotations
