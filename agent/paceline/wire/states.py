@@ -149,7 +149,7 @@ class Rendezvous(StrEnum):
 
     @property
     def restarts(self) -> bool:
-        """True while the run is being relaunched; the set of its nodes must not change meanwhile."""
+        """True while the run is being relaunched; its set of nodes must not change meanwhile."""
         return self in (Rendezvous.HOST_LOST, Rendezvous.RELAUNCH)
 
     def check(self, after: Rendezvous) -> None:
