@@ -66,8 +66,8 @@ SUM = Cost()
 def features(sizes: Floats, counts: Ints) -> Features:
     """Return the features of consecutive batches.
 
-    `sizes` [counts.sum()] has the samples' sizes λ, batch after batch. `counts` has each batch's
-    number of samples, in an array of any shape, in C order.
+    `sizes` has the samples' sizes λ, batch after batch. `counts` has each batch's number of
+    samples, in an array of any shape, in C order.
     """
     counts = np.asarray(counts, np.int64)
     ends = np.cumsum(counts.ravel())

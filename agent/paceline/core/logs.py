@@ -18,7 +18,7 @@ from paceline.core.errors import InputError
 _HIDDEN = "***"
 # Minimum number of characters of a hidden value. Hiding shorter values would make logs unreadable.
 _SHORTEST_HIDDEN = 8
-# Short words and paths are no secrets, and logs are full of them.
+# Values that are not hidden: short words and paths are no secrets, and logs are full of them.
 _COMMON = re.compile(r"(?=.{1,15}\Z)([a-z]+|/[\w./-]*)")
 # Names of variables whose values are secrets, even a value that is a plain word: PGPASSWORD, …
 _SECRET_NAME = re.compile(

@@ -44,8 +44,8 @@ class RoundCounts:
 
     Attributes:
         contributors: members with a gradient in the round.
-        ages: number of gradients by age in rounds, [`Drift.bins`]. The last bin counts its age and
-            all higher ages.
+        ages: number of gradients by age in rounds, a list of `Drift.bins` bins. The last bin counts
+            its age and all higher ages.
         dropped: number of samples whose gradients were dropped because they were too old.
     """
 
@@ -193,7 +193,7 @@ class Member(Generic[G]):
         return _LEAD if clock - others > self._lead else None
 
     def announce(self) -> RoundAction:
-        """Return the announcement to the other ranks; `READY` at most once for each round.
+        """Return what this rank must announce to the others; `READY` at most once for each round.
 
         Callers call this after each event, such as `offer`. Events while a round is reduced are
         announced when that round has ended.

@@ -57,7 +57,7 @@ class Outage:
     def failed(self, error: object) -> float:
         """Record a failure and return the seconds to pause before the next attempt.
 
-        The error is logged if this is the first failure.
+        The error is logged if this is the first failure of an outage.
         """
         if not self.active:
             self._log.warning("%s: %s", self.begins, error)

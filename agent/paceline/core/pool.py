@@ -20,7 +20,7 @@ leave all its batches to other ranks forever. So after a while it trains a batch
 
 Two rules ensure that every batch is trained. A rank that leaves its queue checks the shares again
 afterwards: if no other rank is at work any more, it trains its batches itself (`share.resume()`). A
-rank that stops checks again, too: if another rank has left batches, it takes them over.
+rank that stops checks the shares again, too: if another rank has left batches, it takes them over.
 """
 
 from __future__ import annotations
@@ -207,10 +207,10 @@ class Pace:
         self.batch_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add the time of a batch, in seconds.
+        """Add the time of a batch.
 
-        It lasts from the batch's start to the start of the next batch, without waits for other
-        ranks.
+        `seconds` last from the batch's start to the start of the next batch, without waits for
+        other ranks.
         """
         before = self.batch_s or seconds
         self.batch_s = before + NEWEST * (seconds - before)

@@ -6,7 +6,7 @@ matched with the other ranks' reduction in this step, and the sums would mix two
 therefore keeps a `RankProgress`, and publishes it once a second; rank 0 compares them
 (`paceline.train.features.lost_ranks`):
 
-- `conflict` returns why ranks can never match again. It never concludes this from elapsed time.
+- `conflict` returns why the ranks' reductions can never match again. It does not use elapsed time.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
 
 This module does not use torch, stores or threads.
@@ -114,7 +114,10 @@ def conflict(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def skips(of: Mapping[int, RankProgress]) -> Iterator[tuple[int, int]]:
-    """Yield rank and step of each backward pass that only some ranks skipped (relaxed policies)."""
+    """Yield rank and step of each backward pass that only some ranks skipped.
+
+    Only ranks under a relaxed policy are considered.
+    """
     for rank, progress in of.items():
         others = [other for number, other in of.items() if number != rank]
         if not progress.relaxed or not others:

@@ -47,9 +47,9 @@ _NEVER = 2**62
 class Drift:
     """The bounds on how far ranks may drift apart.
 
-    A rank waits only for ranks that have done fewer steps. There is no deadlock: the waiting rank
-    has already passed every segment's end and every collective of the script at which a rank with
-    fewer steps can wait, so that rank never waits for it.
+    A rank waits only for ranks that have done fewer steps. There is no deadlock: a rank with fewer
+    steps can wait only for the next segment or in a collective of the script, and the rank that
+    waits for it has already passed that segment or collective.
 
     A rank's newest gradient goes into the round, however old it is, so that the work of a
     permanently slow rank counts. If several gradients of a rank wait for the same round, those
@@ -135,7 +135,7 @@ class Call:
 
         With probes this is False: a probed rank is ready when it ends a step, as in RNA's Fig. 10.
         If it were True, rounds would run back to back whenever ranks end their steps at about the
-        same time. The gradient goes into the next round, whichever rank calls that round.
+        same time. The gradient still goes into the next round, whichever rank calls that round.
         """
         return self.probes is None
 

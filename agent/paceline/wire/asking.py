@@ -119,17 +119,17 @@ class LogPart(msgspec.Struct, frozen=True, tag="log_part"):
 
 
 class Dump(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that was asked to write its stacks."""
+    """A rank whose stacks were requested."""
 
     rank: int
     # The position in the rank's file at which the stacks will begin.
     offset: int
-    # Reason why the rank was not asked; empty if it was asked.
+    # Reason why the node could not signal the rank to write its stacks; empty: it did.
     why: str
 
 
 class Dumps(msgspec.Struct, frozen=True, tag="dumps"):
-    """The ranks that were asked to write their stacks."""
+    """The ranks whose stacks were requested."""
 
     attempt: int
     ranks: list[Dump]

@@ -176,7 +176,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     # Number of samples whose gradients were dropped because they were too old.
     dropped: int
     # Response time. For a partial round: seconds from the end of the previous round until this
-    # round was called. For a mean of two replicas: from the rank's question until the other rank
+    # round was called. For a mean of two replicas: from the rank's request until the other rank
     # receives it. For a mean of all replicas: 0. Ranks compute meanwhile.
     waited_s: float
     # Seconds from the end of the response time until the result arrived. For a mean of all
@@ -375,7 +375,7 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
 
 
 class NodeCheck(msgspec.Struct, frozen=True):
-    """A machine's speed, as its agent measured while no training ran there."""
+    """A machine's speed, which its agent measured while no training ran there."""
 
     # Speed of one core while all cores work, in 10⁹ operations per second.
     compute_gflops: float

@@ -35,7 +35,7 @@ class MetricBatch(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 class Evaluation(msgspec.Struct, frozen=True, tag="evaluation"):
-    """A rank's measurements on held-out data, sent once for each call by the script."""
+    """A rank's measurements on held-out data, sent each time that the script reports them."""
 
     attempt: int
     rank: int

@@ -182,10 +182,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     across: int = 0
     # True if ranks take batches over from each other; the leader decides.
     pooled: bool = False
-    # Data that is stored on nodes: the samples whose holder changes with the next epoch. None: this
-    # segment does not plan the next epoch.
+    # For data that is stored on nodes: the samples that move to another rank with the next epoch.
+    # None: this segment does not plan the next epoch.
     moves: Moves | None = None
-    # True if each node trains the samples that it holds, even while coasting.
+    # True if each node trains the samples that it stores, even while coasting.
     homes: bool = False
     # For a stream: the speeds of ranks. A proposal with `paces` has no samples, because the leader
     # picks them.

@@ -15,8 +15,8 @@ the rendezvous, and in relaunching the run after that host is lost.
 
 Agents, ranks and clients only read states (`State.final`, `ENDED`). Only the control plane writes
 them: `requests` for users and for the worker, and ingest for messages from nodes. Each write in
-`store` names its cause. In SQL it is conditional on `TransitionCause.sources`, because another
-process may have changed the run meanwhile. A write that the table never allows raises
+`store` names its cause. In SQL, the write is conditional on `TransitionCause.sources`, because
+another process may have changed the run meanwhile. A write that `TRANSITIONS` never allows raises
 `ImpossibleTransitionError`: that is a defect of the caller.
 """
 
@@ -50,7 +50,7 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True if the run is over."""
+        """True if the run has ended."""
         return self in ENDED
 
 

@@ -83,7 +83,7 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
     mean: bool
     # Maximum number of steps that a rank may be ahead of the slowest rank; None: any number.
     lead: Natural | None = None
-    # True: after its k-th step a rank waits until k rounds are over.
+    # True: after its k-th step a rank waits until k rounds have ended.
     waits: bool = False
     # True: only ranks that have completed k steps call the k-th round.
     paced: bool = False

@@ -12,7 +12,8 @@ plans is left to that worker. Functions that use the database raise `StoreError`
 those that use the bus raise `redis.RedisError`. `Periodic` handles both errors.
 
     with Store.open(url) as store:
-        ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000").run(stop)
+        controllers = ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000")
+        Periodic("controllers", 0.25, controllers.look, controllers.end).run(stop)
 """
 
 from paceline_backend.control.controller import Controller

@@ -1,7 +1,7 @@
 """Advice on the policies of runs, and the measured effects of switches.
 
 `auto`, which a user turns on for a run, forecasts the step times of other policies, and switches to
-another policy if the run allows it. The worker calls `Advisor.scan` about every second. Forecasts
+another policy if the run allows it. The worker calls `Advisor.scan` every two seconds. Forecasts
 run in the child process of a `Forecaster`. From a forecast, `insight.whatif.auto` decides whether
 to switch. Decisions are stored with their forecasts.
 
@@ -82,7 +82,7 @@ class NextLook:
     def presets(self) -> list[str] | None:
         """Presets to forecast; None means all.
 
-        `PLAIN` is among them, because warnings compare the option with `PLAIN`.
+        `PLAIN` is among them, because warnings compare other policies with `PLAIN`.
         """
         return None if self.option is None else [self.option, PLAIN]
 
@@ -105,7 +105,7 @@ class NextLook:
         if made is None or decision is None:
             return soon
         if self.option is not None and decision.decided in ("stay", "wait"):
-            # The earlier forecast does not hold, so check all options.
+            # The earlier forecast does not hold, so forecast all policies in the next check.
             return soon
         assert made.step is not None
         if decision.decided == "wait" and decision.policy is not None:

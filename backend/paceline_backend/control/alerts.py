@@ -78,7 +78,7 @@ class AlertWatch:
         return True
 
     def _holds(self, connection: Connection) -> bool:
-        """Take or renew the lease in the caller's transaction; return False if it is not free."""
+        """Take or renew the lease in the caller's transaction; False: another worker holds it."""
         return leases.take(connection, leases.ALL_RUNS, self._owner, HOLD_S, "alerts")
 
     def _forget(self, at: float) -> None:

@@ -148,9 +148,9 @@ class Consumer:
     def keep(self, entries: Iterable[Entry]) -> set[tuple[str, bytes]]:
         """Renew this member's claim on entries that it has read and not acknowledged yet.
 
-        Call this before each `read`. If it is not called, another member claims entries that have
-        been idle for `claim_idle_s`. The next `read` does not return these entries, no matter when
-        it is called.
+        Call this before each `read`. Without it, another member claims entries that have been idle
+        for `claim_idle_s`. The next `read` does not return the given entries, however late that
+        call is.
 
         Returns:
             Streams and numbers of the entries that still exist. Another member may have handled

@@ -18,9 +18,8 @@ of a run's jobs: part "0" starts the run, and the others bring nodes that join l
 A worker acts for a run only while it holds a claim on it (`EngineClaims`). It submits a job, or
 concludes that none is left, only if it has held the claim since before it queried the engine, so
 that the engine's answer includes everything that other workers did. The claims of a killed worker
-last for
-`ENGINE_LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that ends
-gives its claims back. While an engine does not answer, nothing is concluded about its runs.
+last for `ENGINE_LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that
+ends gives its claims back. While an engine does not answer, nothing is concluded about its runs.
 """
 
 from __future__ import annotations

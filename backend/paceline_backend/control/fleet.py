@@ -94,7 +94,7 @@ class FleetWatch:
         return True
 
     def _holds(self, connection: Connection) -> bool:
-        """Take or renew the lease in the caller's transaction; return False if it is not free."""
+        """Take or renew the lease in the caller's transaction; False: another worker holds it."""
         return leases.take(connection, leases.ALL_RUNS, self._owner, HOLD_S, "fleet")
 
     def _forget(self) -> None:

@@ -105,4 +105,4 @@ class HangWatch:
         ordered = requests.end_hung(self._store, self._bus_url, run.id, run.attempt, ranks, by)
         if ordered:
             self._ordered[run.key] = (run.attempt, self._at)
-            log.warning("run %s hangs; ranks %s are ended: %s", run.id, ranks, hang.words)
+            log.warning("run %s hangs; its ranks %s are killed: %s", run.id, ranks, hang.words)

@@ -612,7 +612,7 @@ def _publish(pipeline: Pipeline, items: Sequence[_Item], oldest: str) -> None:
 
 
 def _entry_at(at: float) -> str:
-    """Return the smallest number of an entry that a stream can get at a Unix time."""
+    """Return the smallest number that an entry which arrives at a Unix time can have."""
     return f"{max(0.0, 1_000 * at):.0f}-0"
 
 
@@ -668,7 +668,7 @@ class _Assembly:
         self._job: tuple[hellos.HelloKey, Future[Hello]] | None = None
 
     def hello(self, named: hellos.HelloKey, ranks: int, *, wait: bool = False) -> Hello | None:
-        """Return a Hello that passed `problem`, or None while the thread is still assembling it.
+        """Return a valid Hello, or None while the thread is still assembling it.
 
         Args:
             named: the Hello to assemble. A call with another key drops the earlier request.

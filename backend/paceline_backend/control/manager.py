@@ -39,7 +39,7 @@ class _Owned:
 
 
 class ControllerManager:
-    """Owner of this worker's controllers, which takes the leases of runs that no worker plans yet.
+    """Manager of this worker's controllers; it takes the leases of runs that no worker plans yet.
 
     Args:
         owner: name of this control plane, unique among running ones.

@@ -2,8 +2,8 @@
 
 `requests` and ingest write the desired state: the nodes on which a run was launched, which of them
 leave, and which replace others (`store.nodes.run_nodes`), and the phase of the run's `Rendezvous`.
-The worker compares that with what the nodes report. For each run, `NodeReconciler.reconcile` gives
-the orders that are due and takes the next step:
+The worker compares the desired state with the reports of the nodes. For each run,
+`NodeReconciler.reconcile` gives the orders that are due and takes the next step:
 
 * Rendezvous: the first node of a launch that reports an address becomes the host. Each node that
   has reported an address, including a node that joins later, gets a `JoinRendezvous` with the
@@ -14,13 +14,15 @@ the orders that are due and takes the next step:
 * Relaunch: if the host goes away, the rendezvous is lost with it. The launchers on the other nodes
   are killed, and the run is relaunched on the nodes that answer (`requests.regroup`). If only the
   host's launcher failed, the run fails.
-* End: if too few nodes can start, the other launchers are killed, so that the run fails
-  with the cause. If all nodes ended with the rendezvous and the run must not restart, it is ended.
+* End: if too few nodes can start, the other launchers are killed, so that the run fails with the
+  real cause. If all nodes ended because the rendezvous was lost, and the run must not restart, the
+  run is ended.
 
 All state is in the database, apart from the times of orders. The worker can be killed at any time,
 because it records an order only after sending it. A node may therefore get an order twice; agents
 ignore the second one. The functions of `requests` send the `Launch` of a node that joins, because
-the values of a run's environment variables are not stored. They also send the first order to leave.
+the values of the run's environment variables come with a user's request and are not stored. The
+functions of `requests` also send the first order to leave.
 """
 
 from __future__ import annotations

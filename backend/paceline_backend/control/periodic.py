@@ -40,7 +40,7 @@ _CHANGES_BLOCK_S = 1.0
 
 
 class Workload(IntEnum):
-    """Amount of work on the control plane in the last `QUIET_AFTER_S`."""
+    """Amount of work on the control plane in the last `QUIET_AFTER_S` seconds."""
 
     # Nothing has changed, and no run is active.
     QUIET = 0

@@ -1,7 +1,7 @@
-"""Detection of silent runs and nodes: those from which nothing arrives any longer are failed.
+"""Detection of silent runs and nodes: if nothing arrives from them any longer, they have failed.
 
-The worker calls `SilentRuns.look` every `SILENCE_CHECK_S` seconds. `look` must not fail a run only
-because the server itself was suspended, the bus was unavailable or ingest was behind.
+The worker calls `SilentRuns.look` every `SILENCE_CHECK_S` seconds. `look` must not mark a run as
+failed only because the server itself was suspended, the bus was unavailable or ingest was behind.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BACKLOG = 1_000  # entries
 
 
 class SilentRuns:
-    """Checker that fails runs, and nodes of runs, that have been silent for too long.
+    """Checker that marks runs, and nodes of runs, as failed after too long a silence.
 
     Wall clocks are not used, because they can be set: a run is silent for as long as consecutive
     checks find the same time of its last message. A pause of the server between two checks counts
@@ -77,7 +77,7 @@ class SilentRuns:
         self._launches_since: _Silences[tuple[str, str]] = {}
 
     def look(self, client: redis.Redis) -> list[str]:
-        """Check all runs once, and return the ids of those that it failed.
+        """Check all runs once, and return the ids of the runs that it marked as failed.
 
         Raises:
             redis.RedisError: the bus is unavailable, or accepts no writes.
@@ -143,7 +143,7 @@ class SilentRuns:
                 streams.tell_end(client, run)
 
     def _failed(self, client: redis.Redis, run: runs.Unfinished) -> bool:
-        """Fail a run, and return False if a message of the run has just arrived instead."""
+        """Mark a run as failed; if a message of it has just arrived, only return False."""
         for_s = f"{self._silent_s:g} s"
         where = ", ".join(run.nodes) or "its node"
         why = f"no telemetry for {for_s}: lost contact with {where}"

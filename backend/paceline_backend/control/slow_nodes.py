@@ -1,6 +1,6 @@
 """Detection of slow nodes, and their replacement in runs with `replace_slow_nodes`.
 
-The worker calls `SlowNodeWatch.scan` about every second. Forecasts run in the child process of a
+The worker calls `SlowNodeWatch.scan` every two seconds. Forecasts run in the child process of a
 `Forecaster`.
 """
 

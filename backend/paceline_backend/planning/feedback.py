@@ -34,7 +34,7 @@ COLUMNS = (
     "recompiles",
 )
 
-# Values of a rank's step, in the sequence of `COLUMNS`.
+# Values of a rank's step, in the order of `COLUMNS`.
 _Row = tuple[float, ...]
 _VALUES = attrgetter(*COLUMNS)
 
@@ -206,9 +206,10 @@ def without_recompiles(compute_s: Floats, recompiles: Floats, world: int) -> Flo
 def single_batches(feedback: Feedback, segments: Iterable[Plan]) -> Feedback:
     """Return feedback in which a row never mixes a rank's batch with batches of other ranks.
 
-    Where ranks share a segment's batches, a rank's last record in a span covers all the batches
-    that the rank took over. A record of several batches measures another speed than a record of one
-    batch, so this function drops it. A rank with only such records in a segment keeps them.
+    Where ranks share a segment's batches, a rank's last record before ranks exchange data covers
+    all the batches that the rank took over. A record of several batches measures another speed than
+    a record of one batch, so this function drops it. If a rank has only records of several batches
+    in a segment, the rank keeps them.
 
     The wall times of a segment whose batches are shared do not belong to single steps either. Each
     step gets the time that the work of one step takes at the segment's rate in samples per second,

@@ -112,7 +112,10 @@ class History:
         return np.flatnonzero(~self._remaining)
 
     def must_shuffle(self, version: int) -> bool:
-        """Return True if the shuffler is due before the next segment (internals.md, "Policies")."""
+        """Return True if the shuffler must run before the next segment.
+
+        docs/internals.md, "Policies", describes when the shuffler runs.
+        """
         return self._shuffled_for != (self.epoch, version)
 
     def problem(self, steps: int, version: int, *, shuffle: bool) -> Problem:
@@ -160,7 +163,7 @@ class History:
         )
 
     def shares_data(self, policy: Policy) -> bool:
-        """Return True if nodes store data and the policy trains samples where they are stored."""
+        """Return True if several nodes store data and the policy trains each sample on its node."""
         return self._storage is not None and policy.homes
 
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:

@@ -37,7 +37,7 @@ def _binary() -> str:
                 return path
     raise PacelineError(
         "no embedded bus on this platform: install redis-server or valkey-server, "
-        "or name an existing one with --bus redis://host:6379"
+        "or name an existing bus with --bus redis://host:6379"
     )
 
 

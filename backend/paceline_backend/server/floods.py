@@ -74,7 +74,7 @@ class Flood:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of writers and entries that the guards of a bus have acted on."""
+    """Numbers of writers that the guards of a bus have switched off, and of dropped entries."""
 
     off_now: int  # writers
     switched_off: int
@@ -218,7 +218,7 @@ def user_of(stream: str) -> str:
 
 
 def counts(client: redis.Redis) -> Counts:
-    """Return the numbers of writers and entries that the guards of this bus have acted on."""
+    """Return the numbers of switched-off writers and dropped entries of this bus."""
     done: Any = client.hgetall(FLOODS)
     switched_off, dropped = (int(done.get(name, 0)) for name in (b"switched_off", b"dropped"))
     return Counts(int(client.hlen(OFF)), switched_off, dropped)

@@ -160,9 +160,9 @@ def listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror}); choose "
             "another with --port, or stop the program that uses it"
         ) from error
-    # Connections inherit this option. asyncio sets it only on sockets that name their protocol,
-    # which those of `create_server` do not. Without it, the body of each response would be sent
-    # 40 ms late, after the acknowledgement of its header.
+    # Connections inherit this option. asyncio sets it only on sockets whose protocol number is set,
+    # but `create_server` leaves that number at 0. Without the option, the body of each response
+    # would be sent 40 ms late, after the acknowledgement of its header.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -264,7 +264,8 @@ class ServerSupervisor:
         """Run until SIGINT or SIGTERM.
 
         Call this on the main thread, because child processes are killed when the thread that
-        started them ends. No other thread may exist, because a fork has only the calling thread.
+        started them ends. No other thread may exist, because a forked process has only a copy of
+        the calling thread.
 
         Returns:
             Exit code: 130 after SIGINT, 0 after SIGTERM.
@@ -322,9 +323,9 @@ class ServerSupervisor:
         while not self._stop.wait(0.1):
             self._tend()
             try:
-                # Each request has a connection of its own, because `_tend` may fork, and a fork
-                # would keep it open. Do not verify the certificate: it need not contain the name of
-                # the local address.
+                # Open a connection for each request, because `_tend` may fork, and the forked
+                # process would keep an open connection open. Do not verify the certificate: it need
+                # not contain the name of the local address.
                 answer = httpx.get(url, headers=headers, trust_env=False, verify=False)
                 if answer.is_success:
                     sys.stdout.write(f"Paceline on {self.settings.url}\n")

@@ -61,7 +61,7 @@ class StreamLedger:
 
     Args:
         epoch: number of the epoch.
-        world: the number of ranks, W.
+        world: the number of ranks.
         rules: the rules that each step's batch follows; a stream has neither a grid nor a budget.
         buffer: number of samples in all ranks' buffers together, at least `LEAST_BATCHES` global
             batches.
@@ -85,7 +85,8 @@ class StreamLedger:
         self.paces: Paces | None = None
         self._buffers = [_Buffer() for _ in range(world)]
         self._rules, self._buffer = rules, buffer
-        # A rank's draws must not depend on when other ranks report their samples.
+        # Each rank has a generator of its own, so that a rank's draws do not depend on when other
+        # ranks report their samples.
         self._rngs = [
             None if seed is None else np.random.default_rng((seed, epoch, rank))
             for rank in range(world)
@@ -367,10 +368,10 @@ def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float,
 
 
 def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
-    """Return the places, in a rank's buffer, of the samples that it trains in a step, [count].
+    """Return the places, in a rank's buffer, of the `count` samples that it trains in a step.
 
     The rank trains the first `count` samples of its buffer. Some of these are exchanged for later
-    ones if that brings their total size nearer to `load`; `load` None: no sample is exchanged.
+    samples if that brings their total size nearer to `load`; `load` None: no sample is exchanged.
     `sizes` has the sizes λ of the buffer's samples. `due` marks samples that many steps have passed
     over. A marked sample among the first `count` is not exchanged.
     """

@@ -1,10 +1,11 @@
 """The shards of a stream's source that a rank reads, and the order in which they yield samples.
 
-Ranks share one number, which they change by compare-and-set: the number of claimed parts. A rank
-claims the next data (`ShardClaims`) when its buffer has room. At first it claims whole shards.
-Towards the end it claims fewer parts at once, in proportion to its share of the samples. So no slow
-rank begins a shard that it would still be reading after the others have finished. Several ranks
-then read the same shard, and each keeps only the samples of its own parts.
+Each shard has `PARTS` parts. Ranks share one number, which they change by compare-and-set: the
+number of claimed parts. A rank claims the next data (`ShardClaims`) when its buffer has room. At
+first it claims whole shards. Towards the end it claims fewer parts at once, in proportion to its
+share of the samples. So no slow rank begins a shard that it would still be reading after the others
+have finished. Several ranks then read the same shard, and each keeps only the samples of its own
+parts.
 
 Ranks that share a shard select its samples by number. If a source shuffles within a shard, samples
 have other numbers in each reading: some are lost, and others are trained twice. A rank that reads a
