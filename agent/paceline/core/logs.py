@@ -49,7 +49,7 @@ _longest_first: list[str] = []
 
 
 def hide(values: Iterable[str]) -> None:
-    """Hide values in this process's logs, except values that are short or plain words."""
+    """Hide values in this process's logs, except short values and common words and paths."""
     _remember(
         value for value in values if len(value) >= _SHORTEST_HIDDEN and not _COMMON.fullmatch(value)
     )

@@ -3,8 +3,8 @@
 `Ingest` moves telemetry from the bus into the store, in its own process. `ControllerManager` takes
 the `Lease` of each active run and starts a `Controller` for it, which offers the leader its next
 segment. The `Advisor` in `advice` decides on policy switches of runs whose `auto` is on.
-`worker.run` starts ingest as a child process and everything else as threads. Nothing else calls
-this package, and the API never imports it.
+`paceline server` calls `worker.run`, which starts ingest as a child process and everything else as
+threads. The API never imports this package.
 
 Common parameters: `store` is the database, `bus_url` the ``redis://…`` URL of the bus, `owner` the
 unique name of this worker, and `clock` returns monotonic seconds. Work on runs that another worker

@@ -239,19 +239,22 @@ class Consumer:
                 counts[entry.stream] += 1
                 sizes[entry.stream] += _size(entry)
             # A stream of large entries is skipped once it has used its quota of bytes.
-            turn = {each for each in full if sizes[each] * streams < most_bytes} or full
+            readable = {each for each in full if sizes[each] * streams < most_bytes} or full
             left = most_bytes - sizes.total()
-            if not turn or left <= 0:
+            if not readable or left <= 0:
                 break
             # The entries read so far from these streams predict the size of their next ones.
-            given, size = sum(counts[each] for each in turn), sum(sizes[each] for each in turn)
+            given, size = (
+                sum(counts[each] for each in readable),
+                sum(sizes[each] for each in readable),
+            )
             fitting = min(count - len(entries), given * left // size)
-            part = min(2 * part, fitting // len(turn))
+            part = min(2 * part, fitting // len(readable))
             if part < 1:
                 break
-            more = self._read_group(dict.fromkeys(turn, b">"), part, None)
+            more = self._read_group(dict.fromkeys(readable, b">"), part, None)
             entries += more
-            full = (full - turn) | _full(more, part)
+            full = (full - readable) | _full(more, part)
         self.unread = full
         return entries
 

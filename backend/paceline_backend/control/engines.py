@@ -116,7 +116,7 @@ class Engines:
         if self._outage(engine).paused:
             return False
         urgent = any(
-            not run.final and run.jobs.get("0", "") is None and not self._trouble(run).paused
+            not run.final and run.jobs.get("0", "") is None and not self._run_outage(run).paused
             for run in own
         )
         due = urgent or self._clock() >= self._look_at.get(name, 0.0)
@@ -126,18 +126,18 @@ class Engines:
 
     def _outage(self, engine: Engine) -> Outage:
         begins = f"{engine.title} does not answer: its runs stay as they are"
-        return self._pauses(engine.name, begins, f"{engine.title} answers again")
+        return self._outage_of(engine.name, begins, f"{engine.title} answers again")
 
-    def _trouble(self, run: EngineRun) -> Outage:
+    def _run_outage(self, run: EngineRun) -> Outage:
         begins = f"run {run.id}: managing its jobs failed"
-        return self._pauses(run.id, begins, f"run {run.id}: managing its jobs works again")
+        return self._outage_of(run.id, begins, f"run {run.id}: managing its jobs works again")
 
-    def _pauses(self, what: str, begins: str, ends: str) -> Outage:
+    def _outage_of(self, what: str, begins: str, ends: str) -> Outage:
         return self._outages.setdefault(what, Outage(log, begins, ends, most_s=10.0))
 
     def _forward_cordons(self, engine: Engine, untold: Sequence[Word]) -> None:
         begins, ends = "forwarding cordons is delayed", "forwarding cordons works again"
-        outage = self._pauses(
+        outage = self._outage_of(
             f"{engine.name} cordons", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
         )
         if outage.paused:
@@ -178,30 +178,30 @@ class Engines:
         for run in own:
             self._attend_one(client, engine, run, of_run.get(run.id, []))
         if left:
-            self._clear_up(engine, left, of_run)
+            self._stop_leftovers(engine, left, of_run)
 
     def _attend_one(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
     ) -> None:
         """Reconcile one run. An error in this run does not affect other runs."""
-        trouble = self._trouble(run)
-        if trouble.paused:
+        outage = self._run_outage(run)
+        if outage.paused:
             return
         try:
             self._attendant.attend(client, engine, run, known)
-            trouble.over()
+            outage.over()
         except EngineAwayError as error:
-            trouble.failed(error)
+            outage.failed(error)
             self._attendant.tell_away(client, run, f"{engine.title} does not answer: {error}")
         except (StoreError, redis.RedisError):
             raise
         # Engines can be plug-ins; an error in one must not affect other runs.
         except Exception as error:
-            if not trouble.active:
+            if not outage.active:
                 log.exception("run %s: managing its jobs failed", run.id)
-            trouble.failed(error)
+            outage.failed(error)
 
-    def _clear_up(
+    def _stop_leftovers(
         self, engine: Engine, left: Sequence[Leftover], of_run: Mapping[str, Sequence[Job]]
     ) -> None:
         """Stop the engine's jobs of runs that have moved away or were deleted.
@@ -209,7 +209,7 @@ class Engines:
         Runs that came back during the engine's query are left alone.
         """
         begins, ends = "stopping leftover jobs is delayed", "stopping leftover jobs works again"
-        outage = self._pauses(
+        outage = self._outage_of(
             f"{engine.name} leftovers", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
         )
         if outage.paused:
@@ -283,7 +283,7 @@ class Attendant:
         kept = {job.ref for job in by_part.values()}
         # Surplus jobs are from an earlier launch, were withdrawn, or were submitted twice.
         surplus = [job.ref for job in known if job.state != "ended" and job.ref not in kept]
-        if surplus and self._mine(run):
+        if surplus and self._holds_claim(run):
             log.warning("run %s: surplus jobs are stopped: %s", run.id, ", ".join(surplus))
             engine.stop(surplus)
         # Record which jobs have begun before submitting others, so that nodes that have arrived
@@ -294,10 +294,10 @@ class Attendant:
         for part, ref in run.jobs.items():
             if part in by_part and by_part[part].ref != ref:
                 self._note(run, part, by_part[part].ref)
-            elif part not in by_part and ref is None and _timely(run, part, by_part):
+            elif part not in by_part and ref is None and _may_submit(run, part, by_part):
                 self._submit(client, engine, run, part)
         self._forget_replaced(run, by_part)
-        self._judge(client, engine, run, by_part)
+        self._conclude(client, engine, run, by_part)
 
     def _submit(self, client: redis.Redis, engine: Engine, run: EngineRun, part: str) -> None:
         """Submit a job, unless another worker may have done so or the job is no longer wanted."""
@@ -340,7 +340,7 @@ class Attendant:
             runs.tell(connection, run.id, why)
         streams.tell_change(client, run.id)
 
-    def _judge(
+    def _conclude(
         self, client: redis.Redis, engine: Engine, run: EngineRun, by_part: dict[str, Job]
     ) -> None:
         """Record the reason why a run waits, or end the run if none of its jobs is left."""
@@ -363,7 +363,7 @@ class Attendant:
         # Messages from the run's nodes still arrive, so the waiting time starts again.
         if said != run.seen_at:
             self._since[run.id] = (self._listened(), run.seen_at)
-        elif self._listened() - since >= _JOBS_SETTLE_S and self._mine(run):
+        elif self._listened() - since >= _JOBS_SETTLE_S and self._holds_claim(run):
             self._end(client, run, *_final_state(engine, run, by_part, last))
 
     def _queue(self, client: redis.Redis, run: EngineRun, why: str) -> None:
@@ -401,7 +401,7 @@ class Attendant:
         patient = self._listened() - since < _DELIVERY_GRACE_S
         delivering = begun | {job.ref for job in left if job.state == "running"}
         due = [job.ref for job in left if not (patient and job.ref in delivering)]
-        if due and self._mine(run):
+        if due and self._holds_claim(run):
             self._last.pop(run.id, None)
             engine.stop(due)
         # Without the claim, another worker may be submitting a job now.
@@ -420,7 +420,7 @@ class Attendant:
         if changed:
             streams.tell_change(client, run.id)
 
-    def _mine(self, run: EngineRun) -> bool:
+    def _holds_claim(self, run: EngineRun) -> bool:
         return self._claims.hold(run.id, run.key)
 
     def _note(self, run: EngineRun, part: str, ref: str) -> None:
@@ -448,7 +448,7 @@ class Attendant:
         return f"paceline.{self.plane}.{run.id}.{run.launch}.{part}"
 
 
-def _timely(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
+def _may_submit(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
     """Return True if a job may be submitted now.
 
     A job that brings further nodes is submitted only once the run trains. Before, its nodes would

@@ -205,7 +205,7 @@ class Ingest:
         # Time of the latest acknowledgement, in Unix seconds by the bus's clock.
         self._settled_at = 0.0
         # By entry: number of tries that failed because of the bus.
-        self._blameless: Counter[str] = Counter()
+        self._bus_failures: Counter[str] = Counter()
         # Messages about the ends of runs, held back because the runs' own streams hold more
         # entries.
         self._held: list[Received] = []
@@ -310,9 +310,9 @@ class Ingest:
         """Handle entries that may make ingest fail, one by one, those with fewest tries first."""
         self._store_hellos(client, stop, wait=True)
         names = [f"{entry.stream} {entry.number.decode()}" for entry in suspects]
-        for name, times in self._blameless.items():
+        for name, times in self._bus_failures.items():
             client.hincrby(_TRIED, name, -times)
-        self._blameless.clear()
+        self._bus_failures.clear()
         tried: Any = client.hmget(_TRIED, names)
         triples = zip((int(tries or 0) for tries in tried), names, suspects, strict=True)
         for tries, name, entry in sorted(triples, key=lambda triple: triple[0]):
@@ -335,7 +335,7 @@ class Ingest:
                 except (redis.ConnectionError, redis.TimeoutError):
                     # A bus that still answers may have closed the connection because of this entry.
                     if not _answers(client):
-                        self._blameless[name] += 1
+                        self._bus_failures[name] += 1
                     raise
             client.hdel(_TRIED, name)
 

@@ -59,7 +59,7 @@ _Order: TypeAlias = tuple[str, str, str, float]
 # Pause before an order is repeated to a node that has not followed it and may have missed it.
 _ORDER_AGAIN_S = 10.0
 # Pause before the next attempt to replace a lost node, after no spare could take its place.
-_STAND_IN_AGAIN_S = 30.0
+_SPARE_AGAIN_S = 30.0
 
 
 class NodeReconciler:
@@ -121,7 +121,7 @@ class NodeReconciler:
             regroup.launch(self._store, self._bus_url, client, group)
         elif self._gather(client, group):
             self._replace(client, group, listed)
-            self._dismiss(client, group)
+            self._repeat_orders_to_leave(client, group)
 
     def _gather(self, client: redis.Redis, group: MultiNodeRun) -> bool:
         """Bring the launchers to the rendezvous; return False if the rendezvous is lost."""
@@ -185,28 +185,28 @@ class NodeReconciler:
     ) -> None:
         """Let replaced nodes leave, and spares join in the place of lost nodes."""
         for node in _replaced_nodes(group):
-            self._let_go(client, group, node)
+            self._order_to_leave(client, group, node)
         if spares.of_run(group.id, listed) and not _host_is_gone(group):
             for node in spares.missed(group):
-                self._stand_in(group, node)
+                self._join_spare(group, node)
 
-    def _let_go(self, client: redis.Redis, group: MultiNodeRun, row: RunNode) -> None:
+    def _order_to_leave(self, client: redis.Redis, group: MultiNodeRun, row: RunNode) -> None:
         log.info("run %s: %s leaves because its replacement has joined", group.id, row.node)
         order_to_leave(self._store, client, group, row.node)
         with self._store.write() as connection:
             run_nodes.change(connection, row, {"leaving": True})
         streams.tell_change(client, group.id)
 
-    def _dismiss(self, client: redis.Redis, group: MultiNodeRun) -> None:
+    def _repeat_orders_to_leave(self, client: redis.Redis, group: MultiNodeRun) -> None:
         """Repeat the order to leave, which may have been lost, to nodes that have not left."""
         for row in group.nodes:
             leaves = row.leaving and not row.ended
             if leaves and self._due(_order("leave", group, row), first=False):
                 order_to_leave(self._store, client, group, row.node)
 
-    def _stand_in(self, group: MultiNodeRun, row: RunNode) -> None:
+    def _join_spare(self, group: MultiNodeRun, row: RunNode) -> None:
         name, at = (group.id, row.node), time.monotonic()
-        if at - self._failed_at.get(name, -_STAND_IN_AGAIN_S) < _STAND_IN_AGAIN_S:
+        if at - self._failed_at.get(name, -_SPARE_AGAIN_S) < _SPARE_AGAIN_S:
             return
         try:
             if stand_in(self._store, self._bus_url, group.id, row.node):

@@ -95,13 +95,13 @@ class Writers:
     def receive(self, entries: Iterable[Entry]) -> list[Received]:
         """Decode entries, and reject those whose writer may not report about their run or node."""
         received = [_decoded(entry) for entry in entries]
-        self._learn({item.run for item in received if item.message is not None and item.run})
+        self._load_owners({item.run for item in received if item.message is not None and item.run})
         self._check(received)
         # The cached owner of a run may be stale, for example after a launch on another node.
         if refused := {item.run for item in received if item.message and item.reason}:
             for run in refused:
                 self._owners.pop(run, None)
-            self._learn(refused - {""})
+            self._load_owners(refused - {""})
             self._check(received)
         return received
 
@@ -110,7 +110,7 @@ class Writers:
             if item.message is not None:
                 item.reason = self._problem(item.entry.stream, item.run, item.message)
 
-    def _learn(self, runs: set[str]) -> None:
+    def _load_owners(self, runs: set[str]) -> None:
         unknown = runs - self._owners.keys()
         if unknown:
             with self._store.read() as connection:

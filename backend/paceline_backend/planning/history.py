@@ -74,7 +74,7 @@ class History:
             self._holder = dealt(hello.shards.holders(), self.nodes, self._storage)
         # True if a `Problem` refers to the array `_holder`, which must then be copied before it
         # changes.
-        self._holder_lent = False
+        self._holder_shared = False
         # False after a gap, because `_remaining` may then be wrong.
         self._epoch_known = True
         # True for each sample whose holder is known; for the others, `_holder` may be wrong.
@@ -134,7 +134,7 @@ class History:
         # With a token budget, the samples of a step depend on the order.
         elif hello.token_budget is not None:
             order = remaining_in_order(len(self.sizes), hello.seed, self.epoch, remaining)
-        self._holder_lent = True
+        self._holder_shared = True
         return Problem(
             sizes=self.sizes,
             remaining=remaining,
@@ -244,7 +244,7 @@ class History:
         called again.
         """
         if plan.seq != self.seq:
-            self._missed()
+            self._lose_track()
         # If the epochs differ, the script left an epoch early, or a gap hid the end of the epoch.
         if plan.epoch != self.epoch:
             self._begin_epoch(plan.epoch)
@@ -271,7 +271,7 @@ class History:
             batches_known = not may_share or len(self.newest) == self.newest.maxlen
             self.lost = not (self._epoch_known and self._holder_known.all() and batches_known)
 
-    def _missed(self) -> None:
+    def _lose_track(self) -> None:
         self.lost = True
         self._epoch_known = False
         self._holder_known[:] = False
@@ -289,14 +289,14 @@ class History:
             loose[samples] = False
             self._storage = replace(self._storage, loose=loose)
         # Each `Problem` that was made earlier, and its plan, keep the previous array.
-        if self._holder_lent:
+        if self._holder_shared:
             self._holder = self._holder.copy()
-            self._holder_lent = False
+            self._holder_shared = False
         self._holder[samples] = plan.assignment.ranks()
         self._holder_known[samples] = True
-        self._use_up(samples)
+        self._remove_from_order(samples)
 
-    def _use_up(self, samples: Ints) -> None:
+    def _remove_from_order(self, samples: Ints) -> None:
         if self._order is None:
             return
         first, rest = self._order[: len(samples)], self._order[len(samples) :]

@@ -86,7 +86,7 @@ def offer(
     shared = hello.uneven_steps and hello.world > 1 and is_pooled(choice.synchroniser)
     steps = segment_steps(
         window.step_s(history.newest),
-        hasty=len(feedback) < YOUNG_STEPS * hello.world or _surprised(history, feedback),
+        hasty=len(feedback) < YOUNG_STEPS * hello.world or _has_changed_speed(history, feedback),
         plan_s=plan_s,
         relaxed=relaxed,
         slowest=slowest_steps(feedback, hello.world) if shared else 0.0,
@@ -173,7 +173,7 @@ def slowest_steps(feedback: Feedback, world: int) -> float:
     return float(batch_s.max() * (1 / batch_s).sum() / world) if len(batch_s) else 0.0
 
 
-def _surprised(history: History, feedback: Feedback) -> bool:
+def _has_changed_speed(history: History, feedback: Feedback) -> bool:
     """Return True if a rank seems to have changed its speed just now.
 
     Return False if more than `NOTICED` segments took another time than expected. Then the predictor
@@ -187,11 +187,11 @@ def _surprised(history: History, feedback: Feedback) -> bool:
     for plan in history.newest:
         row = np.searchsorted(steps, plan.first_step + plan.steps) - 1
         if row >= 0 and steps[row] >= plan.first_step:
-            off.append(_off(plan, int(steps[row]), rows.compute_s[row]))
+            off.append(_is_off(plan, int(steps[row]), rows.compute_s[row]))
     return bool(off) and off[-1] and sum(off) <= NOTICED
 
 
-def _off(plan: Plan, step: int, compute_s: Floats) -> bool:
+def _is_off(plan: Plan, step: int, compute_s: Floats) -> bool:
     """Return True if a rank's compute time in a step of the segment was not as planned.
 
     `compute_s` has the measured time of each rank in the step.

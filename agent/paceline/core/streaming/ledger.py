@@ -266,7 +266,7 @@ class StreamLedger:
             counts = counts_in_time(total, typical, most, speeds)
             places = self._in_time(held, counts, typical, speeds)
         return [
-            self._out(buffer, at, int(count))
+            self._remove(buffer, at, int(count))
             for buffer, at, count in zip(self._buffers, places, counts, strict=True)
         ]
 
@@ -289,7 +289,7 @@ class StreamLedger:
             places = _picked_all(held, counts, loads, due)
         return places
 
-    def _out(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
+    def _remove(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
         """Remove the samples at `places` from a buffer; return their numbers.
 
         The other samples among the first `count` of the buffer count as passed over by this step.
