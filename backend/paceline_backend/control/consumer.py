@@ -35,7 +35,7 @@ _LINGER_S = 0.003
 class Entry(NamedTuple):
     """Entry of a stream. `number` is the entry's ID on the stream.
 
-    The stream identifies the writer, because a user of the bus may write only to its own streams.
+    The stream identifies the writer, because each node and run may write only to its own stream.
     """
 
     stream: str

@@ -136,8 +136,8 @@ class Writers:
             return None if own else f"node {writer} may not report about node {state.node!r}"
         if kind == "run":
             return f"run {writer} may not report about nodes"
-        # A node that has a session must use its own stream: every client can write to `TELEMETRY`,
-        # so an entry there may be forged.
+        # A node that has a session must use its own stream, because an entry of `TELEMETRY` does
+        # not show who wrote it.
         if node_telemetry(state.node) in self._streams:
             return (
                 f"node {state.node} has a session and must report on its own stream, not on "

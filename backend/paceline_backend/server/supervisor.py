@@ -125,8 +125,9 @@ def _end_orphan(bus: EmbeddedBus) -> None:
     while _listening(port):
         if time.monotonic() > deadline:
             raise PacelineError(
-                f"port {port}, the bus of this data directory, is in use by another program: stop "
-                f"it, or remove {directory / 'port'} (running trainings then lose their connection)"
+                f"port {port}, which the bus of this data directory uses, is taken by another "
+                f"program: stop that program, or remove {directory / 'port'} to choose another "
+                "port (running trainings then lose their connection)"
             )
         try:
             with connect(bus.url, timeout_s=1) as client:

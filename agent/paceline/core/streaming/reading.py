@@ -96,7 +96,7 @@ class ShardOrder(NamedTuple):
 
 
 class SeenSamples:
-    """The samples that a reading has seen so far.
+    """The samples that one reading of a shard has seen so far.
 
     Samples are compared by their pickles. If pickles differ from reading to reading, as after
     random augmentation, or if samples cannot be pickled, the order remains unknown.
