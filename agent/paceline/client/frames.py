@@ -30,7 +30,7 @@ METRICS = {
 
 
 def checked(frames: str) -> Frames:
-    """Validate the name of a data frame library; else raise an InputError."""
+    """Return the name of a data frame library; raise an InputError if it is unknown."""
     if frames not in ("pandas", "polars"):
         raise InputError(f"frames={frames!r}: give 'pandas' or 'polars'")
     return frames  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """A server and its runs as Python objects.
 
 Methods that call the server raise `PacelineError` if the server does not answer or requires a
-token, and `InputError` if it rejects the request.
+token, and `InputError` if the server rejects the request.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Server:
 
         Args:
             limit: maximum number of runs; None: all runs.
-            sort: ``created_at``, ``waste``, ``cost`` and so on, with ``-`` in descending order.
+            sort: ``created_at``, ``waste``, ``cost`` and so on. A leading ``-`` sorts in descending
+                order.
             which: parameters of ``GET /runs``, such as ``tag="nightly"``, ``waste_min=0.2`` or
                 ``state=["failed", "stopped"]``.
         """
@@ -127,7 +128,7 @@ class Server:
 
 
 class Runs(list["Run"]):
-    """Runs in the requested order, as the server answered."""
+    """A list of runs in the requested order."""
 
     def __init__(self, server: Server, rows: Sequence[dict[str, Any]]) -> None:
         super().__init__(Run(server, row["id"], row) for row in rows)
@@ -146,7 +147,7 @@ class Runs(list["Run"]):
 class Run:
     """A run, as `Server.run` and `Server.runs` return it.
 
-    `about` is the run as the server answered; None: it is requested at first use.
+    `about` is the server's description of the run; None: it is requested at first use.
     """
 
     def __init__(self, server: Server, run: str, about: dict[str, Any] | None = None) -> None:
@@ -159,11 +160,11 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The run as ``GET /runs/{id}`` answered; `refresh` updates it."""
+        """The server's description of the run (``GET /runs/{id}``); `refresh` updates it."""
         return self._about if self._about is not None else self.refresh()
 
     def refresh(self) -> dict[str, Any]:
-        """Return the run as it is now."""
+        """Request the server's description of the run again, and return it."""
         self._about = dict(self._get(""))
         return self._about
 
@@ -263,7 +264,7 @@ class Run:
     def export(self, file: str | Path, table: Table = "steps", form: Format | None = None) -> Path:
         """Write all rows of a table to a file while they arrive.
 
-        `form` None: the format is that of the file's name extension.
+        `form` None: the extension of the file's name determines the format.
 
         Raises:
             InputError: the file's name has no known extension.
@@ -273,8 +274,8 @@ class Run:
         path = Path(file)
         query = {"table": table, "format": form or form_of(path)}
         pieces = self._server.client.download(f"/runs/{self.id}/export", query)
-        # This request comes before the file is opened: if the server rejects it, an existing file
-        # stays.
+        # The request is sent before the file is opened, so that an existing file is not emptied if
+        # the server rejects the request.
         first = next(pieces, b"")
         with path.open("wb") as opened:
             opened.writelines(chain([first], pieces))

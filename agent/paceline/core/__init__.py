@@ -2,8 +2,8 @@
 
 `terms.Terms` holds a run's validated arguments. `ledger.Ledger` keeps track of an epoch's samples
 and rejects segments that do not fit. `dealing` deals samples to ranks in turn, `cost` computes the
-cost of a batch, and `emulation.Emulation` computes its duration on an emulated device. `errors`
-defines errors that the user can fix. The leader, the controller and the simulator call these::
+cost of a batch, and `emulation.Emulation` computes the duration of a batch on an emulated device.
+`errors` defines errors that the user can fix. The leader uses a ledger as follows::
 
     ledger = Ledger(epoch=0, order=order, rules=BatchRules(global_batch=64))
     if (why := ledger.refusal(segment, world=4)) is None:

@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Features(NamedTuple):
-    """The properties that determine the cost of batches: arrays of equal shape, e.g. [S, W]."""
+    """The properties that determine the cost of batches: arrays of equal shape."""
 
     samples: Ints  # n
     load: Floats  # Λ = Σλ
@@ -28,7 +28,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Step times are linear in the effective load. The load of a sample of size λ is f(λ) = λ + κ·λ².
     κ is above 0 if a sample's cost grows faster than its length, as with attention. The load of a
-    batch of n samples is Σ f(λ), or n · f(max λ) if samples are padded to the longest.
+    batch of n samples is Σ f(λ), or n · f(max λ) if samples are padded to the longest one.
     """
 
     # κ per size unit, ≥ 0
@@ -66,8 +66,8 @@ SUM = Cost()
 def features(sizes: Floats, counts: Ints) -> Features:
     """Return the features of consecutive batches.
 
-    `sizes` [counts.sum()] has the samples' sizes λ, batch after batch. `counts` has each batch's
-    number of samples, in an array of any shape, in C order.
+    `sizes` has the samples' sizes λ, batch after batch. `counts` has each batch's number of
+    samples, in an array of any shape, in C order.
     """
     counts = np.asarray(counts, np.int64)
     ends = np.cumsum(counts.ravel())

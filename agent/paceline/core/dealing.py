@@ -18,9 +18,9 @@ _LIMIT_BISECTIONS = 6
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
-    """Return each rank's number of samples, [W], if ranks get samples in turn until they are full.
+    """Return each rank's number of samples if ranks get samples in turn until they are full.
 
-    `limits` [W] has the maximum number of samples of each rank; their sum is at least `samples`.
+    `limits` has the maximum number of samples of each rank; their sum is at least `samples`.
     """
     rounds = bisect(range(samples + 1), samples, key=lambda n: int(np.minimum(limits, n).sum())) - 1
     counts = np.minimum(limits, rounds)
@@ -31,8 +31,8 @@ def equal_counts(samples: int, limits: Ints) -> Ints:
 def dealt(counts: Ints) -> Ints:
     """Deal a batch's samples to ranks in turn; return their positions in the batch, rank by rank.
 
-    `counts` [W] has each rank's number of samples. A rank that has reached its count is skipped.
-    With equal counts rank r gets positions r, r + W, ….
+    `counts` has each rank's number of samples. A rank that has reached its count is skipped. With
+    equal counts, rank r of W ranks gets positions r, r + W, ….
     """
     turn = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     places = np.empty_like(turn)
@@ -47,7 +47,7 @@ def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
     in the batch, micro-batch by micro-batch.
 
     Args:
-        sizes: the sizes λ of the batch's samples, [n], n ≥ 1.
+        sizes: the sizes λ of the batch's samples, at least one.
         most: maximum number of samples of a micro-batch, ≥ 1.
         grid: each count is a multiple of `grid`, except for a remainder. A `grid` above `most` is
             ignored.
@@ -64,8 +64,8 @@ def cut_within(sizes: Floats, most: float) -> list[Ints]:
     """Cut a batch into micro-batches, none of which has a total size above `most`.
 
     Each micro-batch has samples of similar sizes. The number of micro-batches is the smallest
-    possible, and their total sizes are about equal. `sizes` has the samples' sizes λ, [n], n ≥ 1.
-    Return positions in the batch, micro-batch by micro-batch.
+    possible, and their total sizes are about equal. `sizes` has the sizes λ of the batch's samples,
+    at least one. Return positions in the batch, micro-batch by micro-batch.
 
     Raises:
         ValueError: a sample is larger than `most`.

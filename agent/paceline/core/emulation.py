@@ -44,9 +44,10 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.steps is None or since < self.steps
 
     def hits(self, rank: int | None, world: int, drawn: Any) -> Any:
-        """Return True if the slowdown applies to a rank; with `rank` None, an array for all, [W].
+        """Return True if the slowdown applies to a rank.
 
-        `drawn` is the rank's random number from 0 to 1, or all ranks' numbers, [W].
+        With `rank` None, return an array with True or False for each rank. `drawn` is the rank's
+        random number from 0 to 1 or, with `rank` None, an array with a number for each rank.
         """
         if rank is not None:
             return rank in self.ranks and drawn < self.chance
@@ -56,7 +57,10 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EmulatedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The device that a rank reports instead of its own. None: the rank reports the real value."""
+    """The device that a rank reports instead of its own.
+
+    For a field that is None, the rank reports the value of its real device.
+    """
 
     # PyTorch's device type: "cpu", "cuda", …
     kind: str
@@ -79,11 +83,15 @@ _ANY_DEVICE = RankDevice("cpu", "any", cores=1, memory_bytes=0)
 
 
 class Rates(NamedTuple):
-    """Rates of each rank: n samples of load Λ' take ``load_s · Λ' + sample_s · n + batch_s`` s."""
+    """The rates that determine how long a rank computes, as arrays with a value for each rank.
 
-    load_s: Floats  # [W] s per unit of effective load
-    sample_s: Floats  # [W] s per sample
-    batch_s: Floats  # [W] s
+    A batch of n samples with effective load Λ' takes ``load_s · Λ' + sample_s · n + batch_s``
+    seconds.
+    """
+
+    load_s: Floats  # seconds per unit of effective load
+    sample_s: Floats  # seconds per sample
+    batch_s: Floats  # seconds per batch
 
 
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,10 +102,13 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank without samples takes no time. The same seed gives the same times.
     """
 
-    a_s: list[float]  # [W] s per size unit
-    b_s: list[float]  # [W] s per step
-    c_s: list[float] = []  # [W] s per sample; empty: 0
-    # Seconds added to the loading of a batch, [W]; empty: 0.
+    # Seconds per size unit, for each rank.
+    a_s: list[float]
+    # Seconds per step, for each rank.
+    b_s: list[float]
+    # Seconds per sample, for each rank; empty: 0.
+    c_s: list[float] = []
+    # Seconds added to the loading of a batch, for each rank; empty: 0.
     data_s: list[float] = []
     cost: Cost = SUM
     slowdowns: list[Slowdown] = []
@@ -108,7 +119,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Fraction of the compute time that more threads do not shorten, 0 … 1.
     serial: float = 1.0
     seed: int = 0
-    # Devices that ranks report, [W]; empty: their real devices.
+    # The device that each rank reports; empty: ranks report their real devices.
     devices: list[EmulatedDevice] = []
 
     @staticmethod
@@ -123,7 +134,8 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             emulation = msgspec.json.decode(text, type=Emulation)
         except msgspec.DecodeError as error:
             raise ValueError(
-                f'PACELINE_EMULATE: {error}; expected {{"a_s": [W], "b_s": [W], …}}'
+                f"PACELINE_EMULATE: {error}; expected a JSON object with a number for each rank in "
+                '"a_s" (seconds per size unit) and in "b_s" (seconds per step)'
             ) from error
         if problem := emulation.problem(world):
             raise ValueError(f"PACELINE_EMULATE: {problem}")
@@ -171,10 +183,10 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
-        """Return the seconds that the forward and backward pass of each rank take in a step, [W].
+        """Return the seconds that the forward and backward pass of each rank take in a step.
 
-        `batch` and `threads` (CPU threads) have a value for each rank, [W]; `threads` may also be
-        one number for all ranks.
+        `batch` and `threads` (CPU threads) have a value for each rank; `threads` may also be one
+        number for all ranks.
         """
         return np.asarray(self._compute_s(None, step, batch, threads))
 
@@ -204,7 +216,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def factors(self, step: int) -> Floats:
-        """Return the factor by which slowdowns multiply each rank's compute time in a step, [W]."""
+        """Return the factor by which slowdowns multiply each rank's compute time in a step."""
         factor = self._factor(None, step, self._draw(step))
         return np.asarray(np.broadcast_to(factor, len(self.a_s)))
 
@@ -241,7 +253,10 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cache(lambda: np.random.default_rng([self.seed, step]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from the defaults, for `wire.Hello.emulated`."""
+        """Return `a_s`, `b_s` and all fields that differ from their defaults.
+
+        The result is the value of `wire.Hello.emulated`.
+        """
         made = msgspec.to_builtins(self)
         plain = msgspec.to_builtins(Emulation(a_s=[], b_s=[]))
         return {k: v for k, v in made.items() if k in ("a_s", "b_s") or v != plain[k]}

@@ -12,7 +12,7 @@ def uncollected() -> Iterator[None]:
     """Pause garbage collection while the block imports modules.
 
     Modules stay loaded, so the collector would only search their objects again and again, which
-    takes a sixth of the server's start.
+    takes a sixth of the time that the server needs to start.
     """
     was_enabled = gc.isenabled()
     gc.disable()

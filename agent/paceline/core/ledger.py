@@ -27,8 +27,8 @@ class BatchRules:
     Args:
         global_batch: samples per step.
         drop_last: leave out an incomplete last step.
-        limits: the maximum number of samples of each rank in a step, [W]. The sum of the limits is
-            at least the global batch. None: there are no limits.
+        limits: the maximum number of samples of each rank in a step. The sum of the limits is at
+            least the global batch. None: there are no limits.
         grid: while coasting, each rank's number of samples is a multiple of `grid`, as far as
             limits and an epoch's last step permit; see `Shapes.samples`.
         budget: the token budget that limits each step, instead of `global_batch` samples. With a
@@ -55,12 +55,11 @@ class Ledger:
 
     Args:
         epoch: number of the epoch.
-        order: all samples in the order in which coasting uses them, [N].
+        order: all samples in the order in which coasting uses them.
         rules: the rules that each step's batch follows.
         used: samples that a resumed epoch has used already.
-        ends: with a budget, the cumulative number of samples of the S remaining steps, [S]: once
-            the first s of these steps are done, `ends[s - 1]` of the samples that are unused at
-            the start are used. None: the ledger computes these numbers.
+        ends: with a budget, `ends[s]` is the total number of samples of the first s + 1 steps that
+            remain at the start. None: the ledger computes these numbers.
     """
 
     def __init__(
@@ -81,7 +80,8 @@ class Ledger:
         if used is not None:
             self.use(used)
         self._to_use = self.left
-        # With a budget: cumulative number of samples of the remaining steps, [S].
+        # With a budget: for each step, the total number of samples of the steps up to it, counted
+        # from the first step that remained at the start.
         self._ends = ends
         if rules.budget is not None and ends is None:
             counts = rules.budget.counts(order if used is None else order[self._unused[order]])
@@ -171,20 +171,21 @@ class Ledger:
 
         The samples are not marked as used.
 
-        With `shares`, samples are dealt from the largest to the smallest, each to the rank whose
-        load divided by its share is the smallest at that moment. Without `shares`, rank r gets
-        positions r, r + W, … of each global batch, as DistributedSampler does. A rank at its limit
-        gets no more. Then a few samples move to other ranks, until each rank's number of samples is
-        on the grid or, with a budget, no rank exceeds its limit.
+        With `shares`, samples are dealt from the largest to the smallest. Each goes to the rank
+        whose load, including this sample, is the smallest in proportion to its share. Without
+        `shares`, rank r of W ranks gets positions r, r + W, … of each global batch, as with
+        DistributedSampler. A rank at its limit gets no more samples. Then a few samples move to
+        other ranks, until each rank's number of samples is on the grid or, with a budget, no rank
+        exceeds its limit.
 
         Args:
             steps: the maximum number of steps to plan.
-            world: the number of ranks, W.
-            sizes: the size λ of each sample, [N].
-            shares: each rank's share of the load, [W], or empty.
-            homes: a pair: the node of each rank, [W], and the node that holds each sample, or -1 if
-                no node holds it, [N]. Then each sample goes to a rank of the node that holds it,
-                unless these ranks are full or the grid prevents it.
+            world: the number of ranks.
+            sizes: the size λ of each sample.
+            shares: each rank's share of the load; empty: ranks get equal numbers of samples.
+            homes: a pair: the node of each rank, and the node that stores each sample, or -1 if no
+                node stores it. Then each sample goes to a rank of the node that stores it, unless
+                that node's ranks are full or the grid prevents it. None: nodes are ignored.
         """
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
@@ -229,7 +230,7 @@ def _gridded(
 ) -> list[Ints]:
     """Move samples between a step's local batches until their counts are multiples of `grid`.
 
-    Return the new local batches, [rank]. With `homes`, few samples change nodes.
+    Return the new local batch of each rank. With `homes`, few samples move between nodes.
     """
     before = np.array([len(part) for part in parts])
     ranks, samples = np.repeat(np.arange(len(parts)), before), np.concatenate(parts)
@@ -274,7 +275,7 @@ def _deal_at_home(
 def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:
     """Deal samples to ranks of unequal speed, longest processing time first."""
     shares = np.where(limits > 0, shares, 0.0)
-    # The ranks with a share have too few free places, so ranks without a share get samples, too.
+    # If the ranks with a share cannot take all samples, ranks without a share get samples, too.
     if limits[shares > 0].sum() < len(samples):
         least = shares[shares > 0].min(initial=1.0)
         shares = np.where(limits > 0, np.maximum(shares, least), 0.0)

@@ -18,9 +18,9 @@ from paceline.core.errors import InputError
 _HIDDEN = "***"
 # Minimum number of characters of a hidden value. Hiding shorter values would make logs unreadable.
 _SHORTEST_HIDDEN = 8
-# Short words and paths are no secrets, and logs are full of them.
+# Values that are not hidden: short words and paths are no secrets, and logs are full of them.
 _COMMON = re.compile(r"(?=.{1,15}\Z)([a-z]+|/[\w./-]*)")
-# Names of variables that hold secrets, which may be words: PGPASSWORD, WANDB_API_KEY, HF_TOKEN, …
+# Names of variables whose values are secrets, even a value that is a plain word: PGPASSWORD, …
 _SECRET_NAME = re.compile(
     r"(password|passwd|passphrase|secret|token|key|credential|_pass|_pwd)s?(_|\Z)", re.IGNORECASE
 )
@@ -44,12 +44,12 @@ _PATTERNS = (
 
 # The values to hide, oldest first.
 _values: dict[str, None] = {}
-# The same values, longest first: one value may be the start of another, longer one.
+# The same values, longest first, so that a value that contains a shorter one is hidden as a whole.
 _longest_first: list[str] = []
 
 
 def hide(values: Iterable[str]) -> None:
-    """Hide values in this process's logs, except values that are short or plain words."""
+    """Hide values in this process's logs, except short values and common words and paths."""
     _remember(
         value for value in values if len(value) >= _SHORTEST_HIDDEN and not _COMMON.fullmatch(value)
     )

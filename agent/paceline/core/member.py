@@ -44,8 +44,8 @@ class RoundCounts:
 
     Attributes:
         contributors: members with a gradient in the round.
-        ages: number of gradients by age in rounds, [`Drift.bins`]. The last bin counts its age and
-            all higher ages.
+        ages: number of gradients by age in rounds, a list of `Drift.bins` bins. The last bin counts
+            its age and all higher ages.
         dropped: number of samples whose gradients were dropped because they were too old.
     """
 
@@ -63,8 +63,8 @@ class Member(Generic[G]):
     Attributes:
         clock: number of steps that the rank has completed.
         taken: number of rounds that are applied to the rank's parameters.
-        waiting: why the rank waits; None: it does not wait. `offer` sets `waiting`. The driver sets
-            it to None once `wait_reason` returns None.
+        waiting: why the rank waits; None: it does not wait. `offer` sets `waiting`. The caller of
+            `offer` sets it to None once `wait_reason` returns None.
         done: True if the rank has no more steps.
     """
 
@@ -101,7 +101,7 @@ class Member(Generic[G]):
         self._underway: list[Pending[G]] = []
         # Number of the newest round for which the rank has been ready.
         self._ready_for = -1
-        # Number of rounds that must be over before the rank continues.
+        # Number of rounds that must have ended before the rank continues.
         self._held_until = 0
         # Number of the newest round for which the rank has announced that it is ready.
         self._announced = -1
@@ -176,7 +176,7 @@ class Member(Generic[G]):
     def wait_reason(self) -> WaitReason | None:
         """Return the reason why the rank must wait before its next step; None if it need not.
 
-        `Drift` has the rules.
+        `Drift` describes the rules.
         """
         progress, clock = self._progress, self.clock
         if len(self._pending) > MOST_PENDING or progress.rounds_done < self._held_until:
@@ -193,10 +193,10 @@ class Member(Generic[G]):
         return _LEAD if clock - others > self._lead else None
 
     def announce(self) -> RoundAction:
-        """Return the announcement to the other ranks; `READY` at most once for each round.
+        """Return what this rank must announce to the others; `READY` at most once for each round.
 
-        Drivers call this after each event. Events while a round is reduced are announced when that
-        round is over.
+        Callers call this after each event, such as `offer`. Events while a round is reduced are
+        announced when that round has ended.
         """
         progress = self._progress
         if progress.reducing:
@@ -214,7 +214,7 @@ class Member(Generic[G]):
     def contribute(self, tally: RoundCounts) -> list[Pending[G]]:
         """Return the gradients that the rank contributes to a round, and count them in `tally`.
 
-        Afterwards no gradient waits for a round. Gradients that are too old are dropped; see
+        Afterwards no gradient of the rank is pending. Gradients that are too old are dropped; see
         `Drift` for the bound.
         """
         fresh, self._pending = self._pending, []
@@ -245,7 +245,7 @@ class Member(Generic[G]):
         return {rank: clocks[rank] for rank in working if rank != self._rank}
 
     def _update_ready(self, born: int | None) -> None:
-        """Mark the rank as ready if it may call the next round, or count for that round's quorum.
+        """Mark the rank as ready if it may call the next round or count towards its quorum.
 
         `born` is the number of rounds that were applied to the newest gradient's parameters; None:
         the step had no gradient.

@@ -1,8 +1,8 @@
 """Warnings about repeated failures: most repetitions are not logged, so that a log stays readable.
 
-`Outage` is for a service that this process needs: it warns at the start and at the end, and gives
-the pauses between retries. `Refusals` counts entries that a reader refuses, and logs at most one of
-them a minute.
+`Outage` is for a service that this process needs: it logs the start and the end of an outage, and
+computes the pauses between retries. `Refusals` counts entries that a reader refuses, and logs at
+most one of them a minute.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ REPORT_INTERVAL_S = 60.0
 class Outage:
     """An outage of a service: a warning at its start and its end, and pauses between retries.
 
-    Call `failed` after each error and `over` after each success. If a loop may block, it should
-    sleep for the time that `failed` returns; if not, it should check `paused` before each retry.
-    The pause grows from `first_s` to `most_s`, doubling with each failure. `begins` and `ends` are
-    the texts of the warnings; the error is appended to `begins`. `clock` returns monotonic seconds.
+    Call `failed` after each error and `over` after each success. A loop that may block should sleep
+    for the seconds that `failed` returns. A loop that must not block should check `paused` before
+    each retry. The pause grows from `first_s` to `most_s` seconds, doubling with each failure.
+    `begins` and `ends` are the texts of the warnings; the error is appended to `begins`. `clock`
+    returns monotonic seconds.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class Outage:
 
     @property
     def paused(self) -> bool:
-        """True during an outage while the pause before the next attempt is not over."""
+        """True during an outage until the pause before the next attempt ends."""
         return self.active and self._clock() < self._until
 
     def failed(self, error: object) -> float:
         """Record a failure and return the seconds to pause before the next attempt.
 
-        The error is logged if this is the first failure.
+        The error is logged if this is the first failure of an outage.
         """
         if not self.active:
             self._log.warning("%s: %s", self.begins, error)

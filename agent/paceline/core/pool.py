@@ -20,7 +20,7 @@ leave all its batches to other ranks forever. So after a while it trains a batch
 
 Two rules ensure that every batch is trained. A rank that leaves its queue checks the shares again
 afterwards: if no other rank is at work any more, it trains its batches itself (`share.resume()`). A
-rank that stops checks again, too: if another rank has left batches, it takes them over.
+rank that stops checks the shares again, too: if another rank has left batches, it takes them over.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Stance(IntEnum):
 
 
 class Share(NamedTuple):
-    """One rank's queue in a span. Only its owner moves `begun`; only other ranks move `end`."""
+    """One rank's queue in a span.
+
+    Only the rank itself, the queue's owner, changes `begun`. Only other ranks change `end`.
+    """
 
     # Number of batches at the front of the queue that the owner has begun.
     begun: int
@@ -111,9 +114,10 @@ class Share(NamedTuple):
 def is_pooled(what: Synchronisation) -> bool:
     """Return True if ranks take batches over from each other under a synchronisation.
 
-    Ranks do not share batches if the synchronisation's rules compare the ranks' numbers of steps:
-    under SSP, where fast ranks wait for slow ones, and if each step has its own all-reduce round
-    (eager-SGD), unless that round leaves slow ranks out (backup workers).
+    Ranks take over no batches if the rules compare the ranks' numbers of steps. SSP compares them:
+    fast ranks wait for slow ones. Eager-SGD compares them, too: each step has an all-reduce round
+    of its own. With backup workers each step also has a round, but the round leaves slow ranks out,
+    so ranks take over batches.
     """
     if isinstance(what, Averaging | Pairwise):
         return True
@@ -150,8 +154,8 @@ def slowest(
 def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
     """Return True if a rank should begin one more batch, rather than leave it to faster ranks.
 
-    If ranks keep their speeds, no rank waits at a span's end for longer than one of its own batches
-    takes. `batch_s` is the rank's time per batch; 0: unknown.
+    With this rule, and if ranks keep their speeds, no rank waits at a span's end for longer than
+    one of its own batches takes. `batch_s` is the rank's time per batch; 0: unknown.
     """
     paces = [
         share.batch_s
@@ -203,6 +207,10 @@ class Pace:
         self.batch_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add a batch: seconds from its start to the next batch's, except waits for other ranks."""
+        """Add the time of a batch.
+
+        `seconds` last from the batch's start to the start of the next batch, without waits for
+        other ranks.
+        """
         before = self.batch_s or seconds
         self.batch_s = before + NEWEST * (seconds - before)

@@ -6,7 +6,7 @@ matched with the other ranks' reduction in this step, and the sums would mix two
 therefore keeps a `RankProgress`, and publishes it once a second; rank 0 compares them
 (`paceline.train.features.lost_ranks`):
 
-- `conflict` returns why ranks can never match again. It never concludes this from elapsed time.
+- `conflict` returns why the ranks' reductions can never match again. It does not use elapsed time.
 - `laggards` returns the ranks that the others are waiting for, once the wait is long.
 
 This module does not use torch, stores or threads.
@@ -53,8 +53,9 @@ class RankProgress(msgspec.Struct, array_like=True):
     through: int = -1
     # True under a relaxed policy, which does not reduce gradients in every step.
     relaxed: bool = False
-    # A triple for each of the newest reductions: its number, step and model. The rank has begun
-    # these reductions, but may still be waiting for other ranks in the last one.
+    # A triple for each of the newest reductions: its number, its step, and the number of the
+    # wrapped model. The rank has begun these reductions, but may still be waiting for other ranks
+    # in the last one.
     newest: list[tuple[int, int, int]] = []
     # A pair for each range of steps without a backward pass: its first and its last step.
     skipped: list[tuple[int, int]] = []
@@ -113,7 +114,10 @@ def conflict(of: Mapping[int, RankProgress]) -> str | None:
 
 
 def skips(of: Mapping[int, RankProgress]) -> Iterator[tuple[int, int]]:
-    """Yield rank and step of each backward pass that only some ranks skipped (relaxed policies)."""
+    """Yield rank and step of each backward pass that only some ranks skipped.
+
+    Only ranks under a relaxed policy are considered.
+    """
     for rank, progress in of.items():
         others = [other for number, other in of.items() if number != rank]
         if not progress.relaxed or not others:
@@ -230,7 +234,7 @@ def _uneven(of: Mapping[int, RankProgress], fewer: int, more: int, step: int) ->
         )
     alike = sum(progress.passes(step) == many for progress in of.values())
     as_before = few == of[fewer].passes(step - 1)
-    # The rank with more passes differs from the majority, so the message names that rank.
+    # If the rank with more backward passes differs from the majority, the message names that rank.
     if 2 * alike < len(of) or (2 * alike == len(of) and as_before):
         fewer, more, few, many = more, fewer, many, few
     passes = f"{few} backward pass{'es' if few > 1 else ''}"

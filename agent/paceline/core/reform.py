@@ -2,8 +2,8 @@
 
 The launcher of rank 0 creates the file that `VARIABLE` names. The leader checks for the file before
 its next segment and ends the plan there. All ranks leave the loop after the same step, save a
-checkpoint, create the file on their own nodes, and exit with `EXIT_CODE`. If a rank exits with this
-code and the file does not exist, that is an ordinary failure.
+checkpoint, create the file on their own nodes, and exit with `EXIT_CODE`. A rank that exits with
+`EXIT_CODE` on a node without the file has failed.
 """
 
 VARIABLE = "PACELINE_REFORM"

@@ -19,11 +19,11 @@ from paceline.wire import AGES
 
 
 def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
-    """Return the part of the parameters that is averaged after a step; None if no part is averaged.
+    """Return the number of the part of the parameters that is averaged after a step.
 
-    Parts take turns, ``every / parts`` steps apart, so that each is averaged every `every` steps
-    (called H in local SGD). `every` None: parts are averaged only when all ranks synchronise.
-    `parts` is at most `every`.
+    Return None if no part is averaged. Parts take turns, ``every / parts`` steps apart, so that
+    each is averaged every `every` steps (called H in local SGD). `every` None: parts are averaged
+    only when all ranks synchronise. `parts` is at most `every`.
     """
     if every is None:
         return None
@@ -69,11 +69,11 @@ class Partners:
 
 
 def staleness(steps: int, others: int) -> list[int]:
-    """Return the number of replicas of each age in a mean of two replicas, [`AGES`].
+    """Return the number of replicas of each age, from 0 to `AGES` - 1, in a mean of two replicas.
 
-    The newer replica has age 0; the age of the other is the difference of their numbers of steps.
-    `steps` is the number of steps of the rank that sent the request, `others` that of the rank that
-    answers it.
+    The newer replica has age 0. The age of the older replica is the difference between their
+    numbers of steps; higher ages count as `AGES` - 1. `steps` is the number of steps of the rank
+    that sent the request, `others` that of the rank that answers the request.
     """
     ages = [0] * AGES
     ages[0] += 1
@@ -94,10 +94,10 @@ def group_of(groups: list[list[int]], rank: int) -> int:
 class Pushes:
     """The schedule of a group's pushes of its changes to the parameter server.
 
-    The group's first rank pushes every `every` rounds; None: it pushes only when all ranks
-    synchronise. A push also pulls the changes of other groups. All ranks of the group get these
-    changes, the *correction*, with a later round. No push begins before the correction of the
-    previous push has been applied.
+    The group's first rank pushes every `every` rounds. With `every` None it pushes only when all
+    ranks synchronise. A push also pulls the changes of other groups. All ranks of the group get the
+    pulled changes, the *correction*, with a later round. No push begins before the correction of
+    the previous push has been applied.
     """
 
     def __init__(self, every: int | None) -> None:

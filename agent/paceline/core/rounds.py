@@ -7,18 +7,18 @@ the same classes:
 
 - `Call` and `Drift` are the rules of a synchronisation: which rank calls a round, and how far ranks
   drift apart.
-- `RoundProgress` holds the facts that the rounds so far have distributed to all ranks. A real rank
+- `RoundProgress` holds the state that the rounds so far have distributed to all ranks. A real rank
   has its own `RoundProgress`; in a simulation all ranks share one.
 - `paceline.core.member.Member` is one rank: its pending gradients, whether it is ready, and why it
   must wait.
 
-A driver reports events (`offer`, `through`, `take`) and acts on the answers::
+The caller reports events (`offer`, `through`, `take`) and acts on the answers::
 
     if member.offer(gradient, samples): ...      # wait until `wait_reason` returns None
     match member.announce():
         case RoundAction.CALL: ...               # call round `progress.rounds_done`
         case RoundAction.READY: ...              # count this rank, call `progress.enough`
-    # Once the round is called, each member contributes. Its end gives all ranks the same facts:
+    # Once the round is called, each member contributes. Its end gives all ranks the same state:
     gradients = member.contribute(tally)
     progress.begin()
     progress.end(clocks, through)
@@ -47,22 +47,22 @@ _NEVER = 2**62
 class Drift:
     """The bounds on how far ranks may drift apart.
 
-    A rank waits only for ranks that have done fewer steps. Those ranks never wait for this rank at
-    the same time, neither for the next segment nor in a collective of the script, because this rank
-    has passed all the points that they have reached.
+    A rank waits only for ranks that have done fewer steps. There is no deadlock: a rank with fewer
+    steps can wait only for the next segment or in a collective of the script, and the rank that
+    waits for it has already passed that segment or collective.
 
     A rank's newest gradient goes into the round, however old it is, so that the work of a
     permanently slow rank counts. If several gradients of a rank wait for the same round, those
     other than the newest are dropped if they are older than `staleness` (RNA, Sec. 3.3: "overwrite
-    the stale data and only keep results within the bound"). With a `staleness` of 0, the newest may
-    be dropped, too.
+    the stale data and only keep results within the bound"). With a `staleness` of 0, a gradient
+    that is too old is dropped even if it is the newest.
 
     Args:
         staleness: number of rounds after which a gradient is dropped (see above); None: never.
         lead: maximum number of steps that a rank may be ahead of the slowest rank; None: no limit.
         mean: True: a rank that has several gradients pending for a round contributes their mean, in
             which newer gradients have more weight (RNA, Sec. 3.3). False: it contributes their sum.
-        waits: True: after its k-th step a rank waits until k rounds are over.
+        waits: True: after its k-th step a rank waits until k rounds have ended.
         paced: True: only ranks that have completed k steps call the k-th round.
     """
 
@@ -113,8 +113,8 @@ class Call:
             n-soft, and M − b with b backup workers. When fewer ranks have steps left, all of those
             must be ready.
         probes: number of ranks drawn for each round, instead of a quorum. The first of them to be
-            ready calls the round (RNA, Sec. 3.2). 1 gives eager-SGD's majority all-reduce, the
-            world size its solo all-reduce.
+            ready calls the round (RNA, Sec. 3.2). With 1, this is eager-SGD's majority all-reduce;
+            with the world size, it is eager-SGD's solo all-reduce.
         seed: seed of the draws. All ranks have the same seed, so all draw the same ranks.
     """
 
@@ -134,8 +134,8 @@ class Call:
         """True if a gradient that misses a round makes its rank ready for the next one.
 
         With probes this is False: a probed rank is ready when it ends a step, as in RNA's Fig. 10.
-        Otherwise rounds would run back to back if ranks end their steps at about the same time. The
-        gradient goes into the next round, whichever rank calls that round.
+        If it were True, rounds would run back to back whenever ranks end their steps at about the
+        same time. The gradient still goes into the next round, whichever rank calls that round.
         """
         return self.probes is None
 
@@ -152,12 +152,12 @@ class Call:
 
 
 class RoundProgress:
-    """The facts that the rounds so far have distributed, the same on all ranks.
+    """The state that the rounds so far have distributed, the same on all ranks.
 
     Attributes:
-        rounds_done: how many rounds are over; also the index of the current or next round.
-        reducing: a round has been called and is not over.
-        clocks: steps that each rank had completed, according to the last round, [W].
+        rounds_done: number of rounds that have ended; also the index of the current or next round.
+        reducing: True while a round that has been called has not ended.
+        clocks: number of steps that each rank had completed, according to the last round.
         working: ranks that had steps left, according to the last round.
         drawn: the ranks drawn for the next round, which the first of them to be ready calls; None:
             any rank may call it.
@@ -210,11 +210,12 @@ class RoundProgress:
         self.reducing = True
 
     def end(self, clocks: list[int], through: Collection[int]) -> bool:
-        """Record the end of a round; return True if its facts may release members that wait.
+        """Record the end of a round; return True if members that wait may now continue.
 
-        The round has distributed `clocks` [W], the steps that each rank had completed when it
-        contributed, and `through`, the ranks that had no more steps then. Overfull members do not
-        depend on these facts: they are released by the end of a round to which they contributed.
+        The round has distributed `clocks`, the number of steps that each rank had completed when it
+        contributed, and `through`, the ranks that had no more steps then. The result does not
+        consider overfull members: each continues after a round to which it contributed, whatever
+        `clocks` and `through` are.
         """
         self.rounds_done += 1
         self.reducing = False

@@ -63,9 +63,10 @@ class Terms:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in a whole epoch; with a token budget see `EpochSteps`.
+        """Number of steps in a whole epoch.
 
-        Raise a TypeError for a stream, which has no length.
+        With a token budget, use `paceline.train.epochs.EpochSteps` instead. Raise a TypeError for a
+        stream, which has no length.
         """
         if not self.samples:
             raise TypeError(

@@ -4,6 +4,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("paceline")
-# Paceline runs from a checkout that is on PYTHONPATH and not installed.
+# Paceline is not installed: it runs from a checkout that is on PYTHONPATH.
 except PackageNotFoundError:
     __version__ = "0+unknown"

@@ -1,16 +1,16 @@
 """The messages that ranks, node agents and the control plane exchange over the bus.
 
-- `messages`: the typed messages; `plan`: the plan of a segment, which most messages concern;
+- `messages`: the typed messages; `plan`: the plan of a segment, which some messages carry;
 - `metrics`: values that scripts measure, in training and on held-out data;
 - `asking`: questions of the control plane to a node, and the node's answers;
-- `shards`: data that is stored on nodes, and how a plan moves it between them;
+- `shards`: data that is stored on nodes, and how a plan moves this data between nodes;
 - `synchronisation`: how ranks synchronise gradients in a segment, one type for each way;
 - `states`: the states of a run and their order;
 - `streams`: the streams of the bus, with the writers and readers of each;
-- `codec`: conversion between messages and bus entries, with `WireError` for unreadable ones and
-  `ForgedError` for those that the control plane did not write;
-- `sealing`: encryption for one node;
-- `problems`: validation of what types cannot express;
+- `codec`: conversion between messages and bus entries, with `WireError` for unreadable entries and
+  `ForgedError` for entries that the control plane should have written, but did not;
+- `sealing`: encryption of data that only the control plane and one node may read;
+- `problems`: validation of values that types do not restrict enough;
 - `bus`: connections to the bus.
 
     fields = encode(Proposal(0, plan, "me"), run="r7")

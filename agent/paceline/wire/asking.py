@@ -28,7 +28,7 @@ Output = Literal["stdout", "stderr"]
 class ListLogs(msgspec.Struct, frozen=True, tag="list_logs"):
     """A request for the list of a run's logs on the node; answered by `LogList`."""
 
-    # Number of the first attempt to list.
+    # Lowest attempt whose logs are listed.
     from_attempt: Whole = 0
 
 
@@ -119,17 +119,17 @@ class LogPart(msgspec.Struct, frozen=True, tag="log_part"):
 
 
 class Dump(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that was asked to write its stacks."""
+    """A rank whose stacks were requested."""
 
     rank: int
     # The position in the rank's file at which the stacks will begin.
     offset: int
-    # Reason why the rank was not asked; empty if it was asked.
+    # Reason why the node could not signal the rank to write its stacks; empty: it did.
     why: str
 
 
 class Dumps(msgspec.Struct, frozen=True, tag="dumps"):
-    """The ranks that were asked to write their stacks."""
+    """The ranks whose stacks were requested."""
 
     attempt: int
     ranks: list[Dump]
@@ -144,7 +144,7 @@ class StackTrace(msgspec.Struct, frozen=True, array_like=True):
     text: str
     # The innermost frame of the user's code: file name, line and function. Empty: there is none.
     frame: str
-    # Why nothing is written yet; empty if the reason is unknown.
+    # Why the rank has written nothing yet; empty: it has written, or the reason is unknown.
     why: str
 
 

@@ -2,7 +2,7 @@
 
 Every entry is one message with the fields ``v`` (protocol version), ``run`` (public run id, empty
 for a node's message) and ``data`` (MessagePack, tagged with the message's type). A receiver rejects
-and counts entries of another version; it never guesses.
+and counts entries of another version.
 
 A program that reaches the bus may be able to write to any of its streams. So entries on
 ``control(run)`` and ``commands(node)`` carry the field ``mac``: HMAC-SHA256 over the stream's name
@@ -62,8 +62,8 @@ def decode(
 ) -> tuple[str, Message]:
     """Return the run id and the message of a bus entry.
 
-    `first` is a decoder that has stricter types for some of the messages. A message that it rejects
-    is decoded as if `first` were None.
+    `first` is a decoder that has stricter types for some of the messages. A message that `first`
+    rejects is decoded as if `first` were None.
 
     Raises:
         WireError: the entry has another protocol version, or holds no message of this version.
@@ -72,8 +72,8 @@ def decode(
     if version != _VERSION:
         other = version.decode(errors="replace")
         raise WireError(
-            f"message of protocol version {other}; this is {PROTOCOL_VERSION}: "
-            "install the same paceline version on agents and control plane"
+            f"the message has protocol version {other}, but this paceline reads version "
+            f"{PROTOCOL_VERSION}: install the same paceline version on agents and control plane"
         )
     try:
         run, data = fields[b"run"].decode(), fields[b"data"]
@@ -100,7 +100,7 @@ def decode_all(fields: dict[bytes, bytes]) -> tuple[str, list[Message]]:
 
 
 class ForgedError(WireError):
-    """A bus entry that the control plane did not write."""
+    """A bus entry that the control plane should have written, but did not."""
 
 
 def signed(fields: dict[bytes, bytes], stream: str, key: bytes) -> dict[bytes, bytes]:

@@ -176,7 +176,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     # Number of samples whose gradients were dropped because they were too old.
     dropped: int
     # Response time. For a partial round: seconds from the end of the previous round until this
-    # round was called. For a mean of two replicas: from the rank's question until the other rank
+    # round was called. For a mean of two replicas: from the rank's request until the other rank
     # receives it. For a mean of all replicas: 0. Ranks compute meanwhile.
     waited_s: float
     # Seconds from the end of the response time until the result arrived. For a mean of all
@@ -196,7 +196,10 @@ class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """The leader's record that ranks follow a segment; no other message proves what they train."""
+    """The leader's record of a segment that ranks train.
+
+    No other message proves which plan the ranks follow.
+    """
 
     attempt: int
     plan: Plan
@@ -246,19 +249,19 @@ class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
     node: str
     # Bytes that the plan moves to the node for this epoch, without those that the node has already.
     planned_bytes: int
-    # Part of `planned_bytes` that was fetched ahead.
+    # Part of `planned_bytes` that was fetched before a step needed it.
     moved_bytes: int
-    # Number of samples that were fetched ahead.
+    # Number of samples that were fetched before a step needed them.
     moved: int
-    # Seconds from the plan until the last of these samples was stored.
+    # Seconds from the plan until the last sample that was fetched ahead was stored.
     moved_s: float
     # Bytes that the rank's steps read from the source because the node did not have them.
     read_bytes: int
     # Number of samples that the rank's steps read from the source.
     read: int
-    # Number of steps of the rank that had to wait for such reads.
+    # Number of steps of the rank that had to wait for reads from the source.
     waits: int
-    # Seconds that these steps waited.
+    # Seconds that the rank's steps waited for reads from the source.
     waited_s: float
     # Bytes in the node's directory at the epoch's end.
     held_bytes: int
@@ -326,7 +329,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     gradient_bytes: int | None = None
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
-        """Return the size λ of every sample, shape [N]."""
+        """Return the size λ of every sample."""
         return np.frombuffer(self.sizes, dtype="<f8").astype(np.float64)
 
     @property
@@ -372,7 +375,7 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
 
 
 class NodeCheck(msgspec.Struct, frozen=True):
-    """A machine's speed, as its agent measured while no training ran there."""
+    """A machine's speed, which its agent measured while no training ran there."""
 
     # Speed of one core while all cores work, in 10⁹ operations per second.
     compute_gflops: float
@@ -424,7 +427,8 @@ class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
 
     attempt: int
     plan: Plan
-    # The id of the planning controller. In logs, the id shows if two controllers plan the same run.
+    # The id of the controller that made the plan. If a run's log has several ids at the same time,
+    # several controllers plan the run.
     controller: str
 
 

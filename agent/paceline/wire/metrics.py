@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-# Maximum number of metric names in a run's training metrics, and likewise in its evaluations.
+# Maximum number of metric names in a run's training metrics, and in a run's evaluations.
 MOST_METRICS = 32
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
@@ -35,7 +35,7 @@ class MetricBatch(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 class Evaluation(msgspec.Struct, frozen=True, tag="evaluation"):
-    """A rank's measurements on held-out data, sent once for each call by the script."""
+    """A rank's measurements on held-out data, sent each time that the script reports them."""
 
     attempt: int
     rank: int

@@ -16,7 +16,7 @@ from paceline.wire.codec import WireError, decode, encode
 from paceline.wire.messages import Hello, HelloPart
 
 DIGEST_BYTES = 16
-# Size of a part in bytes: an entry of this size takes the bus well under a millisecond.
+# Size of a part in bytes: an entry of this size occupies the bus for well under a millisecond.
 PART_BYTES = 128 * 2**10
 # Maximum number of samples of a data set that is no stream. The `long` tests of ingest and the
 # benchmark ingest.py use this number.
@@ -84,7 +84,7 @@ def without_arrays(data: bytes) -> int:
 
 
 def digest(data: bytes) -> bytes:
-    """Return a digest of an encoded Hello, by which parts of different Hellos are distinguished."""
+    """Return a digest of an encoded Hello; it distinguishes the parts of different Hellos."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 

@@ -4,8 +4,8 @@ The planner returns a `Plan`, the leader adopts it, the bus carries it and the s
 
 1. A policy's scheduler divides samples as an `Assignment`. `policies.plan` makes the plan from it,
    and `planning.offer` adds what the policy does not know.
-2. The controller sends it to the leader in a `Proposal`. If none arrives in time, the leader makes
-   a plan itself. With the plan's `Paces`, it picks the samples of a stream.
+2. The controller sends the plan to the leader in a `Proposal`. If no proposal arrives in time, the
+   leader makes a plan itself. For a stream, the leader picks the samples, using the plan's `Paces`.
 3. The leader adopts the plan and stores a `PlanShard` of it for each rank. A rank unpacks its
    shard into a `LocalStep` for each step, and the script sees the step's `Batch`
    (`paceline.train.plan_shard`).
@@ -65,11 +65,11 @@ class Paces(msgspec.Struct, frozen=True):
     For a step with n samples of total size Λ, rank j needs ``a[j]·Λ + c[j]·n + b[j]`` seconds.
     """
 
-    # [W] seconds per size unit, above 0 and at most 1e6
+    # Seconds per size unit, for each rank, above 0 and at most 1e6.
     a: list[float]
-    # [W] seconds per sample, 0 to 1e6
+    # Seconds per sample, for each rank, 0 to 1e6.
     c: list[float]
-    # [W] seconds per step, 0 to 1e6
+    # Seconds per step, for each rank, 0 to 1e6.
     b: list[float]
 
     def problem(self, width: int) -> str | None:
@@ -88,7 +88,8 @@ class Paces(msgspec.Struct, frozen=True):
 class Assignment:
     """The samples of each rank in each step of a segment. No caller may modify the arrays."""
 
-    counts: Ints  # [S, W]
+    # Number of samples of each step and rank.
+    counts: Ints  # [steps, ranks]
     # Indices of the samples, ordered by step, and by rank within a step.
     samples: Ints  # [counts.sum()]
 
@@ -102,7 +103,7 @@ class Assignment:
 
     @staticmethod
     def joined(counts: Sequence[Ints], samples: Sequence[Ints], world: int) -> Assignment:
-        """Make an assignment from each step's counts, [W], and its samples, ordered by rank."""
+        """Make an assignment from each step's counts per rank and its samples, ordered by rank."""
         flat = np.concatenate(samples) if samples else np.empty(0, np.int64)
         return Assignment(np.array(counts, np.int64).reshape(-1, world), flat)
 
@@ -124,14 +125,15 @@ class Assignment:
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
-    The same policy code gives the same plan again for the run's sizes and the records of the steps
-    in `feedback`.
+    A plan can be reproduced: given the run's sizes and the records of the steps in `feedback`, the
+    same policy code makes the same plan.
 
     A plan is validated once where it enters a process, by `problem`: the leader calls it before it
     adopts a proposal, and ingest before it stores an adopted plan, so every plan that a leader
-    adopts can be stored. The controller calls it on the work of its policy, before it proposes a
-    plan, and on adopted plans that it did not propose. Ranks and readers of the store trust a plan.
-    Ingest may get a plan before its attempt's Hello, so readers of both compare them with `misfit`.
+    adopts can be stored. The controller calls it on the result of its policy, before it proposes a
+    plan, and on adopted plans that it did not propose. Ranks and readers of the store do not
+    validate a plan again. Ingest may get a plan before its attempt's Hello, so code that reads both
+    of them calls `misfit`.
 
     A process unpacks the samples of a plan at most once, because `assignment` is cached, and not
     at all if it has packed them itself.
@@ -163,8 +165,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     feedback: list[tuple[int, int]] = []
     # True if the shuffler ran before this segment was scheduled.
     shuffled: bool = False
-    # Number of samples that changed their holder because they were shuffled or given to another
-    # rank.
+    # Number of samples that moved to another rank, because the shuffler or the scheduler gave them
+    # to that rank.
     moved: int = 0
     # Seconds that planning took.
     plan_s: float = 0.0
@@ -176,19 +178,19 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     # For the operator: why this synchronisation was chosen, or why local batches are equal. Empty:
     # the policy has only one synchronisation.
     why: str = ""
-    # Number of the `moved` samples whose new holder is on another node.
+    # Number of the `moved` samples whose new rank is on another node.
     across: int = 0
     # True if ranks take batches over from each other; the leader decides.
     pooled: bool = False
-    # Data that is stored on nodes: the samples whose holder changes with the next epoch. None: this
-    # segment does not plan the next epoch.
+    # For data that is stored on nodes: the samples that move to another rank with the next epoch.
+    # None: this segment does not plan the next epoch.
     moves: Moves | None = None
-    # True if each node trains the samples that it holds, even while coasting.
+    # True if each node trains the samples that it stores, even while coasting.
     homes: bool = False
     # For a stream: the speeds of ranks. A proposal with `paces` has no samples, because the leader
     # picks them.
     paces: Paces | None = None
-    # True if this segment was planned without the previous segment's memory, which was lost.
+    # True if this segment was planned without the previous segment's `memory`, which was lost.
     anew: bool = False
 
     @property
@@ -274,7 +276,8 @@ def _misshapen(width: int) -> str:
 def _of_indices(plan: Plan, samples: int | None) -> str | None:
     if samples is None or not plan.indices:
         return None
-    # View the bytes as an array, without a copy: most callers need `assignment` later, or never.
+    # View the bytes as an array without a copy. `assignment` would copy them, and most callers need
+    # that copy later, or never.
     most = int(np.frombuffer(plan.indices, "<u4").max())
     return (
         f"indices holds sample {most}, but there are {samples} samples" if most >= samples else None

@@ -1,4 +1,4 @@
-"""Validation of what message types cannot express, and descriptions of invalid values.
+"""Validation that message types cannot express, and descriptions of invalid values.
 
 Any program may write to the bus, so a message that decodes may still hold values that a database
 rejects or a reader cannot use. Each function ``of_…`` returns a reason that names the field, or
@@ -51,7 +51,7 @@ def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
 
 
 def of_text(value: str, place: str) -> str | None:
-    """Report a lone surrogate, which UTF-8 cannot hold."""
+    """Describe a text that UTF-8 cannot encode, because it contains a lone surrogate."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -60,7 +60,7 @@ def of_text(value: str, place: str) -> str | None:
 
 
 def of_whole(message: Any, bounds: Mapping[str, int]) -> str | None:
-    """Report a field that is negative, or not below its bound."""
+    """Describe the first field that is negative, or not below its bound."""
     for name, bound in bounds.items():
         if not 0 <= getattr(message, name) < bound:
             return f"{name} is {getattr(message, name)}: it must be at least 0 and below {bound}"
@@ -68,7 +68,7 @@ def of_whole(message: Any, bounds: Mapping[str, int]) -> str | None:
 
 
 def of_times(message: Any, names: Sequence[str]) -> str | None:
-    """Report a time that is negative, infinite or NaN."""
+    """Describe the first time that is negative, infinite or NaN."""
     for name in names:
         if not 0 <= getattr(message, name) < math.inf:
             return f"{name} is {getattr(message, name)}, not a finite number of at least 0"

@@ -53,7 +53,7 @@ def unseal_answer(sealed: bytes, key: bytes) -> bytes:
 
 
 def _fernet(key: bytes, purpose: bytes = b"sealing") -> Fernet:
-    # Each purpose has a derived key of its own: the node's key makes MACs, and a key should serve
-    # only one purpose.
+    # Derive a key for each purpose: the node's key itself already makes MACs, and a key should
+    # serve only one purpose.
     derived = hashlib.blake2b(purpose, digest_size=32, key=key).digest()
     return Fernet(base64.urlsafe_b64encode(derived))

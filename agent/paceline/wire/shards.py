@@ -15,21 +15,21 @@ Ints = npt.NDArray[np.int64]
 class Shards(msgspec.Struct, frozen=True):
     """The nodes that store samples, and the samples on each when an attempt begins."""
 
-    # Number of each rank's node, [W]. Ranks of a node share its directory.
+    # Number of each rank's node, from 0. Ranks of a node share its directory.
     nodes: list[int]
-    # Maximum number of bytes that each node stores, [nodes].
+    # Maximum number of bytes that each node stores.
     limits: list[int]
-    # Number of bytes of each sample: little-endian uint32, [N].
+    # Number of bytes of each sample: an array of little-endian uint32.
     lengths: bytes
-    # Number of the node that holds each sample, or `NOWHERE`: little-endian uint16, [N].
+    # Number of the node that holds each sample, or `NOWHERE`: an array of little-endian uint16.
     held: bytes
 
     def lengths_array(self) -> Ints:
-        """Return the number of bytes of each sample, [N]."""
+        """Return the number of bytes of each sample."""
         return np.frombuffer(self.lengths, "<u4").astype(np.int64)
 
     def holders(self) -> Ints:
-        """Return the node that has each sample, or -1, [N]."""
+        """Return the number of the node that holds each sample; -1: no node holds the sample."""
         held = np.frombuffer(self.held, "<u2").astype(np.int64)
         return np.where(held == NOWHERE, -1, held)
 
@@ -50,20 +50,20 @@ class Shards(msgspec.Struct, frozen=True):
 
 
 class Moves(msgspec.Struct, frozen=True):
-    """Samples whose holder changes with the next epoch."""
+    """Samples that move to another rank with the next epoch."""
 
-    # Ascending indices of the samples: little-endian uint32, [K].
+    # Ascending indices of the samples: an array of little-endian uint32.
     samples: bytes
-    # The new holder of each of these samples: little-endian uint32, [K].
+    # The new rank of each of the samples: an array of little-endian uint32.
     ranks: bytes
 
     @staticmethod
     def of(samples: Ints, ranks: Ints) -> Moves:
-        """Make the moves from two arrays, [K] each: the samples and their new holders."""
+        """Make the moves from two arrays of equal length: the samples and their new ranks."""
         return Moves(samples.astype("<u4").tobytes(), ranks.astype("<u4").tobytes())
 
     def arrays(self) -> tuple[Ints, Ints]:
-        """Return a pair of arrays, [K] each: the samples and their new holders."""
+        """Return two arrays of equal length: the samples and their new ranks."""
         samples, ranks = np.frombuffer(self.samples, "<u4"), np.frombuffer(self.ranks, "<u4")
         return samples.astype(np.int64), ranks.astype(np.int64)
 

@@ -15,8 +15,8 @@ the rendezvous, and in relaunching the run after that host is lost.
 
 Agents, ranks and clients only read states (`State.final`, `ENDED`). Only the control plane writes
 them: `requests` for users and for the worker, and ingest for messages from nodes. Each write in
-`store` names its cause. In SQL it is conditional on `TransitionCause.sources`, because another
-process may have changed the run meanwhile. A write that the table never allows raises
+`store` names its cause. In SQL, the write is conditional on `TransitionCause.sources`, because
+another process may have changed the run meanwhile. A write that `TRANSITIONS` never allows raises
 `ImpossibleTransitionError`: that is a defect of the caller.
 """
 
@@ -50,7 +50,7 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True if the run is over."""
+        """True if the run has ended."""
         return self in ENDED
 
 
@@ -149,7 +149,7 @@ class Rendezvous(StrEnum):
 
     @property
     def restarts(self) -> bool:
-        """True while the run is being relaunched: its nodes do not change until that is done."""
+        """True while the run is being relaunched; its set of nodes must not change meanwhile."""
         return self in (Rendezvous.HOST_LOST, Rendezvous.RELAUNCH)
 
     def check(self, after: Rendezvous) -> None:

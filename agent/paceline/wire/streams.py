@@ -10,7 +10,7 @@ stream                    writer → reader            messages
                           `paceline run` → ingest    `RunState`
 ``node_telemetry(node)``  agent → ingest             `NodeState`; of the node's runs: `RunState`,
                                                      and what their ranks spooled
-``TELEMETRY``             ranks and agents without   all of these
+``TELEMETRY``             ranks and agents without   all messages of the streams above
                           a session → ingest
 ``live(run)``             ingest → controller        `Committed`: what planning needs, with
                                                      `RunChanged` for a Hello

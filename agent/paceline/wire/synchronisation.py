@@ -83,7 +83,7 @@ class RoundRules(_Rules, frozen=True, kw_only=True):
     mean: bool
     # Maximum number of steps that a rank may be ahead of the slowest rank; None: any number.
     lead: Natural | None = None
-    # True: after its k-th step a rank waits until k rounds are over.
+    # True: after its k-th step a rank waits until k rounds have ended.
     waits: bool = False
     # True: only ranks that have completed k steps call the k-th round.
     paced: bool = False
@@ -135,7 +135,8 @@ class _SyncBase(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fi
     @property
     def digest(self) -> str:
         """16 hex digits that are equal for equal name and parameters, in any process."""
-        # The order of a Struct's fields would be that of its declaration, so a mapping is encoded.
+        # Encode a mapping instead of the Struct: "deterministic" sorts the keys of mappings, but
+        # leaves the fields of a Struct in the order of their declaration, which may change.
         text = msgspec.json.encode(msgspec.to_builtins(self), order="deterministic")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 

@@ -1,18 +1,19 @@
-"""Worker process: stores what ranks report and plans what they do next.
+"""The worker process: it stores the reports of ranks and plans the next segment of each run.
 
 `Ingest` moves telemetry from the bus into the store, in its own process. `ControllerManager` takes
 the `Lease` of each active run and starts a `Controller` for it, which offers the leader its next
 segment. The `Advisor` in `advice` decides on policy switches of runs whose `auto` is on.
-`worker.run` starts ingest as a child process and everything else as threads. Nothing else calls
-this package, and the API never imports it.
+`paceline server` calls `worker.run`, which starts ingest as a child process and everything else as
+threads. The API never imports this package.
 
 Common parameters: `store` is the database, `bus_url` the ``redis://…`` URL of the bus, `owner` the
 unique name of this worker, and `clock` returns monotonic seconds. Work on runs that another worker
 plans is left to that worker. Functions that use the database raise `StoreError` when it fails, and
-those that use the bus raise `redis.RedisError`. `Periodic` handles both.
+those that use the bus raise `redis.RedisError`. `Periodic` handles both errors.
 
     with Store.open(url) as store:
-        ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000").run(stop)
+        controllers = ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000")
+        Periodic("controllers", 0.25, controllers.look, controllers.end).run(stop)
 """
 
 from paceline_backend.control.controller import Controller

@@ -1,9 +1,9 @@
 """Advice on the policies of runs, and the measured effects of switches.
 
-`auto` forecasts the step times of other policies, and switches if the run allows it. The worker
-calls `Advisor.scan` about every second. Forecasts run in the child process of a `Forecaster`, and
-`insight.whatif.auto` decides from them whether to switch. Decisions are stored with their
-forecasts.
+`auto`, which a user turns on for a run, forecasts the step times of other policies, and switches to
+another policy if the run allows it. The worker calls `Advisor.scan` every two seconds. Forecasts
+run in the child process of a `Forecaster`. From a forecast, `insight.whatif.auto` decides whether
+to switch. Decisions are stored with their forecasts.
 
 The worker calls `Effects.look` every few seconds. `Effects` stores the effect of each switch once
 enough steps have followed, or at the run's end.
@@ -64,11 +64,11 @@ class NextLook:
     Args:
         attempt: the run's current attempt.
         step: the first step at which the check is due.
-        at: the earliest time, in seconds of a monotonic clock.
+        at: the earliest time of the check, in seconds of a monotonic clock.
         pause_s: delay in seconds between this check and the one after it.
-        option: label of the only option to forecast, when checking whether an earlier forecast
-            holds. None means all options.
-        relaxed: the run allows presets that change the training.
+        option: label of the only policy to forecast, when checking whether an earlier forecast of
+            that policy still holds. None means all policies.
+        relaxed: True if the run allows presets that change the training.
     """
 
     attempt: int | None
@@ -82,7 +82,7 @@ class NextLook:
     def presets(self) -> list[str] | None:
         """Presets to forecast; None means all.
 
-        `PLAIN` is among them, because warnings compare the option with it.
+        `PLAIN` is among them, because warnings compare other policies with `PLAIN`.
         """
         return None if self.option is None else [self.option, PLAIN]
 
@@ -105,14 +105,15 @@ class NextLook:
         if made is None or decision is None:
             return soon
         if self.option is not None and decision.decided in ("stay", "wait"):
-            # The earlier forecast does not hold, so check all options.
+            # The earlier forecast does not hold, so forecast all policies in the next check.
             return soon
         assert made.step is not None
         if decision.decided == "wait" and decision.policy is not None:
             promise = made.of(decision.policy, decision.parameters)
             assert promise is not None
             return replace(soon, step=made.step + steps_to_hold(promise), option=promise.label)
-        # A forecast from twice as many steps is more certain.
+        # Check again once there are twice as many steps, because a forecast from more steps is more
+        # certain.
         steps = AUTO_STEPS if switched else min(AUTO_STEPS, max(FIRST_STEP, made.steps))
         return replace(soon, step=made.step + steps)
 
@@ -124,8 +125,8 @@ class Advisor:
     of speed, the next forecast follows once there are twice as many steps.
 
     `auto` acts on a promising forecast only if it still holds `steps_to_hold` steps later, so the
-    next check follows then. That check forecasts no other options, so it takes only a tenth to a
-    fifth of the time.
+    next check follows then. That check forecasts no other policies, so it takes only a tenth to a
+    fifth of the time of a full check.
 
     A forecast takes seconds of a CPU core, regardless of the step time. So each check doubles the
     pause before the next one, up to `pause_s`, until `auto` switches. After a switch the pause is
@@ -238,7 +239,7 @@ def _start(forecaster: Forecaster) -> None:
 
 
 class Effects:
-    """Updater of the effects of switches that are not final yet. Not thread-safe.
+    """Updater of the stored effects of switches, until an effect is final. Not thread-safe.
 
     A check reads at most 400 steps of a switch in one short transaction, so it does not block
     planning or ingest.
@@ -247,7 +248,7 @@ class Effects:
     def __init__(self, store: Store, owner: str) -> None:
         self._store = store
         self._owner = owner
-        # By active run: its newest step at the last check.
+        # Newest step at the last check, by key of the active run.
         self._looked: dict[int, int] = {}
 
     def look(self, stop: threading.Event) -> None:
@@ -274,4 +275,4 @@ class Effects:
             raise
         # A failure here must not end the worker, which also plans runs.
         except Exception:
-            logger.exception("run %s: measuring the effects of changes failed", run.id)
+            logger.exception("run %s: the effects of its policy switches were not measured", run.id)

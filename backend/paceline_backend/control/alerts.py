@@ -34,7 +34,7 @@ _FORGET_EVERY_S = 3_600.0
 
 # Time for which a worker claims a delivery. It is longer than the delivery takes.
 CLAIM_S = 60.0
-# Maximum number of tries of a delivery, which together take about five hours.
+# Maximum number of tries of a delivery. The last try follows the first after about 3.4 hours.
 MOST_TRIES = 12
 # The pause between two tries doubles from `FIRST_RETRY_S` up to `LONGEST_RETRY_S`.
 FIRST_RETRY_S = 10.0
@@ -55,7 +55,7 @@ class AlertWatch:
         self._forget_at = time.monotonic()
 
     def end(self) -> None:
-        """Give the lease back, so that another worker need not wait."""
+        """Give the lease back, so that another worker can take it at once."""
         leases.give_back(self._store, self._owner, "alerts")
 
     def look(self, at: float | None = None) -> bool:
@@ -78,7 +78,7 @@ class AlertWatch:
         return True
 
     def _holds(self, connection: Connection) -> bool:
-        """Take or renew the lease in the caller's transaction; return False if it is not free."""
+        """Take or renew the lease in the caller's transaction; False: another worker holds it."""
         return leases.take(connection, leases.ALL_RUNS, self._owner, HOLD_S, "alerts")
 
     def _forget(self, at: float) -> None:
@@ -135,9 +135,9 @@ def _change(
         key = row["key"]
         rows.update(connection, key, values)
     if after.raised_at is not None and (before is None or before.raised_at is None):
-        _tell(connection, key, "raised", at)
+        _notify(connection, key, "raised", at)
     if after.resolved_at is not None:
-        _tell(connection, key, "resolved", at)
+        _notify(connection, key, "resolved", at)
 
 
 def _end(connection: Connection, row: dict[str, Any], at: float, why: str) -> None:
@@ -147,10 +147,10 @@ def _end(connection: Connection, row: dict[str, Any], at: float, why: str) -> No
         return
     values = {"gone_at": at, "resolved_at": at, "words": f"{row['words']} {why}"}
     rows.update(connection, row["key"], values)
-    _tell(connection, row["key"], "resolved", at)
+    _notify(connection, row["key"], "resolved", at)
 
 
-def _tell(connection: Connection, key: int, event: str, at: float) -> None:
+def _notify(connection: Connection, key: int, event: str, at: float) -> None:
     alert = rows.get(connection, key)
     log.warning("alert %d %s: %s%s", key, event, alert["rule"], _about(alert))
     body = webhooks.body_of(event, alert, at)
@@ -210,7 +210,7 @@ class Sender:
 
 
 def back_off(tries: int) -> float | None:
-    """Return the seconds until the next try after `tries` tries, or None if there is no other."""
+    """Return the seconds until the next try after `tries` tries, or None if there is no next."""
     if tries >= MOST_TRIES:
         return None
     return float(min(FIRST_RETRY_S * 2 ** (tries - 1), LONGEST_RETRY_S))

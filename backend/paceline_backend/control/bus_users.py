@@ -1,4 +1,4 @@
-"""Users of the bus: reconciled with the nodes and runs in the database; disabled if they flood it.
+"""Users of the bus: reconciled with the database's nodes and runs, disabled if they flood the bus.
 
 The worker calls `UserReconciler.look` every second. `look` recreates users that a restart of the
 bus lost, and removes users whose node or run no longer has a session. `look_for_floods` disables
@@ -26,7 +26,7 @@ from paceline_backend.store.telemetry import writers
 log = logging.getLogger(__name__)
 
 # Lifetime of a stream after its run has lost its session.
-_LEFT_S = 3_600
+_LEFT_S = 3_600  # seconds
 # Pause before the next attempt to create users, after the bus refused to create them.
 _REFUSED_S = 60.0
 

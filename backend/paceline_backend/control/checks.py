@@ -1,6 +1,6 @@
 """Plausibility checks of telemetry, which ingest makes before it stores or forwards a message.
 
-Every client with a run's address on the bus can write entries that look like telemetry. Ingest
+Every client that may write to a run's stream can write entries that look like telemetry. Ingest
 accepts a message only if its run is known, and if the attempt, ranks and samples in the message are
 possible for that run. A record can arrive before the Hello of its attempt. `Checks` then compares
 the record with the options that the run was started with, which bound the number of ranks.
@@ -56,7 +56,7 @@ class _Run:
     attempts: dict[int, _Attempt] = field(default_factory=dict)
 
     def world(self, attempt: int) -> int:
-        """Return the number of ranks of an attempt, or the run's maximum before its Hello."""
+        """Return an attempt's number of ranks; before the attempt's Hello, the run's maximum."""
         known = self.attempts.get(attempt)
         return self.terms.most_ranks if known is None else known.world
 
@@ -94,7 +94,7 @@ class Checks:
 
         Args:
             messages: pairs of public run id and message.
-            sound: the messages have already passed `problem`.
+            sound: True if the messages have already passed `problem`.
         """
         # Clear the cache before `_read` fills it with the runs of these messages.
         if len(self._runs) > _KNOWN:

@@ -1,7 +1,7 @@
 """Reader of streams as one member of a consumer group: if a member dies, no entry is lost.
 
-Only ingest uses it. All methods that call the bus raise `redis.RedisError` while the bus is
-unavailable.
+Only ingest uses this module. All methods that call the bus raise `redis.RedisError` while the bus
+is unavailable.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _LINGER_S = 0.003
 
 
 class Entry(NamedTuple):
-    """Entry of a stream. The stream identifies the writer, because access control limits writers.
+    """Entry of a stream. `number` is the entry's ID on the stream.
 
-    `number` is the entry's ID on the stream.
+    The stream identifies the writer, because each node and run may write only to its own stream.
     """
 
     stream: str
@@ -52,8 +52,9 @@ class Consumer:
     Streams are read fairly. Each stream has a quota of a batch, and streams with more entries than
     their quota get what the others leave. A flooded stream therefore does not delay the others.
     The sizes of entries are unknown before they are read. So the first read, and the first after
-    `reset`, takes one entry of each stream. Each later read may take twice as many, as long as they
-    fill at most half of a batch's bytes. Streams with large entries contribute fewer of them.
+    `reset`, takes one entry of each stream. Each later read may take twice as many entries as the
+    read before, as long as the entries fill at most half of a batch's bytes. Streams with large
+    entries contribute fewer entries.
 
     Args:
         client: client of the bus that returns bytes, not strings. Its timeout must be longer than
@@ -147,9 +148,9 @@ class Consumer:
     def keep(self, entries: Iterable[Entry]) -> set[tuple[str, bytes]]:
         """Renew this member's claim on entries that it has read and not acknowledged yet.
 
-        Call this before each `read`. If it is not called, another member claims entries that have
-        been idle for `claim_idle_s`. The next `read` does not return these entries, no matter when
-        it is called.
+        Call this before each `read`. Without it, another member claims entries that have been idle
+        for `claim_idle_s`. The next `read` does not return the given entries, however late that
+        call is.
 
         Returns:
             Streams and numbers of the entries that still exist. Another member may have handled
@@ -238,19 +239,22 @@ class Consumer:
                 counts[entry.stream] += 1
                 sizes[entry.stream] += _size(entry)
             # A stream of large entries is skipped once it has used its quota of bytes.
-            turn = {each for each in full if sizes[each] * streams < most_bytes} or full
+            readable = {each for each in full if sizes[each] * streams < most_bytes} or full
             left = most_bytes - sizes.total()
-            if not turn or left <= 0:
+            if not readable or left <= 0:
                 break
             # The entries read so far from these streams predict the size of their next ones.
-            given, size = sum(counts[each] for each in turn), sum(sizes[each] for each in turn)
+            given, size = (
+                sum(counts[each] for each in readable),
+                sum(sizes[each] for each in readable),
+            )
             fitting = min(count - len(entries), given * left // size)
-            part = min(2 * part, fitting // len(turn))
+            part = min(2 * part, fitting // len(readable))
             if part < 1:
                 break
-            more = self._read_group(dict.fromkeys(turn, b">"), part, None)
+            more = self._read_group(dict.fromkeys(readable, b">"), part, None)
             entries += more
-            full = (full - turn) | _full(more, part)
+            full = (full - readable) | _full(more, part)
         self.unread = full
         return entries
 
@@ -322,7 +326,7 @@ def _place(number: bytes) -> tuple[int, int]:
 
 
 def _age(entry: Entry) -> tuple[int, bool, int]:
-    """Return a sort key for the time of writing; of entries of one millisecond, nodes' come last.
+    """Return a sort key: the time of writing; within a millisecond, entries of nodes come last.
 
     The second part of an entry's number counts within its stream and its millisecond, so it cannot
     order entries of different streams.

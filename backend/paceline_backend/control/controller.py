@@ -1,8 +1,9 @@
 """Planning of one run: follows its committed telemetry and offers the leader its next segment.
 
-`ControllerManager` starts one `Controller` thread per run. It reads the run's live stream, to
-which ingest copies messages after it has stored them, feeds the policy's window with them, and
-publishes a `Proposal` on the run's control stream whenever it has new information.
+`ControllerManager` starts one `Controller` thread per run. The thread reads the run's live stream,
+to which ingest copies messages after it has stored them. The thread adds their step records to the
+`Window` from which the policy plans, and publishes a `Proposal` on the run's control stream
+whenever it has new information.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Controller:
     after an outage of bus or database, and when the live stream was trimmed before it was read.
     Meanwhile the leader coasts (plans its segments itself).
 
-    No message on the bus can end a controller: it skips messages that do not fit, and restarts from
-    the database after any other failure. It logs each reason for this once.
+    No message on the bus can end a controller: it skips messages that are invalid for the run, and
+    restarts from the database after any other failure. It logs each distinct reason once.
 
     Args:
         run_key: the run's key in the database.
@@ -114,8 +115,9 @@ class Controller:
     def run(self, stop: threading.Event) -> None:
         """Plan until the run ends, the lease is lost or `stop` is set.
 
-        Outages of bus and database are waited out. If the run's policy does not exist here, or
-        refuses its parameters, the leader coasts until an operator requests another policy.
+        During an outage of bus or database, the controller waits and retries. If the run's policy
+        does not exist here, or refuses its parameters, the leader coasts until an operator requests
+        another policy.
         """
         outage = Outage(
             logger,
@@ -221,7 +223,8 @@ class Controller:
         # it was proposed, and its samples are unpacked already.
         taken = next((made for made in self._offers if made[0] == plan), None)
         if taken is not None:
-            # The memory stays the decoded one, which the policy cannot change.
+            # Take only the samples from the offer. `plan.memory` stays as it was decoded: the
+            # policy may still change the memory object in the offer.
             plan.keeping(taken[0].assignment)
         elif reason := plan.problem(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)
@@ -272,7 +275,8 @@ class Controller:
             state.forget_memory()
             self._offered = basis
             return
-        # The time includes the wait for the turn, so that each of many runs is planned less often.
+        # The time includes the wait for the turn, so that with many runs each is planned less
+        # often.
         self._plan_s = (self._plan_s[1], time.monotonic() - asked_at)
         # The lease may have expired while the policy planned.
         if not self._lease.held():

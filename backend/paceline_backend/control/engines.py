@@ -17,9 +17,9 @@ of a run's jobs: part "0" starts the run, and the others bring nodes that join l
 
 A worker acts for a run only while it holds a claim on it (`EngineClaims`). It submits a job, or
 concludes that none is left, only if it has held the claim since before it queried the engine, so
-that the answer includes everything that other workers did. The claims of a killed worker last for
-`ENGINE_LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that ends
-gives its claims back. While an engine does not answer, nothing is concluded about its runs.
+that the engine's answer includes everything that other workers did. The claims of a killed worker
+last for `ENGINE_LEASE_S`. Until then, nothing is submitted or concluded for its runs. A worker that
+ends gives its claims back. While an engine does not answer, nothing is concluded about its runs.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Engines:
         self._attendant = Attendant(store, self._claims, _ENGINE_POLL_S, clock)
         # By engine: time of the next query.
         self._look_at: dict[str, float] = {}
-        # Outages. A key names an engine, an engine and a kind of work (cordons, leftovers), or a
-        # run.
+        # Outages by key: an engine's name, an engine's name with a kind of work (cordons or
+        # leftovers), or a run's id.
         self._outages: dict[str, Outage] = {}
 
     def keep_claims(self) -> None:
@@ -85,7 +85,7 @@ class Engines:
         self._claims.keep()
 
     def end(self) -> None:
-        """Give the claims back, so that another worker need not wait."""
+        """Give the claims back, so that another worker can take them at once."""
         self._claims.give_back()
 
     def look(self, client: redis.Redis) -> None:
@@ -109,14 +109,14 @@ class Engines:
                 self._attend_all(client, engine, own, others)
             untold = [word for word in words if word.backend == name]
             if untold:
-                self._tell(engine, untold)
+                self._forward_cordons(engine, untold)
 
     def _due(self, engine: Engine, own: Sequence[EngineRun]) -> bool:
         name = engine.name
         if self._outage(engine).paused:
             return False
         urgent = any(
-            not run.final and run.jobs.get("0", "") is None and not self._trouble(run).paused
+            not run.final and run.jobs.get("0", "") is None and not self._run_outage(run).paused
             for run in own
         )
         due = urgent or self._clock() >= self._look_at.get(name, 0.0)
@@ -126,18 +126,18 @@ class Engines:
 
     def _outage(self, engine: Engine) -> Outage:
         begins = f"{engine.title} does not answer: its runs stay as they are"
-        return self._pauses(engine.name, begins, f"{engine.title} answers again")
+        return self._outage_of(engine.name, begins, f"{engine.title} answers again")
 
-    def _trouble(self, run: EngineRun) -> Outage:
+    def _run_outage(self, run: EngineRun) -> Outage:
         begins = f"run {run.id}: managing its jobs failed"
-        return self._pauses(run.id, begins, f"run {run.id}: managing its jobs works again")
+        return self._outage_of(run.id, begins, f"run {run.id}: managing its jobs works again")
 
-    def _pauses(self, what: str, begins: str, ends: str) -> Outage:
+    def _outage_of(self, what: str, begins: str, ends: str) -> Outage:
         return self._outages.setdefault(what, Outage(log, begins, ends, most_s=10.0))
 
-    def _tell(self, engine: Engine, untold: Sequence[Word]) -> None:
+    def _forward_cordons(self, engine: Engine, untold: Sequence[Word]) -> None:
         begins, ends = "forwarding cordons is delayed", "forwarding cordons works again"
-        outage = self._pauses(
+        outage = self._outage_of(
             f"{engine.name} cordons", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
         )
         if outage.paused:
@@ -178,30 +178,30 @@ class Engines:
         for run in own:
             self._attend_one(client, engine, run, of_run.get(run.id, []))
         if left:
-            self._clear_up(engine, left, of_run)
+            self._stop_leftovers(engine, left, of_run)
 
     def _attend_one(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
     ) -> None:
         """Reconcile one run. An error in this run does not affect other runs."""
-        trouble = self._trouble(run)
-        if trouble.paused:
+        outage = self._run_outage(run)
+        if outage.paused:
             return
         try:
             self._attendant.attend(client, engine, run, known)
-            trouble.over()
+            outage.over()
         except EngineAwayError as error:
-            trouble.failed(error)
+            outage.failed(error)
             self._attendant.tell_away(client, run, f"{engine.title} does not answer: {error}")
         except (StoreError, redis.RedisError):
             raise
         # Engines can be plug-ins; an error in one must not affect other runs.
         except Exception as error:
-            if not trouble.active:
+            if not outage.active:
                 log.exception("run %s: managing its jobs failed", run.id)
-            trouble.failed(error)
+            outage.failed(error)
 
-    def _clear_up(
+    def _stop_leftovers(
         self, engine: Engine, left: Sequence[Leftover], of_run: Mapping[str, Sequence[Job]]
     ) -> None:
         """Stop the engine's jobs of runs that have moved away or were deleted.
@@ -209,7 +209,7 @@ class Engines:
         Runs that came back during the engine's query are left alone.
         """
         begins, ends = "stopping leftover jobs is delayed", "stopping leftover jobs works again"
-        outage = self._pauses(
+        outage = self._outage_of(
             f"{engine.name} leftovers", f"{engine.title}: {begins}", f"{engine.title}: {ends}"
         )
         if outage.paused:
@@ -249,7 +249,7 @@ class Attendant:
         self._last: dict[str, Collection[str]] = {}
 
     def forget_others(self, ids: Collection[str]) -> None:
-        """Forget all runs except `ids`. Each `Engines.look` must call this."""
+        """Forget all runs except `ids`. `Engines.look` must call this each time."""
         self._listened()
         self._since = {run: since for run, since in self._since.items() if run in ids}
         self._last = {run: parts for run, parts in self._last.items() if run in ids}
@@ -283,20 +283,21 @@ class Attendant:
         kept = {job.ref for job in by_part.values()}
         # Surplus jobs are from an earlier launch, were withdrawn, or were submitted twice.
         surplus = [job.ref for job in known if job.state != "ended" and job.ref not in kept]
-        if surplus and self._mine(run):
+        if surplus and self._holds_claim(run):
             log.warning("run %s: surplus jobs are stopped: %s", run.id, ", ".join(surplus))
             engine.stop(surplus)
-        # Record this before submitting jobs, so that nodes that have arrived need not wait.
+        # Record which jobs have begun before submitting others, so that nodes that have arrived
+        # need not wait.
         if new := _seen_to_begin(run, by_part):
             with self._store.write() as connection:
                 jobs.note_begun(connection, run, new)
         for part, ref in run.jobs.items():
             if part in by_part and by_part[part].ref != ref:
                 self._note(run, part, by_part[part].ref)
-            elif part not in by_part and ref is None and _timely(run, part, by_part):
+            elif part not in by_part and ref is None and _may_submit(run, part, by_part):
                 self._submit(client, engine, run, part)
         self._forget_replaced(run, by_part)
-        self._judge(client, engine, run, by_part)
+        self._conclude(client, engine, run, by_part)
 
     def _submit(self, client: redis.Redis, engine: Engine, run: EngineRun, part: str) -> None:
         """Submit a job, unless another worker may have done so or the job is no longer wanted."""
@@ -323,7 +324,7 @@ class Attendant:
         except EngineRefusedError as error:
             self._refused(client, engine, run, part, f"{engine.title} refuses the job: {error}")
             return
-        log.info("run %s: job %s of %s", run.id, ref, engine.title)
+        log.info("run %s: submitted as job %s of %s", run.id, ref, engine.title)
         self._note(run, part, ref)
         self._queue(client, run, f"waits as job {ref} of {engine.title}")
 
@@ -339,7 +340,7 @@ class Attendant:
             runs.tell(connection, run.id, why)
         streams.tell_change(client, run.id)
 
-    def _judge(
+    def _conclude(
         self, client: redis.Redis, engine: Engine, run: EngineRun, by_part: dict[str, Job]
     ) -> None:
         """Record the reason why a run waits, or end the run if none of its jobs is left."""
@@ -362,7 +363,7 @@ class Attendant:
         # Messages from the run's nodes still arrive, so the waiting time starts again.
         if said != run.seen_at:
             self._since[run.id] = (self._listened(), run.seen_at)
-        elif self._listened() - since >= _JOBS_SETTLE_S and self._mine(run):
+        elif self._listened() - since >= _JOBS_SETTLE_S and self._holds_claim(run):
             self._end(client, run, *_final_state(engine, run, by_part, last))
 
     def _queue(self, client: redis.Redis, run: EngineRun, why: str) -> None:
@@ -400,7 +401,7 @@ class Attendant:
         patient = self._listened() - since < _DELIVERY_GRACE_S
         delivering = begun | {job.ref for job in left if job.state == "running"}
         due = [job.ref for job in left if not (patient and job.ref in delivering)]
-        if due and self._mine(run):
+        if due and self._holds_claim(run):
             self._last.pop(run.id, None)
             engine.stop(due)
         # Without the claim, another worker may be submitting a job now.
@@ -419,7 +420,7 @@ class Attendant:
         if changed:
             streams.tell_change(client, run.id)
 
-    def _mine(self, run: EngineRun) -> bool:
+    def _holds_claim(self, run: EngineRun) -> bool:
         return self._claims.hold(run.id, run.key)
 
     def _note(self, run: EngineRun, part: str, ref: str) -> None:
@@ -427,7 +428,7 @@ class Attendant:
             jobs.note(connection, run, part, ref)
 
     def _forget_replaced(self, run: EngineRun, by_part: Mapping[str, Job]) -> None:
-        # Jobs that were to bring a replacement node, and have ended, can no longer bring it.
+        # Jobs that should have brought a replacement node, and have ended, can no longer bring it.
         for part in run.replaces:
             over = part not in by_part or by_part[part].state == "ended"
             if over and run.jobs.get(part) is not None:
@@ -435,7 +436,7 @@ class Attendant:
                     jobs.forget_replacing(connection, run, part)
 
     def _by_part(self, run: EngineRun, known: Sequence[Job]) -> dict[str, Job]:
-        """Return the jobs of the run's latest launch, by part; of several jobs, the oldest."""
+        """Return the jobs of the run's latest launch, by part: the oldest job of each part."""
         wanted = {self._label(run, part): part for part in run.jobs}
         by_part: dict[str, Job] = {}
         for job in sorted(known, key=_age):
@@ -447,11 +448,11 @@ class Attendant:
         return f"paceline.{self.plane}.{run.id}.{run.launch}.{part}"
 
 
-def _timely(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
+def _may_submit(run: EngineRun, part: str, by_part: Mapping[str, Job]) -> bool:
     """Return True if a job may be submitted now.
 
-    Jobs of nodes that join are submitted only once the run trains, because they could only wait
-    before.
+    A job that brings further nodes is submitted only once the run trains. Before, its nodes would
+    only wait.
     """
     runs = any(job.state == "running" for job in by_part.values())
     return part == "0" or runs or run.state not in WAITING
@@ -493,7 +494,7 @@ def _final_state(
 def telling(
     engine: Engine, run: EngineRun, by_part: Mapping[str, Job], last: Collection[str]
 ) -> Job | None:
-    """Return the job whose end explains the end of a run, or None if the engine has forgotten it.
+    """Return the job whose end explains a run's end, or None if the engine has forgotten that job.
 
     `by_part` are the jobs that the engine still lists. `last` are the parts whose jobs ended last;
     a cancelled job among them takes precedence. `last` is empty if no worker has observed the end.
@@ -513,8 +514,8 @@ def _stop_left(
 ) -> None:
     """Stop the jobs of a run that moved elsewhere or was deleted; record when none are left.
 
-    `known` are the jobs that the engine lists for the run. With `alone`, no other worker can be
-    submitting a job of the run now.
+    `known` are the jobs that the engine lists for the run. `alone` is True if no other worker can
+    be submitting a job of the run now.
 
     Raises:
         EngineAwayError: the engine does not answer.
@@ -558,7 +559,7 @@ class EngineClaims:
         self._before = {run: self._held[run] for run in taken}
 
     def alone(self, run: str) -> bool:
-        """Return True if no other worker has acted for a run since this one queried the engine."""
+        """Return True if only this worker can have acted for a run since it queried the engine."""
         lease = self._before.get(run)
         return lease is not None and lease.held()
 
@@ -598,11 +599,11 @@ class EngineClaims:
 def _pass_cordons(store: Store, engine: Engine, plane: str, words: Iterable[Word]) -> None:
     """Pass pending cordons, and ends of cordons, to an engine.
 
-    A worker that is killed before it records a cordon passes it again, which changes nothing.
-    `plane` is the id of the control plane.
+    If a worker is killed after it has passed a cordon and before it has recorded that, the cordon
+    is passed again, which changes nothing. `plane` is the id of the control plane.
 
     Raises:
-        EngineAwayError: the engine does not answer. The rest stays pending.
+        EngineAwayError: the engine does not answer. Cordons that were not passed stay pending.
     """
     for word in words:
         refusal = None

@@ -1,7 +1,7 @@
 """Stored verdicts and progress of all active runs, for the fleet page.
 
 Each worker calls `FleetWatch.look` every few seconds, but only the worker that holds the lease
-updates them.
+updates verdicts and progress.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ COVERAGE_S = 60.0
 VERDICTS_KEPT_S = 400 * 86_400.0
 
 _FORGET_EVERY_S = 3_600.0
-# A verdict's row ends if no other verdict follows within this multiple of the pause between two
-# verdicts.
+# The period of a stored verdict ends if no other verdict follows within this multiple of the pause
+# between two verdicts.
 _GAPS = 12
 # A verdict is extended for at least this time even if no new step completes.
-_OVERDUE_S = 600.0
+_OVERDUE_S = 600.0  # seconds
 # Maximum fraction of this process's time that the verdicts of a run take.
 _VERDICT_SHARE = 0.05
 # Maximum time in seconds for the verdicts of one `look`, unless a single verdict takes longer.
@@ -48,11 +48,13 @@ class _Judged:
 
     # Attempt and newest step of the run when the verdict was made.
     place: tuple[int, int] = (-1, -1)
-    # Earliest time of the next verdict. If no step is new by then, this verdict is extended.
+    # Earliest time of the next verdict. If the run has no new step by then, this verdict is
+    # extended.
     due_at: float = 0.0
-    # If no other verdict follows within this time, the period of the verdict has ended.
+    # If no other verdict follows within this time, the period of this verdict has ended.
     gap_s: float = 0.0
-    # If no step is new at this time, a step is overdue, and the verdict is no longer extended.
+    # If the run has no new step by this time, a step is overdue, and this verdict is no longer
+    # extended.
     overdue_at: float = 0.0
 
 
@@ -72,7 +74,7 @@ class FleetWatch:
         self._covered: dict[int, float] = {}
 
     def end(self) -> None:
-        """Give the lease back, so that another worker need not wait."""
+        """Give the lease back, so that another worker can take it at once."""
         leases.give_back(self._store, self._owner, "fleet")
 
     def look(self, stop: threading.Event) -> bool:
@@ -92,7 +94,7 @@ class FleetWatch:
         return True
 
     def _holds(self, connection: Connection) -> bool:
-        """Take or renew the lease in the caller's transaction; return False if it is not free."""
+        """Take or renew the lease in the caller's transaction; False: another worker holds it."""
         return leases.take(connection, leases.ALL_RUNS, self._owner, HOLD_S, "fleet")
 
     def _forget(self) -> None:
@@ -131,7 +133,7 @@ class FleetWatch:
         if run.step < 0 or self._clock() < last.due_at:
             return
         if place == last.place:
-            self._go_on(run, last)
+            self._extend(run, last)
             return
         began = self._clock()
         with self._store.read() as connection:
@@ -147,11 +149,11 @@ class FleetWatch:
                 if self._holds(connection):
                     verdicts.keep(connection, made, max(last.gap_s, _GAPS * pause_s))
 
-    def _go_on(self, run: Running, last: _Judged) -> None:
-        """Extend the last verdict to now if no step is new, unless a step is overdue.
+    def _extend(self, run: Running, last: _Judged) -> None:
+        """Extend the period of the last verdict to now, unless a step is overdue.
 
-        If a step is overdue, the run may hang, for another cause than the one that its last verdict
-        names.
+        The caller has found that the run has no new step. If a step is overdue, the run may hang,
+        for a cause that its last verdict does not name.
         """
         self._judged[run.key] = replace(last, due_at=self._clock() + VERDICT_INTERVAL_S)
         if self._clock() >= last.overdue_at:

@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 ORDER_REPEAT_S = 30.0
 
 SCAN_S = 2.0
-# After the first check that finds a run hung, it must make no progress for this long. Other ranks
-# may wait for a rank whose steps take less than ten seconds. Such a rank reports only the ends of
-# its steps, so only a later check shows whether it makes progress.
-_CONFIRM_S = 15.0
+# A run that a check finds hung must make no progress for this long before its ranks are killed. The
+# rank that the others wait for may take less than ten seconds for each step. It then reports only
+# the ends of its steps, so only a later check shows whether it makes progress.
+_CONFIRM_S = 15.0  # seconds
 
 
 class HangWatch:
-    """Killer of the ranks that block a hung run, if it has `restart_hung_s`. Not thread-safe.
+    """Killer of the ranks that block a run whose `restart_hung_s` is set. Not thread-safe.
 
     TorchElastic then restarts all ranks from the newest checkpoint, which uses up one of the run's
     `max_restarts`. If no restart is left, the run fails.
@@ -55,7 +55,8 @@ class HangWatch:
         self._at = 0.0
         # By run: attempt and time of the last order.
         self._ordered: dict[int, tuple[int, float]] = {}
-        # By run: the place where it hangs, and the time of the first check that found it there.
+        # By run: attempt, step and progress at which it hangs, and the time of the first check that
+        # found it there.
         self._still: dict[int, tuple[object, float]] = {}
 
     def scan(self) -> None:
@@ -104,4 +105,4 @@ class HangWatch:
         ordered = requests.end_hung(self._store, self._bus_url, run.id, run.attempt, ranks, by)
         if ordered:
             self._ordered[run.key] = (run.attempt, self._at)
-            log.warning("run %s hangs; ranks %s are ended: %s", run.id, ranks, hang.words)
+            log.warning("run %s hangs; its ranks %s are killed: %s", run.id, ranks, hang.words)

@@ -4,10 +4,10 @@ Ingest commits first. One bus transaction then publishes to ``live(run)`` the me
 run's controller needs, names the run on `CHANGES` for open pages, and acknowledges and deletes the
 entries. After a crash between commit and publication, the batch is delivered again: the store does
 not change, and the messages are published for the first time. So every record is stored once and
-appears in the live stream. It appears there twice only if another ingest took over from an ingest
-that was stuck, not dead. All messages of a batch that belong to a run become a single entry of its
-live stream, because thousands of ranks send one record each. An outage of the bus or the database
-stops ingest but not the ranks: their entries stay on the bus.
+appears in the live stream. A record appears there twice only if another ingest took over from an
+ingest that was stuck, not dead. All messages of a batch that belong to a run become a single entry
+of its live stream, because thousands of ranks send one record each. An outage of the bus or the
+database stops ingest but not the ranks: their entries stay on the bus.
 
 A large Hello arrives in parts, can have hundreds of megabytes, and takes seconds to assemble. A
 separate thread assembles it (`_Assembly`). Ingest does not acknowledge the part that completed the
@@ -86,10 +86,11 @@ _AT_ONCE_BYTES = 2 * 2**20
 # Lifetime of entries on live streams, and so the maximum lag of a controller.
 _LIVE_S = 60.0
 # Minimum time from the start of a batch to the start of the next, in multiples of the batch's
-# processor time, within `_PERIOD_S`. Fewer and larger batches are cheaper, but their entries wait
-# longer. The time for which a batch waits for a disk, the database or the bus does not count: after
-# a long wait, the next batch is large anyway, and a pause would only make its entries older.
+# processor time. Fewer and larger batches are cheaper, but their entries wait longer. The time for
+# which a batch waits for a disk, the database or the bus does not count: after a long wait, the
+# next batch is large anyway, and a pause would only make its entries older.
 _BATCH_SPACING = 2.0
+# Bounds, in seconds, of the minimum time that follows from `_BATCH_SPACING`.
 _PERIOD_S = (0.01, 0.1)
 # If storing a single message fails for an unknown reason: number of tries, and pause between them.
 _WRITE_TRIES = 3
@@ -197,14 +198,14 @@ class Ingest:
         # The run of each Hello that the current batch completed.
         self._complete: dict[hellos.HelloKey, str] = {}
         self._assembly = _Assembly(store)
-        # By Hello that must still be assembled: the item of its last part.
-        self._wholes: dict[hellos.HelloKey, _Item] = {}
+        # For each Hello that must still be assembled: the item of its last part.
+        self._last_parts: dict[hellos.HelloKey, _Item] = {}
         # True if the current batch was delivered before.
         self._repeated = False
         # Time of the latest acknowledgement, in Unix seconds by the bus's clock.
         self._settled_at = 0.0
         # By entry: number of tries that failed because of the bus.
-        self._blameless: Counter[str] = Counter()
+        self._bus_failures: Counter[str] = Counter()
         # Messages about the ends of runs, held back because the runs' own streams hold more
         # entries.
         self._held: list[Received] = []
@@ -216,7 +217,7 @@ class Ingest:
         self.on_step: Callable[[], None] = lambda: None
 
     def run(self, stop: threading.Event) -> None:
-        """Ingest until `stop` is set, and wait out outages of the bus and the database."""
+        """Ingest until `stop` is set; during outages of bus or database, wait and retry."""
         with closing(connect(self._bus_url, keep=True)) as client:
             consumer = Consumer(client, (), INGEST_GROUP, self._name, self._claim_idle_s)
             outage = Outage(logger, "ingest waits for the bus", "ingest continues: the bus is back")
@@ -257,19 +258,22 @@ class Ingest:
     def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
         """Handle one batch, and return its number of entries."""
         idle = time.monotonic() > self._idle_at
-        if self._writers.due() and (not idle or self._has_news(client)):
+        if self._writers.due() and (not idle or self._has_new_streams(client)):
             names = self._writers.streams()
             consumer.follow(names)
             self.stats.lag = streams.entries(client, names)
             self._follow_at = time.monotonic() + _FOLLOW_S
-            # The database did not answer, so new streams may still be unknown: query again.
+            # If the query for streams is still due, the database did not answer. Forget the newest
+            # entry, so that the next step queries again.
             if self._writers.due():
                 self._newest = None
         held = [each.entry for each in self._held]
-        kept = consumer.keep([*held, *(each.entry for each in self._wholes.values())])
+        kept = consumer.keep([*held, *(each.entry for each in self._last_parts.values())])
         self._held = [each for each in self._held if each.entry[:2] in kept]
-        self._wholes = {n: each for n, each in self._wholes.items() if each.entry[:2] in kept}
-        self._take_wholes(client, stop)
+        self._last_parts = {
+            n: each for n, each in self._last_parts.items() if each.entry[:2] in kept
+        }
+        self._store_hellos(client, stop)
         entries = consumer.read(_MOST_BATCH_ENTRIES, _IDLE_BLOCK_S if idle else _BLOCK_S)
         self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
@@ -286,7 +290,7 @@ class Ingest:
             self._handle_alone(client, suspects, often, stop)
         return count
 
-    def _has_news(self, client: redis.Redis) -> bool:
+    def _has_new_streams(self, client: redis.Redis) -> bool:
         """Return True if nodes or runs may have got streams since the last call.
 
         The web process adds an entry to `CHANGES` after it has given a node or a run a session.
@@ -304,11 +308,11 @@ class Ingest:
         stop: threading.Event,
     ) -> None:
         """Handle entries that may make ingest fail, one by one, those with fewest tries first."""
-        self._take_wholes(client, stop, wait=True)
+        self._store_hellos(client, stop, wait=True)
         names = [f"{entry.stream} {entry.number.decode()}" for entry in suspects]
-        for name, times in self._blameless.items():
+        for name, times in self._bus_failures.items():
             client.hincrby(_TRIED, name, -times)
-        self._blameless.clear()
+        self._bus_failures.clear()
         tried: Any = client.hmget(_TRIED, names)
         triples = zip((int(tries or 0) for tries in tried), names, suspects, strict=True)
         for tries, name, entry in sorted(triples, key=lambda triple: triple[0]):
@@ -323,15 +327,15 @@ class Ingest:
                 client.expire(_TRIED, _TRIED_S)
                 try:
                     self._handle(client, [entry], stop)
-                    self._take_wholes(client, stop, wait=True)
-                # The entry did not cause a database error or a stop, so the try does not count.
+                    self._store_hellos(client, stop, wait=True)
+                # A database error or a stop is not the entry's fault, so the try does not count.
                 except (StoreError, _StoppedError):
                     client.hincrby(_TRIED, name, -1)
                     raise
                 except (redis.ConnectionError, redis.TimeoutError):
                     # A bus that still answers may have closed the connection because of this entry.
                     if not _answers(client):
-                        self._blameless[name] += 1
+                        self._bus_failures[name] += 1
                     raise
             client.hdel(_TRIED, name)
 
@@ -350,19 +354,19 @@ class Ingest:
 
     def _handle(self, client: redis.Redis, entries: Sequence[Entry], stop: threading.Event) -> int:
         received = [*self._writers.receive(entries), *self._held]
-        items = [_item(each) for each in self._whole(client, received)]
+        items = [_item(each) for each in self._hold_back_ends(client, received)]
         if any(not isinstance(item.message, NodeState) for item in items):
             self._idle_at = time.monotonic() + _IDLE_AFTER_S
         _mark_stale(client, items)
         good = self._check(items)
         self._complete = {}
         ended = self._write(good, stop) if good else set()
-        rest = self._without_wholes(items)
+        rest = self._without_last_parts(items)
         if rest:
             self._settle(client, rest, ended)
         return len(items)
 
-    def _whole(self, client: redis.Redis, received: list[Received]) -> list[Received]:
+    def _hold_back_ends(self, client: redis.Redis, received: list[Received]) -> list[Received]:
         """Hold back messages that end a run if the run's stream has more entries; return the rest.
 
         The end of a run must be stored last. Stored entries are deleted from their stream. An entry
@@ -393,7 +397,7 @@ class Ingest:
     def _forget(self, consumer: Consumer) -> None:
         """Reset the consumer, so that all entries that are not acknowledged are read again."""
         self._held = []
-        self._wholes = {}
+        self._last_parts = {}
         consumer.reset()
 
     def _database_outage(self) -> Outage:
@@ -401,7 +405,10 @@ class Ingest:
         return Outage(logger, f"ingest waits for {name}", f"ingest continues: {name} is back")
 
     def _check(self, items: list[_Item], *, sound: bool = False) -> list[_Item]:
-        """Give implausible items a `reason`, and return the others; for `sound` see `Checks`."""
+        """Give implausible items a `reason`, and return the others.
+
+        For `sound` see `Checks.reasons`.
+        """
         readable = [item for item in items if item.reason is None and item.message is not None]
         messages = [(item.run, item.message) for item in readable if item.message is not None]
         reasons = self._checks.reasons(messages, sound=sound)
@@ -419,7 +426,7 @@ class Ingest:
         kept = [item for item in items if item.message is not None and not item.stale]
         messages = [(item.run, item.message) for item in kept if item.message is not None]
         for item in kept:
-            # Only now, because these Hellos have been checked.
+            # Pack Hellos only now, because only now they have been checked.
             if isinstance(item.message, Hello) and item.packed is None:
                 item.packed = hellos.pack(item.message)
         packed = {place: item.packed for place, item in enumerate(kept) if item.packed is not None}
@@ -432,7 +439,7 @@ class Ingest:
                     messages,
                     roll_up=not self.behind,
                     packed=packed,
-                    assembling=self._wholes,
+                    assembling=self._last_parts,
                 )
             except Exception as error:
                 pause_s = _WRITE_RETRY_S
@@ -495,54 +502,54 @@ class Ingest:
         self._report(written.unknown)
         return set(written.ended)
 
-    def _without_wholes(self, items: list[_Item]) -> list[_Item]:
+    def _without_last_parts(self, items: list[_Item]) -> list[_Item]:
         """Hold back the last part of each complete Hello, and return the other items."""
         for named, run in self._complete.items():
-            if named not in self._wholes:
-                self._wholes[named] = next(
+            if named not in self._last_parts:
+                self._last_parts[named] = next(
                     item
                     for item in reversed(items)
                     if item.run == run
                     and isinstance(item.message, HelloPart)
                     and (item.message.attempt, item.message.hello) == named[1:]
                 )
-        held = {id(item) for item in self._wholes.values()}
+        held = {id(item) for item in self._last_parts.values()}
         return [item for item in items if id(item) not in held]
 
-    def _take_wholes(
+    def _store_hellos(
         self, client: redis.Redis, stop: threading.Event, *, wait: bool = False
     ) -> None:
         """Store Hellos whose parts are all stored, like Hellos that came in one message.
 
         With `wait`, block until all of them are assembled and stored.
         """
-        for named, item in list(self._wholes.items()):
+        for named, item in list(self._last_parts.items()):
             ended: set[str] = set()
             try:
                 ranks = self._checks.most_ranks(item.run)
                 hello = self._assembly.hello(named, ranks, wait=wait)
                 if hello is None:
                     return
-                ended = self._take_whole(named, item, hello, stop)
+                ended = self._store_hello(named, item, hello, stop)
             except WireError as error:
                 item.reason = str(error)
             if item.reason is not None:
                 with self._store.write() as connection:
                     hellos.forget(connection, named)
-            del self._wholes[named]
+            del self._last_parts[named]
             self._settle(client, [item], ended)
 
-    def _take_whole(
+    def _store_hello(
         self, named: hellos.HelloKey, item: _Item, hello: Hello, stop: threading.Event
     ) -> set[str]:
         """Commit an assembled Hello, update the item of its last part, and return ended runs."""
         assert isinstance(item.message, HelloPart)
         packed = hellos.PackedHello(named.digest, item.message.of)
-        whole = _Item(item.entry, item.run, hello, packed=packed)
-        ended = self._write([whole], stop) if self._check([whole], sound=True) else set()
-        item.reason, item.tries = whole.reason, whole.tries
-        item.planned, item.step = whole.planned, whole.step
-        item.completes = whole.reason is None
+        assembled = _Item(item.entry, item.run, hello, packed=packed)
+        ended = self._write([assembled], stop) if self._check([assembled], sound=True) else set()
+        item.reason, item.tries = assembled.reason, assembled.tries
+        item.planned, item.step = assembled.planned, assembled.step
+        item.completes = assembled.reason is None
         return ended
 
     def _report(self, unknown: Iterable[str]) -> None:
@@ -560,7 +567,8 @@ class Ingest:
         good = [item for item in items if item.reason is None]
         _publish(pipeline, good, _entry_at(self._settled_at - _LIVE_S))
         for run in {each.run for each in items if each.introduces} - ended:
-            # The run continues after an end, so its streams must no longer expire.
+            # A Hello shows that the run trains, perhaps after an end, so its streams must no longer
+            # expire.
             streams.keep(pipeline, run)
         for run in ended:
             streams.expire(pipeline, run)
@@ -604,7 +612,7 @@ def _publish(pipeline: Pipeline, items: Sequence[_Item], oldest: str) -> None:
 
 
 def _entry_at(at: float) -> str:
-    """Return the smallest number of an entry that a stream can get at a Unix time."""
+    """Return the smallest number that an entry which arrives at a Unix time can have."""
     return f"{max(0.0, 1_000 * at):.0f}-0"
 
 
@@ -624,7 +632,8 @@ def _item(received: Received) -> _Item:
 def _mark_stale(client: redis.Redis, items: list[_Item]) -> None:
     """Mark heartbeats that were on the bus for so long that their nodes may be dead by now.
 
-    Both times are from the bus's clock: an entry's number starts with its time of arrival.
+    A heartbeat's age is measured by the bus's clock: an entry's number starts with the time at
+    which the bus received it.
     """
     heartbeats = [item for item in items if isinstance(item.message, NodeState)]
     if not heartbeats:
@@ -659,7 +668,7 @@ class _Assembly:
         self._job: tuple[hellos.HelloKey, Future[Hello]] | None = None
 
     def hello(self, named: hellos.HelloKey, ranks: int, *, wait: bool = False) -> Hello | None:
-        """Return a Hello that passed `problem`, or None while the thread is still assembling it.
+        """Return a valid Hello, or None while the thread is still assembling it.
 
         Args:
             named: the Hello to assemble. A call with another key drops the earlier request.

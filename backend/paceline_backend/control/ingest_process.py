@@ -1,6 +1,6 @@
 """Ingest in a child process, so that it and the controllers do not share an interpreter lock.
 
-The worker creates it before it starts any thread:
+The worker creates an `IngestProcess` before it starts any thread:
 
     ingest = IngestProcess(settings, owner)
     threading.Thread(target=ingest.run, args=[stop]).start()
@@ -37,14 +37,14 @@ _SEND_S = 0.05
 # Maximum delay after which `IngestProcess.run` notices that it should stop.
 _STOP_CHECK_S = 0.25
 # If the child does not end within this time, it is killed.
-_END_S = 20.0
+_END_S = 20.0  # seconds
 
 # State of the child: the counters of ingest, and `Ingest.behind`.
 _State = tuple[IngestStats, bool]
 
 
 class IngestProcess:
-    """Child process that ingests telemetry, and ends with this process.
+    """Child process that ingests telemetry, and ends when its parent ends.
 
     The child is a fork: it starts at once and shares the memory of imported modules. Create it
     while this process has one thread and neither database nor bus open.

@@ -39,7 +39,7 @@ class _Owned:
 
 
 class ControllerManager:
-    """Owner of this worker's controllers, which takes the leases of runs that no worker plans yet.
+    """Manager of this worker's controllers; it takes the leases of runs that no worker plans yet.
 
     Args:
         owner: name of this control plane, unique among running ones.
@@ -120,7 +120,7 @@ class ControllerManager:
                 del self._owned[key]
         if active and self._warming is None:
             # Kernels that are not cached yet take half a minute to compile, so compile them in a
-            # thread. `bsp` needs no kernels.
+            # thread. Runs under `bsp` need no kernels and are planned meanwhile.
             self._warming = threading.Thread(target=policies.warm_up, name="warm-up")
             self._warming.start()
         now = time.monotonic()

@@ -1,9 +1,9 @@
-"""Reconciliation of multi-node runs: brings the nodes of each run to what the database asks for.
+"""Reconciliation of multi-node runs: makes each run's nodes match the state in the database.
 
 `requests` and ingest write the desired state: the nodes on which a run was launched, which of them
 leave, and which replace others (`store.nodes.run_nodes`), and the phase of the run's `Rendezvous`.
-The worker compares that with what the nodes report. For each run, `NodeReconciler.reconcile` gives
-the orders that are due and takes the next step:
+The worker compares the desired state with the reports of the nodes. For each run,
+`NodeReconciler.reconcile` gives the orders that are due and takes the next step:
 
 * Rendezvous: the first node of a launch that reports an address becomes the host. Each node that
   has reported an address, including a node that joins later, gets a `JoinRendezvous` with the
@@ -14,13 +14,15 @@ the orders that are due and takes the next step:
 * Relaunch: if the host goes away, the rendezvous is lost with it. The launchers on the other nodes
   are killed, and the run is relaunched on the nodes that answer (`requests.regroup`). If only the
   host's launcher failed, the run fails.
-* End: if too few nodes can start, the other launchers are killed, so that the run fails
-  with the cause. If all nodes ended with the rendezvous and the run must not restart, it is ended.
+* End: if too few nodes can start, the other launchers are killed, so that the run fails with the
+  real cause. If all nodes ended because the rendezvous was lost, and the run must not restart, the
+  run is ended.
 
 All state is in the database, apart from the times of orders. The worker can be killed at any time,
 because it records an order only after sending it. A node may therefore get an order twice; agents
 ignore the second one. The functions of `requests` send the `Launch` of a node that joins, because
-the values of a run's environment variables are not stored. They also send the first order to leave.
+the values of the run's environment variables come with a user's request and are not stored. The
+functions of `requests` also send the first order to leave.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ _Order: TypeAlias = tuple[str, str, str, float]
 # Pause before an order is repeated to a node that has not followed it and may have missed it.
 _ORDER_AGAIN_S = 10.0
 # Pause before the next attempt to replace a lost node, after no spare could take its place.
-_STAND_IN_AGAIN_S = 30.0
+_SPARE_AGAIN_S = 30.0
 
 
 class NodeReconciler:
@@ -66,9 +68,10 @@ class NodeReconciler:
     def __init__(self, store: Store, bus_url: str) -> None:
         self._store = store
         self._bus_url = bus_url
-        # Monotonic time of each order.
+        # Monotonic time at which each order was last given.
         self._ordered_at: dict[_Order, float] = {}
-        # By run and lost node: monotonic time at which no spare could take its place.
+        # By run and lost node: monotonic time of the last attempt, in which no spare could take the
+        # node's place.
         self._failed_at: dict[tuple[str, str], float] = {}
         # Runs whose last reconciliation failed unexpectedly, which is logged once.
         self._failing = set[str]()
@@ -118,10 +121,10 @@ class NodeReconciler:
             regroup.launch(self._store, self._bus_url, client, group)
         elif self._gather(client, group):
             self._replace(client, group, listed)
-            self._dismiss(client, group)
+            self._repeat_orders_to_leave(client, group)
 
     def _gather(self, client: redis.Redis, group: MultiNodeRun) -> bool:
-        """Bring the launchers to the rendezvous; return False if the launch has failed instead."""
+        """Bring the launchers to the rendezvous; return False if the rendezvous is lost."""
         if failed := _failed_to_start(group):
             self._give_up(client, group, failed)
         elif group.rendezvous is Rendezvous.WAITING:
@@ -156,10 +159,10 @@ class NodeReconciler:
                     run_nodes.change(connection, row, {"met": True})
 
     def _give_up(self, client: redis.Redis, group: MultiNodeRun, failed: RunNode) -> None:
-        """Kill the other launchers, so that the run fails with the cause and not with a timeout."""
+        """Kill the other launchers, so that the run fails with the real cause, not a timeout."""
         why = f"{failed.node} could not start, and without it there are too few nodes"
-        going_on = [row for row in group.nodes if not row.ended]
-        due = [row.node for row in going_on if self._due(_order("kill", group, row), first=True)]
+        active = [row for row in group.nodes if not row.ended]
+        due = [row.node for row in active if self._due(_order("kill", group, row), first=True)]
         if due:
             regroup.end_launch(self._store, client, group, due, why)
 
@@ -181,29 +184,29 @@ class NodeReconciler:
         self, client: redis.Redis, group: MultiNodeRun, listed: Sequence[Mapping[str, Any]]
     ) -> None:
         """Let replaced nodes leave, and spares join in the place of lost nodes."""
-        for node in _makes_way(group):
-            self._let_go(client, group, node)
+        for node in _replaced_nodes(group):
+            self._order_to_leave(client, group, node)
         if spares.of_run(group.id, listed) and not _host_is_gone(group):
             for node in spares.missed(group):
-                self._stand_in(group, node)
+                self._join_spare(group, node)
 
-    def _let_go(self, client: redis.Redis, group: MultiNodeRun, row: RunNode) -> None:
+    def _order_to_leave(self, client: redis.Redis, group: MultiNodeRun, row: RunNode) -> None:
         log.info("run %s: %s leaves because its replacement has joined", group.id, row.node)
         order_to_leave(self._store, client, group, row.node)
         with self._store.write() as connection:
             run_nodes.change(connection, row, {"leaving": True})
         streams.tell_change(client, group.id)
 
-    def _dismiss(self, client: redis.Redis, group: MultiNodeRun) -> None:
+    def _repeat_orders_to_leave(self, client: redis.Redis, group: MultiNodeRun) -> None:
         """Repeat the order to leave, which may have been lost, to nodes that have not left."""
         for row in group.nodes:
             leaves = row.leaving and not row.ended
             if leaves and self._due(_order("leave", group, row), first=False):
                 order_to_leave(self._store, client, group, row.node)
 
-    def _stand_in(self, group: MultiNodeRun, row: RunNode) -> None:
+    def _join_spare(self, group: MultiNodeRun, row: RunNode) -> None:
         name, at = (group.id, row.node), time.monotonic()
-        if at - self._failed_at.get(name, -_STAND_IN_AGAIN_S) < _STAND_IN_AGAIN_S:
+        if at - self._failed_at.get(name, -_SPARE_AGAIN_S) < _SPARE_AGAIN_S:
             return
         try:
             if stand_in(self._store, self._bus_url, group.id, row.node):
@@ -240,9 +243,9 @@ def _failed_to_start(group: MultiNodeRun) -> RunNode | None:
     A node that was lost does not count, and neither does one whose agent or launcher was killed:
     another node can take its place.
     """
-    going_on = [row for row in group.nodes if not row.ended]
-    trained = any(row.state == State.RUNNING for row in going_on)
-    if trained or not 0 < len(going_on) < group.nodes_min:
+    active = [row for row in group.nodes if not row.ended]
+    trained = any(row.state == State.RUNNING for row in active)
+    if trained or not 0 < len(active) < group.nodes_min:
         return None
     failed = [row for row in group.nodes if row.state == State.FAILED and not row.lost]
     by_itself = [row for row in failed if row.address is None or row.exit_code is not None]
@@ -276,19 +279,19 @@ def _order_to(group: MultiNodeRun, row: RunNode) -> JoinRendezvous | Kill:
 
 
 def _host_left(group: MultiNodeRun) -> bool:
-    """Return True if the host went away while other nodes were active, or its loss ended them."""
+    """Return True if the host went away while other nodes were active, or if its loss ended one."""
     host = next((row for row in group.nodes if row.node == group.host), None)
     if host is None or not host.away:
         return False
     return any(row.orphaned or not row.ended for row in group.nodes if row is not host)
 
 
-def _makes_way(group: MultiNodeRun) -> list[RunNode]:
+def _replaced_nodes(group: MultiNodeRun) -> list[RunNode]:
     """Return the nodes whose replacements have arrived."""
-    going_on = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
-    others = [row for row in group.nodes if row.replaces in going_on and not row.ended]
+    active = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
+    others = [row for row in group.nodes if row.replaces in active and not row.ended]
     there = [row for row in others if row.arrived or row.state == State.RUNNING]
-    return [going_on[str(row.replaces)] for row in there]
+    return [active[str(row.replaces)] for row in there]
 
 
 def _host_is_gone(group: MultiNodeRun) -> bool:

@@ -1,4 +1,4 @@
-"""Work that the worker repeats until it ends: all work except ingest is a list of `Periodic`.
+"""Work that the worker repeats until it ends: one `Periodic` for each task except ingest.
 
 A failed round is logged and repeated after a pause, so that it cannot end the worker, which plans
 runs. An outage of the database or the bus is logged once at its start and once at its end. A series
@@ -40,7 +40,7 @@ _CHANGES_BLOCK_S = 1.0
 
 
 class Workload(IntEnum):
-    """Amount of work on the control plane in the last `QUIET_AFTER_S`."""
+    """Amount of work on the control plane in the last `QUIET_AFTER_S` seconds."""
 
     # Nothing has changed, and no run is active.
     QUIET = 0
@@ -59,7 +59,7 @@ class Periodic:
         work: function that does one round of the work.
         end: function that is called once, after the last round.
         quiet_s: pause in seconds while there is nothing to do.
-        needless: the highest activity at which there is nothing to do.
+        needless: the highest `Workload` at which this task has nothing to do.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Periodic:
 
 
 class IdleMonitor:
-    """Monitor of the activity on this control plane. It is thread-safe.
+    """Monitor of the `Workload` of this control plane. Thread-safe.
 
     Args:
         store: holds the runs.
@@ -143,7 +143,8 @@ class IdleMonitor:
                         quiet_at = time.monotonic() + QUIET_AFTER_S
                         self._set(self.activity_of_runs())
         except Exception:
-            # If this thread fails, the worker works as if something happened all the time.
+            # If this thread fails, the workload stays BUSY, so that no pause of the worker is too
+            # long.
             log.exception("following changes failed: no pause is longer than usual from now on")
         finally:
             self.end()
@@ -155,7 +156,7 @@ class IdleMonitor:
     def pause(
         self, seconds: float, quiet_s: float, stop: threading.Event, needless: Workload
     ) -> bool:
-        """Wait for `seconds`, or for `quiet_s` as long as no activity exceeds `needless`.
+        """Wait for `seconds`, then up to `quiet_s` in total until the workload exceeds `needless`.
 
         Return True if `stop` is set.
         """
@@ -171,9 +172,9 @@ class IdleMonitor:
             self._changed.notify_all()
 
     def activity_of_runs(self) -> Workload:
-        """Return the activity that follows from the runs' states alone.
+        """Return the workload that follows from the runs' states alone.
 
-        It is BUSY if the database does not answer.
+        Return BUSY if the database does not answer.
         """
         try:
             with self._store.read() as connection:
@@ -186,10 +187,10 @@ class IdleMonitor:
 
 
 def _newest(client: redis.Redis, position: str) -> str | None:
-    """Return the ID of the newest change after `position`; None: none comes in `_CHANGES_BLOCK_S`.
+    """Return the ID of the newest change after `position`.
 
-    If `position` is `$`, return the ID of the newest change on the stream at once; 0-0 if there is
-    none.
+    Return None if no change arrives within `_CHANGES_BLOCK_S`. If `position` is `$`, return the ID
+    of the newest change on the stream at once, or 0-0 if the stream has no change.
     """
     if position == "$":
         entries: Any = client.xrevrange(CHANGES, count=1)

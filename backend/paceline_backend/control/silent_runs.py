@@ -1,7 +1,7 @@
-"""Failing of silent runs, and of silent nodes of runs, from which nothing arrives any longer.
+"""Detection of silent runs and nodes: if nothing arrives from them any longer, they have failed.
 
-The worker calls `SilentRuns.look` every `SILENCE_CHECK_S` seconds. It must not fail a run only
-because the server itself was suspended, the bus was unavailable or ingest was behind.
+The worker calls `SilentRuns.look` every `SILENCE_CHECK_S` seconds. `look` must not mark a run as
+failed only because the server itself was suspended, the bus was unavailable or ingest was behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _Silences: TypeAlias = dict[K, tuple[float | None, float]]
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 30.0
+# Silence after which a run fails.
+SILENT_S = 30.0  # seconds
 
 SILENCE_CHECK_S = 5.0
 # Ranks count as training if they start a new step within this time, or within two step times.
@@ -43,7 +44,7 @@ _BACKLOG = 1_000  # entries
 
 
 class SilentRuns:
-    """Checker that fails runs, and nodes of runs, that have been silent for too long.
+    """Checker that marks runs, and nodes of runs, as failed after too long a silence.
 
     Wall clocks are not used, because they can be set: a run is silent for as long as consecutive
     checks find the same time of its last message. A pause of the server between two checks counts
@@ -76,7 +77,7 @@ class SilentRuns:
         self._launches_since: _Silences[tuple[str, str]] = {}
 
     def look(self, client: redis.Redis) -> list[str]:
-        """Check all runs once, and return the ids of those that it failed.
+        """Check all runs once, and return the ids of the runs that it marked as failed.
 
         Raises:
             redis.RedisError: the bus is unavailable, or accepts no writes.
@@ -93,7 +94,7 @@ class SilentRuns:
             unfinished = [run for run in runs.unfinished(connection) if not _waits(run)]
             heartbeats = run_nodes.heartbeats(connection)
             pending = run_nodes.pending(connection)
-        signs = {run.id: (run.seen_at, _speaks_on(run)) for run in unfinished}
+        signs = {run.id: (run.seen_at, _streams_of(run)) for run in unfinished}
         since = _silences(known, signs, behind, at)
         agents_since = _silences(known_agents, _of_nodes(heartbeats), behind, at)
         heard = {(run_id, node): sign for run_id, node, sign in heartbeats}
@@ -142,7 +143,7 @@ class SilentRuns:
                 streams.tell_end(client, run)
 
     def _failed(self, client: redis.Redis, run: runs.Unfinished) -> bool:
-        """Fail a run, and return False if a message of the run has just arrived instead."""
+        """Mark a run as failed; if a message of it has just arrived, only return False."""
         for_s = f"{self._silent_s:g} s"
         where = ", ".join(run.nodes) or "its node"
         why = f"no telemetry for {for_s}: lost contact with {where}"
@@ -168,7 +169,7 @@ def _waits(run: runs.Unfinished) -> bool:
     return run.state in WAITING and backends.engine(run.backend) is not None
 
 
-def _speaks_on(run: runs.Unfinished) -> list[str]:
+def _streams_of(run: runs.Unfinished) -> list[str]:
     """Return the streams on which a run's messages and its nodes' heartbeats arrive."""
     own = run_telemetry(run.id) if run.signed else TELEMETRY
     return [own, *map(node_telemetry, run.nodes)]
@@ -198,10 +199,10 @@ def _silences(
         at: time of this check, on the clock of the silences.
     """
     silences = {}
-    for name, (sign, speaks_on) in signs.items():
+    for name, (sign, on_streams) in signs.items():
         before, since = known.get(name, (None, at))
-        goes_on = before == sign and behind.isdisjoint(speaks_on)
-        silences[name] = (sign, since if goes_on else at)
+        continues = before == sign and behind.isdisjoint(on_streams)
+        silences[name] = (sign, since if continues else at)
     return silences
 
 

@@ -1,6 +1,6 @@
 """Detection of slow nodes, and their replacement in runs with `replace_slow_nodes`.
 
-The worker calls `SlowNodeWatch.scan` about every second. Forecasts run in the child process of a
+The worker calls `SlowNodeWatch.scan` every two seconds. Forecasts run in the child process of a
 `Forecaster`.
 """
 
@@ -136,7 +136,8 @@ class SlowNodeWatch:
         with self._store.read() as connection:
             if replacements.forecast_of(connection, run.key, slow.node, since) is not None:
                 return True
-        # Leave out other presets: they would take most of the time, on cores that the run may need.
+        # Forecast no other presets: they would take most of the time, on cores that the run may
+        # need.
         future = forecaster.submit(run.id, FORECAST_STEPS, presets=())
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():

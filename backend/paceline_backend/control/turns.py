@@ -13,25 +13,24 @@ _LONGEST_PLAN_S = 10.0
 _BUSY_SPACING = 4.0
 # A controller rests for at most this time, multiplied by the number of controllers that plan.
 _LONGEST_REST_S = 5.0
-# A controller that has not planned for this long is not counted in that number.
-_RECENT_S = 10.0
+# A controller that has not planned for this long does not count as a controller that plans.
+_RECENT_S = 10.0  # seconds
 # Interval at which a resting controller checks whether ingest is still busy.
 _BUSY_CHECK_S = 0.5
 
 
 class Turns:
-    """Scheduler of plans: one at a time, and for a quarter of the time while ingest is busy.
+    """Scheduler of plans: one plan at a time, in a quarter of the time while ingest is busy.
 
     Most of planning is Python, so two plans at once take as long as two plans in sequence. Without
-    turns, ten runs that plan at once would leave only an eleventh of the interpreter's time to
-    other threads.
-    Telemetry has priority over plans: leaders coast without plans, but late telemetry makes every
-    plan late.
+    turns, ten runs that plan at once would leave only an eleventh of the interpreter's time to any
+    other thread. Telemetry has priority over plans: without a plan, leaders coast, but late
+    telemetry makes every plan late.
 
-    Each controller rests in proportion to the duration of its own plans, so that all get the same
-    share of the time. So a small run, which plans in a millisecond, does not rest for the seconds
-    that a large one takes.
-    Controllers that wait for another plan to end get their turns in the order in which they came.
+    Each controller rests in proportion to the duration of its own plans, so that all controllers
+    get the same share of the time. So a small run, which plans in a millisecond, does not rest for
+    the seconds that a large run takes. Controllers that wait for another plan to end get their
+    turns in the order in which they came.
 
     Args:
         busy: returns True while ingest is behind.

@@ -1,6 +1,6 @@
-"""Entry point of the worker process: ingest in a child process, everything else as `Periodic`s.
+"""Entry point of the worker process: ingest in a child process, all other tasks as `Periodic`.
 
-`paceline server` calls `run`. `_parts` lists all repeated work with its intervals.
+`paceline server` calls `run`. `_parts` lists all repeated tasks with their intervals.
 """
 
 from __future__ import annotations

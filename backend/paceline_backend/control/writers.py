@@ -1,7 +1,8 @@
 """Authentication of telemetry by its stream: each node and each run has a stream of its own.
 
-Ingest asks `Writers` for the streams to read, and passes it every entry before anything else. An
-entry is rejected if the writer of its stream may not report about the entry's run or node.
+Ingest gets the list of streams to read from `Writers`, and passes each entry to `Writers.receive`
+first. An entry is rejected if the writer of its stream may not report about the entry's run or
+node.
 """
 
 from __future__ import annotations
@@ -94,13 +95,13 @@ class Writers:
     def receive(self, entries: Iterable[Entry]) -> list[Received]:
         """Decode entries, and reject those whose writer may not report about their run or node."""
         received = [_decoded(entry) for entry in entries]
-        self._learn({item.run for item in received if item.message is not None and item.run})
+        self._load_owners({item.run for item in received if item.message is not None and item.run})
         self._check(received)
         # The cached owner of a run may be stale, for example after a launch on another node.
         if refused := {item.run for item in received if item.message and item.reason}:
             for run in refused:
                 self._owners.pop(run, None)
-            self._learn(refused - {""})
+            self._load_owners(refused - {""})
             self._check(received)
         return received
 
@@ -109,14 +110,14 @@ class Writers:
             if item.message is not None:
                 item.reason = self._problem(item.entry.stream, item.run, item.message)
 
-    def _learn(self, runs: set[str]) -> None:
+    def _load_owners(self, runs: set[str]) -> None:
         unknown = runs - self._owners.keys()
         if unknown:
             with self._store.read() as connection:
                 self._owners |= writers.owners(connection, unknown)
 
     def _problem(self, stream: str, run: str, message: Message) -> str | None:
-        # Messages of unknown runs pass: `Checks` rejects them later.
+        # Accept messages of unknown runs here: `Checks` rejects them later.
         kind, writer = self._streams.get(stream, ("", ""))
         owner = self._owners.get(run)
         if isinstance(message, NodeState):
@@ -135,7 +136,8 @@ class Writers:
             return None if own else f"node {writer} may not report about node {state.node!r}"
         if kind == "run":
             return f"run {writer} may not report about nodes"
-        # A node with a session has opened sealed launches, so it must use its own stream.
+        # A node that has a session must use its own stream, because an entry of `TELEMETRY` does
+        # not show who wrote it.
         if node_telemetry(state.node) in self._streams:
             return (
                 f"node {state.node} has a session and must report on its own stream, not on "

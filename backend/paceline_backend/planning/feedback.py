@@ -19,8 +19,8 @@ from paceline_backend.policies.base import Floats, usable
 
 # Maximum number of complete steps whose feedback a plan uses.
 WINDOW = 64
-# The window keeps at least this many steps in which each rank had samples. If the newest `WINDOW`
-# complete steps have fewer such steps of a rank, older steps are kept in addition.
+# The window keeps at least this many steps in which each rank had samples. If a rank had samples in
+# fewer of the newest `WINDOW` complete steps, older steps are kept in addition.
 USABLE = 8
 # `Window.step_s` is the median over this many of the newest complete steps.
 _RECENT_STEPS = 8
@@ -34,7 +34,7 @@ COLUMNS = (
     "recompiles",
 )
 
-# Values of a rank's step, in the sequence of `COLUMNS`.
+# Values of a rank's step, in the order of `COLUMNS`.
 _Row = tuple[float, ...]
 _VALUES = attrgetter(*COLUMNS)
 
@@ -43,15 +43,15 @@ class Window:
     """Feedback of an attempt: its last complete steps, and older steps of ranks with few samples.
 
     A slow rank that gets few samples has few rows that show its speed. The window keeps the last
-    steps in which the rank had samples, so that a predictor does not mistake the rank for a fast
-    rank. A step is complete when the records of all `world` ranks have arrived. `add` accepts only
-    records of `attempt`.
+    steps in which the rank had samples, so that a predictor can still estimate its speed. A step is
+    complete when the records of all `world` ranks have arrived. `add` accepts only records of
+    `attempt`.
     """
 
     def __init__(self, world: int, attempt: int) -> None:
         self.world = world
         self.attempt = attempt
-        # Rows of each step, [W, columns]; NaN for ranks whose row has not arrived.
+        # Rows of each step, [ranks, columns]; NaN for ranks whose row has not arrived.
         self._rows: dict[int, Floats] = {}
         # The last `WINDOW` complete steps, ascending.
         self._complete: list[int] = []
@@ -59,7 +59,8 @@ class Window:
         self._older: list[int] = []
         # The latest step for which a row arrived.
         self._seen = -1
-        # The last steps in which each rank had samples, [W, USABLE], ascending; -1: no such step.
+        # The last steps in which each rank had samples, [ranks, USABLE], ascending; -1: there are
+        # fewer than `USABLE` steps.
         self._usable = np.full((world, USABLE), -1)
 
     def add(self, records: Iterable[StepRecord]) -> None:
@@ -86,7 +87,7 @@ class Window:
                 self._completed(step)
 
     def put_step(self, step: int, rows: Floats) -> None:
-        """Add a complete step; `rows` has the values of `COLUMNS` of each rank, [W, columns]."""
+        """Add a complete step; `rows` has each rank's values of `COLUMNS`, [ranks, columns]."""
         if self._wanted(step) and step not in self._complete:
             self._rows[step] = rows
             self._completed(step)
@@ -98,7 +99,7 @@ class Window:
             self._seen = step
             self._forget()
             return True
-        # Of steps that are much older, only rows of steps that are still kept are accepted.
+        # Rows of much older steps are accepted only if the window still keeps the step.
         return step >= self._seen - 2 * WINDOW or step in self._rows
 
     def _completed(self, step: int) -> None:
@@ -150,7 +151,7 @@ class Window:
         if recent:
             return statistics.median(recent)
         # Only incomplete segments are known. The end of one segment and the start of the next
-        # together take about as long as a whole segment.
+        # together take about as long as a whole segment, so use the mean over their steps.
         return statistics.fmean(cut) if cut else None
 
     def ranges(self) -> list[tuple[int, int]]:
@@ -172,7 +173,7 @@ class Window:
 def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
     """Build feedback from steps, ascending, and the rows of each step.
 
-    The rows of a step are the values of `COLUMNS` of each rank, [W, columns].
+    The rows of a step are the values of `COLUMNS` of each rank, [ranks, columns].
     """
     if not steps:
         return Feedback.empty()
@@ -192,11 +193,11 @@ def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
 
 
 def without_recompiles(compute_s: Floats, recompiles: Floats, world: int) -> Floats:
-    """Return the compute times in seconds, [F], with 0 for the steps in which a rank recompiled.
+    """Return the compute times in seconds, with 0 for the steps in which a rank recompiled.
 
     A step in which a rank compiled code again shows nothing about the rank's speed. A rank that
-    recompiled in all of these steps keeps its times. `compute_s` and `recompiles`, the number of
-    recompilations, are sorted by (step, rank), [F] each, and have all `world` ranks of each step.
+    recompiled in all given steps keeps its times. `compute_s` and `recompiles`, the number of
+    recompilations, have a value for each step and each of its `world` ranks, in this order.
     """
     compiled = recompiles.reshape(-1, world) > 0
     return np.where((compiled & ~compiled.all(axis=0)).ravel(), 0.0, compute_s)
@@ -205,14 +206,15 @@ def without_recompiles(compute_s: Floats, recompiles: Floats, world: int) -> Flo
 def single_batches(feedback: Feedback, segments: Iterable[Plan]) -> Feedback:
     """Return feedback in which a row never mixes a rank's batch with batches of other ranks.
 
-    Where ranks share a segment's batches, a rank's last record in a span covers all the batches
-    that the rank took over. A record of several batches measures another speed than a record of one
-    batch, so this function drops it. A rank with only such records in a segment keeps them.
+    Where ranks share a segment's batches, a rank's last record before ranks exchange data covers
+    all the batches that the rank took over. A record of several batches measures another speed than
+    a record of one batch, so this function drops it. If a rank has only records of several batches
+    in a segment, the rank keeps them.
 
-    The wall times of such a segment do not belong to single steps either. Each step gets the time
-    that the work of one step takes at the segment's rate in samples per second. This also holds if
-    the feedback has only some of the segment's records. Rows of segments that are not in `segments`
-    stay as they are.
+    The wall times of a segment whose batches are shared do not belong to single steps either. Each
+    step gets the time that the work of one step takes at the segment's rate in samples per second,
+    even if the feedback has only some of the segment's records. Rows of segments that are not in
+    `segments` stay as they are.
     """
     pooled = [plan for plan in segments if plan.pooled]
     if not pooled:

@@ -1,7 +1,8 @@
 """State of an attempt: the rest of its epoch, and the rank that holds each sample.
 
-The owner of a `History` adopts each segment that ran; `planning.load` adopts the segments in the
-database. `planning.offer` requests the next `Problem` from the history.
+The code that keeps a `History` calls `adopt` for each segment that ran; `planning.load` does so for
+the segments in the database. `planning.offer` requests the next `Problem`, the planner's input,
+from the history.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class History:
     Segments are adopted in the order of their seq. After a gap (`lost`) three things are unknown:
     which samples remain of the epoch, until an epoch ends; which rank used a sample last, until
     each sample was used again; and, where ranks share batches, which batches were shared, until
-    `newest` is full again. While `lost` is true, no caller may plan: the gap may be filled later,
-    and a replay would then plan from other facts. The gap may also hide changes of the policy's
-    state (`memory`), so the state is forgotten. `before` is the last segment planned by a
-    controller before this attempt.
+    `newest` is full again. While `lost` is true, no caller may plan: if the gap is filled later, a
+    replay would plan from a more complete history and get another result. The gap may also hide
+    changes of the policy's state (`memory`), so the state is forgotten. `before` is the last
+    segment planned by a controller before this attempt.
     """
 
     def __init__(self, hello: Hello, before: Plan | None = None) -> None:
@@ -52,7 +53,7 @@ class History:
         self._before = before
         self.sizes = hello.sizes_array()
         self.nodes = _numbered(hello)
-        # If data lives on nodes: the nodes' storage, and the samples that no node has.
+        # If nodes store data: the size of their storage, and the samples that no node stores.
         self._storage = _storage(hello)
         # Moves that take effect with the next epoch; None until they are planned.
         self._moves: Moves | None = None
@@ -71,30 +72,32 @@ class History:
         if self._storage is not None and hello.shards is not None:
             self.nodes = np.array(hello.shards.nodes)
             self._holder = dealt(hello.shards.holders(), self.nodes, self._storage)
-        # True while a problem refers to `_holder`, which is then copied before it changes.
-        self._holder_lent = False
+        # True if a `Problem` refers to the array `_holder`, which must then be copied before it
+        # changes.
+        self._holder_shared = False
         # False after a gap, because `_remaining` may then be wrong.
         self._epoch_known = True
-        # Mask of the samples whose holder is known, [N]; for the others, `_holder` may be wrong.
+        # True for each sample whose holder is known; for the others, `_holder` may be wrong.
         self._holder_known = np.ones(len(self.sizes), bool)
-        # Placement that the shuffler's last call returned; None: no call is known here.
+        # Placement that the shuffler's last call returned; None: unknown.
         self._placement: Ints | None = None
-        # Order that the scheduler's `compose` returned after that call, without the samples used
-        # since; None: no order is known here.
+        # Order that the scheduler's `compose` returned after the shuffler's last call, without the
+        # samples used since; None: unknown.
         self._order: Ints | None = None
-        # Epoch and policy version of the shuffler's last call; None: its result is not known here.
+        # Epoch and policy version of the shuffler's last call; None: its result is unknown.
         self._shuffled_for: tuple[int, int] | None = None
         # Seq of the segment for which the shuffler was called.
         self._shuffled_seq = -1
         # Epoch and policy version for which `_moves` were planned.
         self._moves_for = (-1, -1)
-        # Cost of a batch, and each rank's share of the load, [W] (empty: unknown), that the
-        # shuffler's last call assumed.
+        # What the shuffler's last call assumed: the cost of a batch, and each rank's share of the
+        # load. Shares are empty if they are unknown.
         self._cost = SUM
         self._shares: Floats = np.empty(0)
         # The policy version that planned last, and the state that its last segment contains.
         self._memory: tuple[int, dict[str, Any]] = (-1, {})
-        # True if the policy's state was forgotten after the last plan. The next plan's `anew`.
+        # True if the policy's state was forgotten after the last plan; becomes the `Plan.anew` of
+        # the next plan.
         self.anew = False
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 
@@ -109,14 +112,17 @@ class History:
         return np.flatnonzero(~self._remaining)
 
     def must_shuffle(self, version: int) -> bool:
-        """Return True if the shuffler is due before the next segment (internals.md, "Policies")."""
+        """Return True if the shuffler must run before the next segment.
+
+        docs/internals.md, "Policies", describes when the shuffler runs.
+        """
         return self._shuffled_for != (self.epoch, version)
 
     def problem(self, steps: int, version: int, *, shuffle: bool) -> Problem:
-        """Return the problem of the next segment, of at most `steps` steps, for a policy version.
+        """Return the planner's input for the next segment, which has at most `steps` steps.
 
-        With `shuffle`, the problem's placement is the placement from which the shuffler starts, not
-        the shuffler's last result.
+        With `shuffle`, its placement is the one from which the shuffler starts, not the shuffler's
+        last result. `version` is the policy version that plans.
         """
         hello, storage = self.hello, self._storage
         if storage is not None and self._moves is not None:
@@ -128,7 +134,7 @@ class History:
         # With a token budget, the samples of a step depend on the order.
         elif hello.token_budget is not None:
             order = remaining_in_order(len(self.sizes), hello.seed, self.epoch, remaining)
-        self._holder_lent = True
+        self._holder_shared = True
         return Problem(
             sizes=self.sizes,
             remaining=remaining,
@@ -157,14 +163,14 @@ class History:
         )
 
     def shares_data(self, policy: Policy) -> bool:
-        """Return True if data lives on several nodes and the policy trains samples in place."""
+        """Return True if several nodes store data and the policy trains each sample on its node."""
         return self._storage is not None and policy.homes
 
     def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
-        """Return the problem of the whole next epoch if its holders must be planned now, else None.
+        """Return the planner's input for the next epoch if its holders must be planned now.
 
-        The holders are planned with the first segment, of `steps` steps, that leaves a quarter of
-        the epoch or less.
+        Otherwise return None. The holders are planned with the first segment, of `steps` steps,
+        that leaves at most `AHEAD_SHARE` of the current epoch.
         """
         hello, last = self.hello, self.hello.epochs
         left = int(np.count_nonzero(self._remaining)) - steps * hello.global_batch
@@ -175,7 +181,7 @@ class History:
         return self.next_epoch(version)
 
     def next_epoch(self, version: int) -> Problem:
-        """Return the problem of the whole next epoch, in which nothing is used yet.
+        """Return the planner's input for the whole next epoch, in which no sample is used yet.
 
         Each sample is placed on the rank that used it last.
         """
@@ -238,8 +244,8 @@ class History:
         called again.
         """
         if plan.seq != self.seq:
-            self._missed()
-        # The script left an epoch early, or a gap hid the end of the epoch.
+            self._lose_track()
+        # If the epochs differ, the script left an epoch early, or a gap hid the end of the epoch.
         if plan.epoch != self.epoch:
             self._begin_epoch(plan.epoch)
         if plan.shuffled and plan.seq != self._shuffled_seq:
@@ -265,7 +271,7 @@ class History:
             batches_known = not may_share or len(self.newest) == self.newest.maxlen
             self.lost = not (self._epoch_known and self._holder_known.all() and batches_known)
 
-    def _missed(self) -> None:
+    def _lose_track(self) -> None:
         self.lost = True
         self._epoch_known = False
         self._holder_known[:] = False
@@ -278,19 +284,19 @@ class History:
         if plan.moves is not None:
             self._moves, self._moves_for = plan.moves, (plan.epoch + 1, plan.version)
         if self._storage is not None:
-            # Problems that were made earlier keep the previous array.
+            # Each `Problem` that was made earlier keeps the previous array.
             loose = self._storage.loose.copy()
             loose[samples] = False
             self._storage = replace(self._storage, loose=loose)
-        # Problems that were made earlier, and their plans, keep the previous array.
-        if self._holder_lent:
+        # Each `Problem` that was made earlier, and its plan, keep the previous array.
+        if self._holder_shared:
             self._holder = self._holder.copy()
-            self._holder_lent = False
+            self._holder_shared = False
         self._holder[samples] = plan.assignment.ranks()
         self._holder_known[samples] = True
-        self._use_up(samples)
+        self._remove_from_order(samples)
 
-    def _use_up(self, samples: Ints) -> None:
+    def _remove_from_order(self, samples: Ints) -> None:
         if self._order is None:
             return
         first, rest = self._order[: len(samples)], self._order[len(samples) :]
@@ -323,7 +329,7 @@ def _storage(hello: Hello) -> Storage | None:
 
 
 def _numbered(hello: Hello) -> Ints | None:
-    """Return each rank's node as its index in the nodes' order, [W]; None: one node, or unknown."""
+    """Return the number of each rank's node, from 0; None: there is one node, or it is unknown."""
     names = list(dict.fromkeys(hello.placement))
     if len(names) < 2 or len(hello.placement) != hello.world:
         return None

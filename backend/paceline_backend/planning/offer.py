@@ -57,17 +57,17 @@ NOTICED = 3
 def offer(
     history: History, window: Window, policy: Policy, version: int, plan_s: float = 0.0
 ) -> tuple[Plan, Shuffle | None]:
-    """Plan the next segment with a policy, which has this version in the run.
+    """Plan the next segment with a policy; `version` is the run's policy version.
 
-    The second value is for `History.shuffled`; None: the run has a stream, which is not shuffled.
-    `plan_s` is the expected duration of planning the segment after this one, in seconds; 0 in a
-    simulation, where planning takes no time.
+    The second returned value is the argument of `History.shuffled`; None: the run has a stream,
+    which is not shuffled. `plan_s` is the expected duration of planning the segment after this one,
+    in seconds; 0 in a simulation, where planning takes no time.
 
     Raises:
         ValueError: the policy cannot keep the run's token budget.
     """
-    # Check this before the problem is made, because making a problem takes time for each sample,
-    # and an unsuited policy fails at each report of the ranks.
+    # Check this before making a `Problem`. That takes time in proportion to the number of samples,
+    # and with an unsuited policy it would be wasted at each report of the ranks.
     if reason := policies.unsuited(policy, history.hello.token_budget):
         raise ValueError(reason)
     started = time.perf_counter()
@@ -86,7 +86,7 @@ def offer(
     shared = hello.uneven_steps and hello.world > 1 and is_pooled(choice.synchroniser)
     steps = segment_steps(
         window.step_s(history.newest),
-        hasty=len(feedback) < YOUNG_STEPS * hello.world or _surprised(history, feedback),
+        hasty=len(feedback) < YOUNG_STEPS * hello.world or _has_changed_speed(history, feedback),
         plan_s=plan_s,
         relaxed=relaxed,
         slowest=slowest_steps(feedback, hello.world) if shared else 0.0,
@@ -161,8 +161,8 @@ def segment_steps(
 def slowest_steps(feedback: Feedback, world: int) -> float:
     """Return how many steps' batches all ranks train while the slowest rank trains one batch.
 
-    The function is for ranks that share batches, and needs feedback of single batches. The result
-    is 0 if speeds are unknown.
+    Call this only if ranks share batches, with a result of `single_batches` as `feedback`. Return 0
+    if speeds are unknown.
     """
     if not len(feedback):
         return 0.0
@@ -173,11 +173,11 @@ def slowest_steps(feedback: Feedback, world: int) -> float:
     return float(batch_s.max() * (1 / batch_s).sum() / world) if len(batch_s) else 0.0
 
 
-def _surprised(history: History, feedback: Feedback) -> bool:
+def _has_changed_speed(history: History, feedback: Feedback) -> bool:
     """Return True if a rank seems to have changed its speed just now.
 
-    If most segments take another time than expected, the predictor cannot learn the cause, and
-    short segments would only lose time.
+    Return False if more than `NOTICED` segments took another time than expected. Then the predictor
+    cannot learn the cause, and short segments would only lose time.
     """
     if not len(feedback):
         return False
@@ -187,14 +187,14 @@ def _surprised(history: History, feedback: Feedback) -> bool:
     for plan in history.newest:
         row = np.searchsorted(steps, plan.first_step + plan.steps) - 1
         if row >= 0 and steps[row] >= plan.first_step:
-            off.append(_off(plan, int(steps[row]), rows.compute_s[row]))
+            off.append(_is_off(plan, int(steps[row]), rows.compute_s[row]))
     return bool(off) and off[-1] and sum(off) <= NOTICED
 
 
-def _off(plan: Plan, step: int, compute_s: Floats) -> bool:
+def _is_off(plan: Plan, step: int, compute_s: Floats) -> bool:
     """Return True if a rank's compute time in a step of the segment was not as planned.
 
-    `compute_s` has the ranks' measured times in the step, [W].
+    `compute_s` has the measured time of each rank in the step.
     """
     if not plan.ett_s:
         return False

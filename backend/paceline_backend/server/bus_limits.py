@@ -1,9 +1,9 @@
 """Limits that keep one client from exhausting the memory of the bus.
 
-The embedded bus starts with these limits, and `docker/compose.yaml` sets the same. The worker
-checks at its start whether an external bus has them. These limits bound the memory of the bus that
-clients use: for unfinished commands, unread replies and idle connections. `Guard` in `floods`
-limits what is stored on the bus.
+The embedded bus starts with these limits, and `docker/compose.yaml` sets the same limits. The
+worker checks at its start whether an external bus has these limits. They bound the memory of the
+bus that clients use for unfinished commands, unread replies and idle connections. `Guard` in
+`floods` limits what is stored on the bus.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _text(shown: dict[Any, Any], name: str) -> Any:
 
 
 def _is_limit(name: str, value: str) -> bool:
-    """Return whether a limit is low enough; Redis's defaults (0, 512 MiB or 1 GiB) are not."""
+    """Return whether a value is low enough; Redis's defaults (0, 512 MiB or 1 GiB) are not."""
     if name == "client-output-buffer-limit":
         words = value.split()
         hard = words[words.index("normal") + 1] if "normal" in words[:-1] else "0"

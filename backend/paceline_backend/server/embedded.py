@@ -37,7 +37,7 @@ def _binary() -> str:
                 return path
     raise PacelineError(
         "no embedded bus on this platform: install redis-server or valkey-server, "
-        "or name an existing one with --bus redis://host:6379"
+        "or name an existing bus with --bus redis://host:6379"
     )
 
 
@@ -63,10 +63,10 @@ def password(directory: Path) -> str:
 
 
 class EmbeddedBus:
-    """A Redis-protocol server as a child process; a context manager. The data survive a kill -9.
+    """A Redis-protocol server as a child process; a context manager. Its data survive a SIGKILL.
 
     Args:
-        directory: folder of its append-only file and log; created if missing.
+        directory: folder of the server's append-only file and log; created if missing.
         port: port to listen on; None: any free port.
         host: further address to listen on. Users and passwords are sent in clear text.
     """
@@ -75,7 +75,7 @@ class EmbeddedBus:
         self.directory = directory
         self.directory.mkdir(parents=True, exist_ok=True)
         self._password = password(directory)
-        # Holds a free port until the server listens there.
+        # Socket that reserves a free port until the server listens there.
         self._reserved: socket.socket | None = None
         if not port:
             self._reserved = reserved_port()

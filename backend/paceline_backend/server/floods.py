@@ -1,12 +1,12 @@
 """Rate limiter that keeps one writer from filling the bus.
 
 Each run and each node writes to a stream of its own, as a user of its own. `Guard.look_at_all`
-switches off the writer of a stream that exceeds its bounds; the ranks then spool their messages. It
-also trims a run's stream that has reached twice its bounds although ingest stores entries from it:
-only a flood fills it that far. `Guard.switch_on` switches writers on again. The bus itself stores
-which writer is off until when, so any worker can switch it on.
+switches off the writer of a stream that exceeds its bounds; the ranks then spool their messages.
+`look_at_all` also trims a run's stream that has reached twice its bounds although ingest stores
+entries from it: only a flood fills a stream that far. `Guard.switch_on` switches writers on again.
+The bus itself stores which writer is off until when, so any worker can switch the writer on.
 
-All public functions raise `redis.RedisError` while the bus is away.
+All public functions raise `redis.RedisError` while the bus is unavailable.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Flood:
-    """A stream that exceeded its bounds, and what the guard did about it.
+    """A stream that exceeded its bounds, and the action of the guard.
 
     `off` means that the stream's writer was switched off. `off` is False if the bus has no user for
     this writer, or does not let the guard change users. `news` is False if a guard has already
@@ -74,7 +74,7 @@ class Flood:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of writers and entries that the guards of a bus have acted on."""
+    """Numbers of writers that the guards of a bus have switched off, and of dropped entries."""
 
     off_now: int  # writers
     switched_off: int
@@ -84,15 +84,15 @@ class Counts:
 class Guard:
     """Rate limiter for the streams of runs and nodes.
 
-    A run that writes too much is switched off on the bus, and its stream is trimmed. If the
-    server's own user of the bus may not change users, the stream is only trimmed.
+    If a run or node writes too much, its user of the bus is switched off, and a run's stream may be
+    trimmed. If the server's own user of the bus may not change users, streams are only trimmed.
     """
 
     def __init__(self, client: redis.Redis, bounds: Bounds | None = None) -> None:
         self._client = client
         self.bounds = bounds or Bounds()
         self._warned = False
-        # Stream that exceeded its bounds at the last check → its oldest entry.
+        # Stream that exceeded its bounds at the last check → number of its oldest entry.
         self._oldest: dict[str, bytes] = {}
 
     def streams(self) -> Iterator[str]:
@@ -166,8 +166,8 @@ class Guard:
 
         Two kinds of streams are not trimmed. One is the stream of a node, because the node's agent
         has deleted its own copy of what it sent. The other is a stream of which ingest has stored
-        nothing since the last check: while the database is away, a normal run's stream also grows
-        to this length.
+        nothing since the last check: while the database is unavailable, the stream of a normal run
+        also grows to this length.
         """
         kind, _ = writer_of(stream)
         first = self._first(stream)
@@ -218,7 +218,7 @@ def user_of(stream: str) -> str:
 
 
 def counts(client: redis.Redis) -> Counts:
-    """Return the numbers of writers and entries that the guards of this bus have acted on."""
+    """Return the numbers of switched-off writers and dropped entries of this bus."""
     done: Any = client.hgetall(FLOODS)
     switched_off, dropped = (int(done.get(name, 0)) for name in (b"switched_off", b"dropped"))
     return Counts(int(client.hlen(OFF)), switched_off, dropped)

@@ -1,8 +1,8 @@
 """Heartbeats of worker processes on the bus.
 
-A worker calls `beat` every second, or every `IDLE_BEAT_S` while nothing happens. The web process
-reads `beats` for `/readyz` and metrics. All functions raise `redis.RedisError` while the bus is
-away.
+A worker calls `beat` every second, or every `IDLE_BEAT_S` while no run is active and nothing
+changes. The web process reads `beats` for `/readyz` and metrics. All functions raise
+`redis.RedisError` while the bus is unavailable.
 """
 
 from __future__ import annotations

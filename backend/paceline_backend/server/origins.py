@@ -1,6 +1,6 @@
 """Origins of webhooks that the operator allows with `--webhook-to`.
 
-Functions raise `PacelineError` for a text that is not an origin or not a URL.
+Functions raise `PacelineError` for a text that is no valid origin or URL.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Settings:
     bus: str
     host: str = "127.0.0.1"
     port: int = 8000
-    # Tokens from the configuration; other tokens are in the database. `token` is that of an admin.
+    # Tokens from the configuration; other tokens are in the database. `token` is an admin's token.
     token: str | None = None
     agent_token: str | None = None
     viewer_token: str | None = None

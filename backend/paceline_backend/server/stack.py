@@ -1,6 +1,6 @@
 """A complete local setup: control plane, dashboard, bus, database and one agent.
 
-`paceline up`, `paceline demo` and tests use it.
+`paceline up`, `paceline demo` and tests start the class `Stack`.
 """
 
 from __future__ import annotations

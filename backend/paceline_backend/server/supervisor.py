@@ -37,7 +37,7 @@ from paceline_backend.server.settings import Settings
 log = logging.getLogger(__name__)
 
 _DATABASE = "paceline.db"
-# Exit code; see docs/internals.md.
+# Exit code after SIGINT; see docs/internals.md.
 _INTERRUPTED = 130
 _TICK_S = 0.2
 _STOP_S = 10.0
@@ -125,8 +125,9 @@ def _end_orphan(bus: EmbeddedBus) -> None:
     while _listening(port):
         if time.monotonic() > deadline:
             raise PacelineError(
-                f"port {port}, the bus of this data directory, is in use by another program: stop "
-                f"it, or remove {directory / 'port'} (running trainings then lose their connection)"
+                f"port {port}, which the bus of this data directory uses, is taken by another "
+                f"program: stop that program, or remove {directory / 'port'} to choose another "
+                "port (running trainings then lose their connection)"
             )
         try:
             with connect(bus.url, timeout_s=1) as client:
@@ -160,9 +161,9 @@ def listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror}); choose "
             "another with --port, or stop the program that uses it"
         ) from error
-    # Connections inherit this option. asyncio sets it only on sockets that name their protocol,
-    # which those of `create_server` do not. Without it, the body of each response would be sent
-    # 40 ms late, after the acknowledgement of its header.
+    # Connections inherit this option. asyncio sets it only on sockets whose protocol number is set,
+    # but `create_server` leaves that number at 0. Without the option, the body of each response
+    # would be sent 40 ms late, after the acknowledgement of its header.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -264,7 +265,8 @@ class ServerSupervisor:
         """Run until SIGINT or SIGTERM.
 
         Call this on the main thread, because child processes are killed when the thread that
-        started them ends. No other thread may exist, because a fork has only the calling thread.
+        started them ends. No other thread may exist, because a forked process has only a copy of
+        the calling thread.
 
         Returns:
             Exit code: 130 after SIGINT, 0 after SIGTERM.
@@ -274,7 +276,8 @@ class ServerSupervisor:
         """
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
-        # If the parent process ignores it, ended children could not be told from living ones.
+        # If this process inherited that SIGCHLD is ignored, the kernel would discard the exit codes
+        # of its children, and an ended child would look as if it were still running.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Modules stay loaded, so exclude them from garbage collection: a collection in a child
         # would write to, and so copy, their memory.
@@ -321,9 +324,9 @@ class ServerSupervisor:
         while not self._stop.wait(0.1):
             self._tend()
             try:
-                # Each request has a connection of its own, because `_tend` may fork, and a fork
-                # would keep it open. Do not verify the certificate: it need not contain the name of
-                # the local address.
+                # Open a connection for each request, because `_tend` may fork, and the forked
+                # process would keep an open connection open. Do not verify the certificate: it need
+                # not contain the name of the local address.
                 answer = httpx.get(url, headers=headers, trust_env=False, verify=False)
                 if answer.is_success:
                     sys.stdout.write(f"Paceline on {self.settings.url}\n")

@@ -1,11 +1,11 @@
 """Users of the bus, which restrict each node and each run to its own streams.
 
-The users form the access control list (ACL) of the bus. A bus forgets them when it restarts, so the
-worker creates missing users again. If the bus does not let the control plane create users, nodes
-and runs get no credentials, unless the server was started with ``--share-bus-password``: then they
-get the URL of the control plane itself.
+The users form the access control list (ACL) of the bus. A bus forgets its users when it restarts,
+so the worker creates missing users again. If the bus does not let the control plane create users,
+nodes and runs get no credentials. If the server was started with ``--share-bus-password``, nodes
+and runs then get the control plane's own URL of the bus instead.
 
-Functions that take a client raise `redis.RedisError` while the bus is away.
+Functions that take a client raise `redis.RedisError` while the bus is unavailable.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class User:
         """Return the arguments of ``ACL SETUSER``, which replace any earlier definition.
 
         Args:
-            database: number of the bus's database. The user may call SELECT only if it is not 0.
-                Without SELECT, the user cannot reach other databases, where no guard checks for
-                floods.
-            off: the user may not log in.
-            info: the bus has the command CLIENT SETINFO.
+            database: number of the bus's database. The user may call SELECT only if the number is
+                not 0. Without SELECT, the user cannot reach other databases, where no guard checks
+                for floods.
+            off: True if the user may not log in.
+            info: True if the bus has the command CLIENT SETINFO.
         """
         selecting = ("select",) if database else ()
         describing = (_SET_INFO,) if info else ()

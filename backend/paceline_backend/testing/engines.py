@@ -106,10 +106,9 @@ def gone(harness: Harness) -> None:
 
 
 def assert_ends_exact(harness: Harness, run: str) -> dict[str, Any]:
-    """Let a run end after its current epoch, and check that it has used each sample once.
+    """End a run after its current epoch, and check that each epoch has used each sample once.
 
-    The run must finish, and each of its epochs must have used each sample exactly once. Return the
-    run as the REST API describes it.
+    Return the run as the REST API describes it.
     """
     Path(harness.cluster.run(run)["args"][0], "enough").touch()
     ended = harness.cluster.ends(run, WAIT_S)
@@ -189,7 +188,12 @@ class EngineContract:
 
         until(is_shown_away, "the engine to be reported unreachable", WAIT_S, 0.1)
         harness.come_back()
-        until(lambda: away not in str(harness.cluster.run(run)["message"]), "its end", WAIT_S, 0.1)
+        until(
+            lambda: away not in str(harness.cluster.run(run)["message"]),
+            "the end of the outage",
+            WAIT_S,
+            0.1,
+        )
         harness.free()
         harness.cluster.reaches(run, 4, 1)
         assert harness.cluster.run(run)["message"] is None
@@ -252,7 +256,7 @@ class EngineContract:
         harness.kill_nodes(jobs["1"])
         step = harness.cluster.run(run)["step"]
         harness.cluster.reaches(run, step + 4, 1)
-        until(lambda: list(harness.jobs()) == [jobs["0"]], "the end of its job", WAIT_S, 0.2)
+        until(lambda: list(harness.jobs()) == [jobs["0"]], "the lost job's end", WAIT_S, 0.2)
 
         def is_known() -> bool:
             rows = harness.cluster.api("GET", f"/runs/{run}/nodes")
@@ -267,20 +271,20 @@ class EngineContract:
     def test_a_run_grows_and_shrinks(self, harness: Harness) -> None:
         run = start(harness, 1, 2)
         harness.cluster.reaches(run, 4, 2)
-        self._let_go(harness, run)
+        self._remove_node(harness, run)
         harness.cluster.reaches(run, harness.cluster.run(run)["step"] + 4, 1)
         harness.cluster.api("POST", f"/runs/{run}/nodes", {"nodes": 1})
         harness.cluster.reaches(run, harness.cluster.run(run)["step"] + 4, 2)
-        self._let_go(harness, run)
+        self._remove_node(harness, run)
         harness.cluster.reaches(run, harness.cluster.run(run)["step"] + 4, 1)
         assert_ends_exact(harness, run)
 
     @staticmethod
-    def _let_go(harness: Harness, run: str) -> None:
+    def _remove_node(harness: Harness, run: str) -> None:
         rows = harness.cluster.api("GET", f"/runs/{run}/nodes")
         leaves = next(row for row in rows if row["state"] == "running" and not row["host"])
         harness.cluster.api("DELETE", f"/runs/{run}/nodes/{leaves['node']}")
-        until(lambda: len(harness.jobs()) == 1, "the end of its job", WAIT_S, 0.2)
+        until(lambda: len(harness.jobs()) == 1, "the end of the leaving job", WAIT_S, 0.2)
 
     @pytest.mark.long
     def test_a_run_whose_job_is_lost_fails_and_goes_on(self, harness: Harness) -> None:

@@ -233,7 +233,7 @@ def _check_plain(made: Plan, problem: Problem) -> None:
 def _check_legal(made: Plan, shuffled: Shuffle, problem: Problem) -> None:
     counts, world = made.assignment.counts, problem.world
     assert counts.shape[1:] == (world,), (
-        f"assignment.counts: shape {counts.shape}, not [S, {world}]"
+        f"assignment.counts: shape {counts.shape}, not (number of steps, {world} ranks)"
     )
     assert (counts >= 0).all(), "assignment.counts: below 0"
     totals = counts.sum(axis=1).tolist()
@@ -262,7 +262,9 @@ def _check_legal(made: Plan, shuffled: Shuffle, problem: Problem) -> None:
         "shuffle() returns a rank that does not exist"
     )
     if made.ett_s:
-        assert np.shape(made.ett_s) == counts.shape, "ETT: not [S, W]"
+        assert np.shape(made.ett_s) == counts.shape, (
+            f"ETT: shape {np.shape(made.ett_s)}, not {counts.shape} (steps, ranks)"
+        )
         assert np.isfinite(made.ett_s).all(), "ETT: not finite"
     if made.shares:
         assert len(made.shares) == world, f"shares: {len(made.shares)}, not {world}"

@@ -20,18 +20,18 @@ Floats = npt.NDArray[np.float64]
 
 # Sums of the same sizes in different orders differ by less than this relative error.
 ROUNDING = 1e-9
-# The end of a step is searched in windows of samples, which grow. The first window has this many.
+# The end of a step is searched in windows of samples that grow. The first has this many samples.
 _FIRST_WINDOW = 64
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget: the largest total size of a step, in the unit of the sizes.
+    """Bounds on the total size of each step's samples, and perhaps of each rank's local batch.
 
     Args:
-        tokens: the largest total size of a step over all ranks.
-        sizes: the size λ of each sample, [N]; none is above `tokens`.
-        limits: the largest total size of each rank's local batch, [W]; None: there are no limits.
+        tokens: the largest total size of a step over all ranks, in the unit of the sizes.
+        sizes: the size λ of each sample; none is above `tokens`.
+        limits: the largest total size of each rank's local batch; None: there are no limits.
     """
 
     tokens: float
@@ -39,10 +39,10 @@ class Budget:
     limits: Floats | None = None
 
     def counts(self, samples: Ints, steps: int | None = None) -> Ints:
-        """Return the number of samples of each step, [S].
+        """Return the number of samples of each step.
 
-        Steps are filled with `samples` [R] in the given order, until `steps` steps are full or,
-        with `steps` None, until all samples are used.
+        Steps are filled with `samples` in the given order, until `steps` steps are full or, with
+        `steps` None, until all samples are used.
         """
         if steps is None:
             return counts_within(self.sizes[samples], self.tokens)
@@ -58,8 +58,8 @@ class Budget:
     def kept(self, parts: list[Ints]) -> list[Ints]:
         """Move samples between a step's local batches until none exceeds its rank's limit.
 
-        `parts` has the planned local batches, [rank]; the result has the new ones. Few samples
-        move.
+        `parts` has the planned local batch of each rank. Return each rank's new local batch. Only
+        samples that do not fit on their planned rank move.
         """
         if self.limits is None:
             return parts
@@ -74,7 +74,8 @@ class Budget:
     def over(self, counts: Ints, samples: Ints) -> str | None:
         """Describe the first local batch that exceeds its rank's limit; None if there is none.
 
-        `counts` is [S, W]; `samples` are ordered by step, then by rank.
+        `counts` has the number of samples of each step and rank, [steps, ranks]. `samples` are
+        ordered by step, then by rank.
         """
         if self.limits is None:
             return None
@@ -91,10 +92,10 @@ class Budget:
 
 
 def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Ints:
-    """Return the number of samples of each step, [S], within the budget.
+    """Return the number of samples of each step within the budget.
 
-    Steps are filled with samples of `sizes` [R] in the given order, until `steps` steps are full
-    or, with `steps` None, until all samples are used. The budget has the unit of the sizes.
+    Steps are filled with samples of `sizes` in the given order, until `steps` steps are full or,
+    with `steps` None, until all samples are used. The budget has the unit of the sizes.
 
     Raises:
         ValueError: a sample is larger than the budget.
@@ -103,7 +104,8 @@ def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Int
     start, window = 0, _FIRST_WINDOW
     while start < len(sizes) and (steps is None or len(counts) < steps):
         while True:
-            # Each sum starts at its own step: a running sum over the epoch would round differently.
+            # Each sum starts at the first sample of its step. A running sum over the epoch would
+            # have other rounding errors, so a step could depend on the steps before it.
             sums = np.cumsum(sizes[start : start + window])
             count = int(np.searchsorted(sums, budget, "right"))
             if count < len(sums) or start + len(sums) == len(sizes):
@@ -120,11 +122,12 @@ def counts_within(sizes: Floats, budget: float, steps: int | None = None) -> Int
 
 
 def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
-    """Reassign samples of a step so that no rank exceeds its limit; return their ranks, [n].
+    """Reassign samples of a step so that no rank exceeds its limit; return each sample's rank.
 
-    A rank above its limit keeps the samples that fit, largest first. Each other sample goes to the
-    rank with the most room. Under limits that `refuse_tight` accepts, there is always room. `ranks`
-    [n] is the planned rank of each sample; `limits` [W] are in the unit of `sizes` [n].
+    A rank above its limit keeps the samples that fit, largest first. Each sample that does not fit
+    goes to the rank with the most room left. If `refuse_tight` accepts the limits, that rank always
+    has enough room. `ranks` is the planned rank of each sample; `limits`, one per rank, are in the
+    unit of `sizes`.
 
     Raises:
         ValueError: a sample fits on no rank.
@@ -155,11 +158,11 @@ def kept_within(ranks: Ints, sizes: Floats, limits: Floats) -> Ints:
 
 
 def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
-    """Reject limits [W] of the ranks that might be too small for a step that fills the budget.
+    """Reject limits of the ranks that might be too small for a step that fills the budget.
 
     A sample fits on no rank only if each rank has less room than the sample's size. Then the
     step's total size is above Σ_j max(0, limit_j − longest) + longest, where `longest` is the size
-    of the largest sample.
+    of the largest sample. So all steps up to this sum fit, and larger budgets are rejected.
 
     Raises:
         ValueError: the limits are too tight; the message gives the largest possible budget.
@@ -181,7 +184,7 @@ def refuse_tight(limits: Floats, longest: float, budget: float) -> None:
 
 
 def refuse_small(limits: Floats, longest: float) -> None:
-    """Reject limits [W] of micro-batches that are too small for the largest sample.
+    """Reject limits of the ranks' micro-batches that are too small for the largest sample.
 
     Raises:
         ValueError: a limit is below `longest`, the size of the largest sample.
@@ -221,7 +224,7 @@ def refuse_larger(sizes: Floats, budget: float) -> None:
     """Reject a sample that no step can hold.
 
     Raises:
-        ValueError: one of `sizes` [N] exceeds the budget; the message names the first such sample.
+        ValueError: one of `sizes` exceeds the budget; the message names the first such sample.
     """
     larger = np.flatnonzero(sizes > budget)
     if len(larger):

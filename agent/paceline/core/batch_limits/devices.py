@@ -1,4 +1,4 @@
-"""Relative speeds of ranks, estimated from their devices alone: capacities.
+"""Capacities: the relative speeds of ranks, estimated from their devices alone.
 
 The method is that of "Taming Resource Heterogeneity In Distributed ML Training With Dynamic
 Batching", §III-B ("Estimating throughput"): the speed of a CPU rank is its number of cores, that of
@@ -55,7 +55,7 @@ HALF_PRECISION_TFLOPS = {
 class Capacities(NamedTuple):
     """Speeds of the ranks relative to each other, and the measure that they come from."""
 
-    # Relative speeds above 0, [W]; empty: unknown.
+    # The relative speed of each rank, above 0; empty: unknown.
     values: tuple[float, ...]
     # The measure: "cores", "FLOP/s" (of data sheets), "trial", "equal devices", or empty.
     by: str

@@ -58,8 +58,8 @@ class Shapes:
 def raised(length: Any, grid: float) -> Any:
     """Round lengths, an array or a number, up to multiples of `grid`.
 
-    If `grid` is 0, return them unchanged. A length that is a multiple up to
-    rounding errors stays as it is.
+    If `grid` is 0, return the lengths unchanged. A length that exceeds a multiple only by a
+    rounding error is not raised to the next multiple.
     """
     return np.ceil(length / grid * (1 - 1e-12)) * grid if grid else length
 
@@ -72,22 +72,21 @@ def on_grid(
     *,
     keep: bool = False,
 ) -> Ints:
-    """Round the ranks' numbers of samples to multiples of `grid`, with the same sum, [W].
+    """Round each rank's number of samples to a multiple of `grid`, without changing their sum.
 
-    The remainder that the grid does not divide (an epoch's last step has one) goes to one rank. If
-    the limits leave no room for more multiples, the remaining samples go to as few ranks as
-    possible.
+    If the sum is not a multiple, as in an epoch's last step, the remainder goes to one rank. If the
+    limits leave no room for more multiples, the remaining samples go to as few ranks as possible.
 
     Args:
-        counts: samples of each rank, [W], within the limits.
-        grid: the step of the grid, ≥ 1.
-        limits: the maximum number of samples of each rank, [W]. The sum of the limits is at least
-            the sum of the counts. None: there are no limits.
-        nodes: the node of each rank, 0, 1, …, [W], if samples stay on their nodes: then the nodes'
-            sums are rounded first, and the ranks' counts second. None: only the ranks' counts are
-            rounded.
+        counts: number of samples of each rank, within the limits.
+        grid: the number to whose multiples counts are rounded, ≥ 1.
+        limits: the maximum number of samples of each rank. The sum of the limits is at least the
+            sum of the counts. None: there are no limits.
+        nodes: the number of each rank's node, from 0, if samples should stay on their nodes: then
+            the nodes' sums are rounded first, and the ranks' counts second. None: only the ranks'
+            counts are rounded.
         keep: each rank that has samples keeps at least `grid` samples, if its node has enough
-            samples for all such ranks.
+            samples for all its ranks that have samples.
     """
     total = int(counts.sum())
     if nodes is None:
@@ -106,8 +105,9 @@ def on_grid(
     rest = total - int(made.sum())
     while rest > 0:
         free = most - made
-        # Only ranks with room for the whole rest are considered, or else those with the most room.
-        # Of these, the rest goes to the node, and there to the rank, that lacks the most samples.
+        # Consider the ranks with room for the whole rest or, if there are none, the ranks with the
+        # most room. Among the nodes of these ranks, choose the one that lacks the most samples, and
+        # on that node the rank that lacks the most.
         able = np.flatnonzero(free >= min(rest, int(free.max())))
         missing_on_node = (of_nodes - _sums(made, nodes))[nodes[able]]
         most_missing = np.lexsort((made[able] - counts[able], -missing_on_node))
@@ -125,11 +125,11 @@ def _sums(counts: Ints, nodes: Ints) -> Ints:
 
 
 def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> Ints:
-    """Return the number of blocks of `grid` samples of each rank, or node; the sum is `number`.
+    """Return the number of blocks of `grid` samples for each rank or node; the sum is `number`.
 
-    `room` and `least` are the maximum and minimum number of blocks of each. The minimum is ignored
-    if there are too few blocks. Within these bounds, the numbers of samples are as near to `counts`
-    as possible.
+    `room` and `least` are the maximum and minimum number of blocks of each rank or node. The
+    minimum is ignored if there are too few blocks. Within these bounds, the numbers of samples are
+    as near to `counts` as possible.
     """
     if least.sum() > number:
         least = np.zeros_like(least)
@@ -143,10 +143,11 @@ def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> In
 
 
 def moved(ranks: Ints, counts: Ints) -> Ints:
-    """Move as few samples as possible so that ranks have `counts`; return each sample's rank, [n].
+    """Move as few samples as possible so that ranks have `counts`; return each sample's new rank.
 
-    Ranks with too many samples give their last ones; these go to the other ranks in rank order.
-    `ranks` [n] is the rank of each sample before; the sum of `counts` [W] is n.
+    Ranks with too many samples give away their last samples. Ranks with too few get these samples
+    in rank order. `ranks` is the rank of each sample before the move. `counts` has the new number
+    of samples of each rank.
     """
     before = np.bincount(ranks, minlength=len(counts))
     order = np.argsort(ranks, kind="stable")
@@ -158,10 +159,11 @@ def moved(ranks: Ints, counts: Ints) -> Ints:
 
 
 def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> Ints:
-    """Move samples as `moved` does, but few of them between nodes; return each sample's rank, [n].
+    """Move samples as `moved` does, but few of them between nodes; return each sample's new rank.
 
-    A node that loses samples first gives away those that it does not hold. `nodes` [W] is the node
-    of each rank, 0, 1, …; `at_home` [n] is True if the sample's planned node holds it.
+    A node that must give samples away starts with samples that it does not store. `nodes` is the
+    number of each rank's node, from 0. `at_home` has, for each sample, True if the node of its
+    planned rank stores it.
     """
     order = np.argsort(~at_home, kind="stable")
     before = nodes[ranks[order]]
@@ -170,8 +172,8 @@ def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> In
     for node in range(int(nodes.max()) + 1):
         its = np.flatnonzero(nodes == node)
         here = after == node
-        # Samples from another node have no rank yet: they get an additional rank, which keeps no
-        # sample.
+        # Samples that come from another node have no rank on this node yet. They start on an extra
+        # rank whose new count is 0, so `moved` gives all of them to ranks of this node.
         local = np.searchsorted(its, ranks[order[here]])
         local[before[here] != node] = len(its)
         made[order[here]] = its[moved(local, np.append(counts[its], 0))]

@@ -61,7 +61,7 @@ class StreamLedger:
 
     Args:
         epoch: number of the epoch.
-        world: the number of ranks, W.
+        world: the number of ranks.
         rules: the rules that each step's batch follows; a stream has neither a grid nor a budget.
         buffer: number of samples in all ranks' buffers together, at least `LEAST_BATCHES` global
             batches.
@@ -85,7 +85,8 @@ class StreamLedger:
         self.paces: Paces | None = None
         self._buffers = [_Buffer() for _ in range(world)]
         self._rules, self._buffer = rules, buffer
-        # A rank's draws must not depend on when other ranks report their samples.
+        # Each rank has a generator of its own, so that a rank's draws do not depend on when other
+        # ranks report their samples.
         self._rngs = [
             None if seed is None else np.random.default_rng((seed, epoch, rank))
             for rank in range(world)
@@ -110,17 +111,17 @@ class StreamLedger:
 
     @property
     def ended_ranks(self) -> list[bool]:
-        """For each rank, True if it has read all its samples, [W]."""
+        """For each rank, True if it has read all its samples."""
         return [buffer.ended for buffer in self._buffers]
 
     @property
     def known(self) -> list[int]:
-        """Number of samples that each rank has reported, [W]."""
+        """Number of samples that each rank has reported."""
         return [buffer.read for buffer in self._buffers]
 
     @property
     def rooms(self) -> list[int]:
-        """Number of samples that each rank's buffer should have, [W]; 0 if it has read all."""
+        """Number of samples that each rank's buffer should have; 0 for a rank that has read all."""
         reads = np.array([not buffer.ended for buffer in self._buffers])
         shares = np.where(reads, np.maximum(self._shares, 1e-3), 0.0)
         if not reads.any():
@@ -129,7 +130,10 @@ class StreamLedger:
         return [int(room) for room in rooms]
 
     def record(self, rank: int, sizes: Floats, *, ended: bool) -> None:
-        """Record the sizes λ of samples that a rank has read; `ended`: it will read no others."""
+        """Record the sizes λ of samples that a rank has read.
+
+        `ended` is True if the rank will read no more samples in this epoch.
+        """
         buffer = self._buffers[rank]
         numbers = np.arange(self._count, self._count + len(sizes))
         places = np.arange(buffer.read, buffer.read + len(sizes))
@@ -165,8 +169,8 @@ class StreamLedger:
         if self.ended:
             full, rest = divmod(self.left, self._rules.global_batch)
             return full + (rest > 0 and not self._rules.drop_last)
-        # If an incomplete last step is dropped, the remaining samples decide whether the epoch is
-        # over.
+        # If an incomplete last step is dropped, one global batch is held back. Whether the epoch
+        # has another step depends on the samples that are left once all ranks have ended.
         batch = self._rules.global_batch
         spare = batch if self._rules.drop_last else 0
         most = (self.left - spare) // batch
@@ -233,8 +237,8 @@ class StreamLedger:
     ) -> list[list[Ints]]:
         """Return assignments [step][rank] of the next steps; see `Ledger.coast`.
 
-        Without `shares` all ranks get equally many samples; with them, samples are balanced by
-        `paces`.
+        Without `shares` all ranks get equal numbers of samples. With `shares`, samples are balanced
+        by `paces`.
         """
         return self._take(steps, self.paces if shares else None)
 
@@ -262,7 +266,7 @@ class StreamLedger:
             counts = counts_in_time(total, typical, most, speeds)
             places = self._in_time(held, counts, typical, speeds)
         return [
-            self._out(buffer, at, int(count))
+            self._remove(buffer, at, int(count))
             for buffer, at, count in zip(self._buffers, places, counts, strict=True)
         ]
 
@@ -285,7 +289,7 @@ class StreamLedger:
             places = _picked_all(held, counts, loads, due)
         return places
 
-    def _out(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
+    def _remove(self, buffer: _Buffer, places: Ints, count: int) -> Ints:
         """Remove the samples at `places` from a buffer; return their numbers.
 
         The other samples among the first `count` of the buffer count as passed over by this step.
@@ -304,28 +308,30 @@ def _picked_all(held: list[Floats], counts: Ints, loads: Floats, due: list[Bools
 
 
 class Speeds:
-    """Step times of ranks, ``a·Λ + c·n + b`` s, as arrays, [W]."""
+    """Speeds of ranks: a rank's step with n samples of load Λ takes ``a·Λ + c·n + b`` seconds.
+
+    `a`, `c` and `b` are arrays with a value for each rank.
+    """
 
     def __init__(self, paces: Paces) -> None:
         self.a, self.c, self.b = np.array(paces.a), np.array(paces.c), np.array(paces.b)
 
     def step_s(self, counts: Ints, load: Floats) -> Floats:
-        """Return each rank's step time, [W] s; 0 for a rank without samples."""
+        """Return each rank's step time in seconds; 0 for a rank without samples."""
         step_s: Floats = np.where(counts > 0, self.a * load + self.c * counts + self.b, 0.0)
         return step_s
 
     def load_in(self, step_s: float, counts: Ints) -> Floats:
-        """Return the load that each rank trains in `step_s` s with `counts` [W] samples, [W]."""
+        """Return the load that each rank trains in `step_s` seconds if it has `counts` samples."""
         load: Floats = (step_s - self.b - self.c * counts) / self.a
         return load
 
 
 def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> Ints:
-    """Choose each rank's number of samples, [W], so that all ranks end a step together.
+    """Choose each rank's number of samples so that all ranks end a step together.
 
-    The step has `total` samples. `most` [W] is the maximum number of samples of each rank; the sum
-    is at least `total`. `typical` is the mean sample size in each rank's buffer,
-    [W].
+    The step has `total` samples. `most` is the maximum number of samples of each rank; the sum is
+    at least `total`. `typical` is the mean size of the samples in each rank's buffer.
     """
     each_s = speeds.a * typical + speeds.c
 
@@ -348,10 +354,11 @@ def counts_in_time(total: int, typical: Floats, most: Ints, speeds: Speeds) -> I
 
 
 def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float, Floats]:
-    """Return a pair: the step time that all ranks should have, in s, and each rank's load, [W].
+    """Return a pair: the seconds that a step should take on all ranks, and each rank's load.
 
     The loads add up to the size that the step would have if each sample had the `typical` size of
-    its rank's buffer. So neither small nor large samples stay in the buffers for long.
+    its rank's buffer. So steps prefer neither small nor large samples, and neither kind stays in
+    the buffers for long.
     """
     busy = np.flatnonzero(counts)
     inverse = 1.0 / speeds.a[busy]
@@ -361,12 +368,12 @@ def loads_in_time(counts: Ints, typical: Floats, speeds: Speeds) -> tuple[float,
 
 
 def picked(sizes: Floats, count: int, load: float | None, due: Bools) -> Ints:
-    """Return the places, in a rank's buffer, of the samples that it trains in a step, [count].
+    """Return the places, in a rank's buffer, of the `count` samples that it trains in a step.
 
     The rank trains the first `count` samples of its buffer. Some of these are exchanged for later
-    ones if that brings their total size nearer to `load`; `load` None: no sample is exchanged.
+    samples if that brings their total size nearer to `load`; `load` None: no sample is exchanged.
     `sizes` has the sizes λ of the buffer's samples. `due` marks samples that many steps have passed
-    over: those among the first `count` are not exchanged.
+    over. A marked sample among the first `count` is not exchanged.
     """
     places = np.arange(count)
     if load is None or count in (0, len(sizes)):

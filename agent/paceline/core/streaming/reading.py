@@ -1,10 +1,11 @@
 """The shards of a stream's source that a rank reads, and the order in which they yield samples.
 
-Ranks share one number, which they change by compare-and-set: the number of claimed parts. A rank
-claims the next data (`ShardClaims`) when it has room. At first it claims whole shards. Towards the
-end it claims fewer parts at once, in proportion to its share of the samples. So no slow rank begins
-a shard that it would still be reading after the others have finished. Several ranks then read the
-same shard, and each keeps its own parts.
+Each shard has `PARTS` parts. Ranks share one number, which they change by compare-and-set: the
+number of claimed parts. A rank claims the next data (`ShardClaims`) when its buffer has room. At
+first it claims whole shards. Towards the end it claims fewer parts at once, in proportion to its
+share of the samples. So no slow rank begins a shard that it would still be reading after the others
+have finished. Several ranks then read the same shard, and each keeps only the samples of its own
+parts.
 
 Ranks that share a shard select its samples by number. If a source shuffles within a shard, samples
 have other numbers in each reading: some are lost, and others are trained twice. A rank that reads a
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 # Number of parts of a shard: sample i is in part i % PARTS.
 PARTS = 8
-# Fraction of a rank's share of the unclaimed parts that it may claim at once.
+# A rank's share of the unclaimed parts, times this fraction, is the maximum that it claims at once.
 _FAIR = 0.5
 # Number of bits of a digest of samples.
 _BITS = 64
@@ -95,7 +96,7 @@ class ShardOrder(NamedTuple):
 
 
 class SeenSamples:
-    """The samples that a reading has seen so far.
+    """The samples that one reading of a shard has seen so far.
 
     Samples are compared by their pickles. If pickles differ from reading to reading, as after
     random augmentation, or if samples cannot be pickled, the order remains unknown.
@@ -125,9 +126,10 @@ class SeenSamples:
 
 
 def difference(word: str, other: str) -> str:
-    """Describe how two readings of a shard differ; empty if no samples are known to be lost.
+    """Describe how two readings of a shard differ.
 
-    The arguments are the words of two `ShardOrder`.
+    Return an empty text if the readings agree, or if their samples cannot be compared. The
+    arguments are the words of two `ShardOrder`.
     """
     samples, together, in_order = word.split()
     other_samples, other_together, other_in_order = other.split()
