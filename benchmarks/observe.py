@@ -59,7 +59,7 @@ def measure(pairs: int, batch: int) -> tuple[list[dict[str, float]], int]:
 
     def block(observed: bool) -> float:
         nonlocal seen
-        observer.over = not observed
+        observer.ended = not observed
         seen += BLOCK * observed
         dist.barrier()
         began = time.perf_counter()
@@ -72,7 +72,7 @@ def measure(pairs: int, batch: int) -> tuple[list[dict[str, float]], int]:
 
     ways = {"observed": partial(block, True), "plain": partial(block, False)}
     times = interleaved(ways, pairs, WARM)
-    observer.over = False
+    observer.ended = False
     recorder = observer._recorder
     assert recorder is not None
     observer.close()

@@ -182,7 +182,7 @@ class LogReader:
             return look()
         except PacelineError as error:
             hopeless = not self._begun and isinstance(error, InputError | ServerUnreachable)
-            if hopeless or self._over():
+            if hopeless or self._is_done():
                 raise
             if str(error) not in self._problems:
                 _say(str(error))
@@ -248,7 +248,7 @@ class LogReader:
         self._problems = problems
         return known
 
-    def _over(self) -> bool:
+    def _is_done(self) -> bool:
         from paceline.node.client import ServerUnreachable
 
         try:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from paceline.core.batch_limits.budget import Budget
 from paceline.core.batch_limits.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.dealing import dealt, equal_counts
-from paceline.core.terms import epoch_over
+from paceline.core.terms import epoch_finished
 from paceline.wire import Plan
 
 Ints = npt.NDArray[np.int64]
@@ -42,9 +42,9 @@ class BatchRules:
     grid: int = 1
     budget: Budget | None = None
 
-    def epoch_over(self, left: int) -> bool:
+    def epoch_finished(self, left: int) -> bool:
         """Return True if an epoch with `left` unused samples has no step left."""
-        return epoch_over(left, self.global_batch, self.drop_last)
+        return epoch_finished(left, self.global_batch, self.drop_last)
 
 
 class Ledger:
@@ -88,13 +88,13 @@ class Ledger:
             self._ends = np.cumsum(counts)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """True if no step is left."""
-        return self.over_with(self.left)
+        return self.finished_with(self.left)
 
-    def over_with(self, left: int) -> bool:
+    def finished_with(self, left: int) -> bool:
         """Return True if no step is left when `left` samples are left."""
-        return self._rules.epoch_over(left)
+        return self._rules.epoch_finished(left)
 
     def batch_sizes(self, steps: int) -> list[int]:
         """Return the number of samples of each of the next steps.
@@ -141,7 +141,7 @@ class Ledger:
         if self._ends is not None and not self._in_order(indices, totals):
             return "its steps do not follow the epoch's order, which keeps them within the budget"
         if budget is not None:
-            over = budget.over(plan.assignment.counts, indices)
+            over = budget.excess(plan.assignment.counts, indices)
             if over is not None:
                 return over
         if len(np.unique(indices)) != len(indices):
@@ -149,7 +149,7 @@ class Ledger:
         if not self._unused[indices].all():
             return f"sample {indices[~self._unused[indices]][0]} was already used"
         left = self.left - len(indices)
-        if plan.epoch_end != self.over_with(left):
+        if plan.epoch_end != self.finished_with(left):
             return f"epoch_end is {plan.epoch_end} with {left} samples left"
         return None
 

@@ -65,7 +65,7 @@ class Outage:
         self._until = self._clock() + self._pause_s
         return self._pause_s
 
-    def over(self) -> None:
+    def ended(self) -> None:
         """Record a success."""
         if self.active:
             self._log.warning("%s", self.ends)

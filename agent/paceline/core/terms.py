@@ -74,9 +74,9 @@ class Terms:
             )
         return steps_per_epoch(self.samples, self.global_batch, self.drop_last)
 
-    def epoch_over(self, left: int) -> bool:
+    def epoch_finished(self, left: int) -> bool:
         """Return True if an epoch with `left` unused samples has no step left."""
-        return epoch_over(left, self.global_batch, self.drop_last)
+        return epoch_finished(left, self.global_batch, self.drop_last)
 
 
 def steps_per_epoch(samples: int, global_batch: int, drop_last: bool) -> int:
@@ -85,7 +85,7 @@ def steps_per_epoch(samples: int, global_batch: int, drop_last: bool) -> int:
     return full + (rest > 0 and not drop_last)
 
 
-def epoch_over(left: int, global_batch: int, drop_last: bool) -> bool:
+def epoch_finished(left: int, global_batch: int, drop_last: bool) -> bool:
     """Return True if an epoch with `left` unused samples has no step left."""
     return left == 0 or (drop_last and left < global_batch)
 

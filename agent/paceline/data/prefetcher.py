@@ -193,7 +193,7 @@ class Prefetcher:
                 continue
             try:
                 self._get(sample, ahead)
-                self._outage.over()
+                self._outage.ended()
             except (OSError, PacelineError) as error:
                 self._again(sample, ahead)
                 self._closing.wait(self._outage.failed(error))

@@ -114,7 +114,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            while self._signal is None and self._taken_back is None and not self._over():
+            while self._signal is None and self._taken_back is None and not self._is_done():
                 self._tick()
             self._leave()
         finally:
@@ -184,13 +184,13 @@ class Agent:
             self._link.move(self._link.session)
             return []
 
-    def _over(self) -> bool:
+    def _is_done(self) -> bool:
         if self._duty is None:
             return False
         if self._runs or self._left_over:
             self._duty.busy()
             return False
-        return self._commands.started and self._duty.over()
+        return self._commands.started and self._duty.is_done()
 
     def _beat(self) -> None:
         if not self._commands.started or time.monotonic() < self._beat_at:

@@ -112,7 +112,7 @@ class Duty:
         # Exit code of the agent: 0 once the run has finished, or the node was asked to leave it.
         self.exit_code = 1
 
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """Return True if the node may end.
 
         The agent calls this often while it has no processes of the run. The server is asked only

@@ -54,7 +54,7 @@ class Link:
         except redis.RedisError as error:
             self._outage.failed(error)
             return None
-        self._outage.over()
+        self._outage.ended()
         return result
 
     def address(self) -> str | None:

@@ -298,7 +298,7 @@ class _Weighing:
         self._reduces, self._by_bucket, self._waits = False, None, False
         self.reducing = False
 
-    def over(self, share: torch.Tensor) -> Future[torch.Tensor]:
+    def completed(self, share: torch.Tensor) -> Future[torch.Tensor]:
         """Return a future that has this reduced bucket already."""
         # A bucket keeps its memory, so most steps need no new future.
         if self._waited is None or self._waited[0] is not share:
@@ -391,7 +391,7 @@ def _mean(
             running.reduced()
             raise current.explained(error) from error
         running.reduced()
-        return weighing.over(share)
+        return weighing.completed(share)
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         if last and running is not None:

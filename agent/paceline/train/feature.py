@@ -54,13 +54,13 @@ class Feature:
     def end_turn(self, running: RunningStep) -> None:
         """Run before the gate at a turn's end, unless the script left the loop in this turn."""
 
-    def turn_over(self, running: RunningStep, closing: bool) -> None:
+    def turn_ended(self, running: RunningStep, closing: bool) -> None:
         """Run after the gate at a turn's end; `closing`: the script left the loop in this turn."""
 
     def recompiled(self, running: RunningStep) -> None:
         """Run after a turn in which torch.compile has recompiled functions."""
 
-    def step_over(self, step: LocalStep) -> None:
+    def step_ended(self, step: LocalStep) -> None:
         """Run after the gate at a planned step's end."""
 
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
@@ -70,7 +70,7 @@ class Feature:
         ended the loop.
         """
 
-    def epoch_over(self, ran_out: bool) -> None:
+    def epoch_ended(self, ran_out: bool) -> None:
         """Run after the gate at an epoch's end, where collectives are still allowed."""
 
     def left_epoch(self, epoch: int) -> None:
@@ -105,9 +105,9 @@ class Hooks:
         self.before_epoch, self.begin_epoch = of("before_epoch"), of("begin_epoch")
         self.loading, self.loaded = of("loading"), of("loaded")
         self.begin_step, self.begin_turn = of("begin_step"), of("begin_turn")
-        self.end_turn, self.turn_over = of("end_turn"), of("turn_over")
-        self.recompiled, self.step_over = of("recompiled"), of("step_over")
-        self.end_epoch, self.epoch_over = of("end_epoch"), of("epoch_over")
+        self.end_turn, self.turn_ended = of("end_turn"), of("turn_ended")
+        self.recompiled, self.step_ended = of("recompiled"), of("step_ended")
+        self.end_epoch, self.epoch_ended = of("end_epoch"), of("epoch_ended")
         self.left_epoch, self.stopped = of("left_epoch"), of("stopped")
         self.close, self.release = of("close"), of("release")
         self.disconnect, self.closed = of("disconnect"), of("closed")

@@ -140,7 +140,7 @@ class Loop(TrainingState):
         hello = describe(self.context, startup, start, self.findings)
         wiring = connect(self.context, startup, start, self.activity, self._may_differ, hello)
         if wiring.rounds is not None:
-            self.gate.on_round = wiring.rounds.over
+            self.gate.on_round = wiring.rounds.accept
         self.gate.suitability.on_fallback = wiring.on_fallback
         self.wiring = wiring
         for evaluation in self._evaluations:
@@ -223,8 +223,8 @@ class Loop(TrainingState):
             self.fail_later(error)
         running.body_done()
         self.statistics.samples += len(running.step.indices)
-        for turn_over in self.on.turn_over:
-            turn_over(running, closing)
+        for turn_ended in self.on.turn_ended:
+            turn_ended(running, closing)
 
     def end_step(self, step: LocalStep) -> None:
         """End a planned step: this rank is done with its own batch, and with those taken over."""
@@ -235,8 +235,8 @@ class Loop(TrainingState):
         leader = self.wiring.leader if self.wiring is not None else None
         if leader is not None and (self._checkpoints is None or self.gate.stepped):
             leader.stepped = step.step
-        for step_over in self.on.step_over:
-            step_over(step)
+        for step_ended in self.on.step_ended:
+            step_ended(step)
 
     def end_epoch(self, ran_out: bool) -> None:
         """End the loop over the loader; `ran_out` is False if the script left the loop early."""
@@ -257,8 +257,8 @@ class Loop(TrainingState):
             if ran_out:
                 raise
             self.fail_later(error)
-        for epoch_over in self.on.epoch_over:
-            epoch_over(ran_out)
+        for epoch_ended in self.on.epoch_ended:
+            epoch_ended(ran_out)
         self.finish_step()
         self.progress.in_epoch, self._ran_out = False, ran_out
         for left_epoch in self.on.left_epoch:

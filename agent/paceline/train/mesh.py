@@ -185,14 +185,14 @@ class SilentReporter:
 
     def __init__(self, times: GroupTimes) -> None:
         self._times = times
-        self._over: list[RunningStep] = []
+        self._finished: list[RunningStep] = []
         self._sent: list[PendingTimes] = []
 
-    def over(self, running: RunningStep) -> None:
+    def accept(self, running: RunningStep) -> None:
         """Accept a finished step; send its times once the device is done, or one step later."""
-        self._over.append(running)
-        while self._over and (len(self._over) > 1 or self._over[0].readable):
-            self._send(self._over.pop(0))
+        self._finished.append(running)
+        while self._finished and (len(self._finished) > 1 or self._finished[0].readable):
+            self._send(self._finished.pop(0))
         del self._sent[:-2]
 
     def _send(self, running: RunningStep) -> None:
@@ -201,8 +201,8 @@ class SilentReporter:
 
     def flush(self) -> None:
         """Send the times of all finished steps now."""
-        while self._over:
-            self._send(self._over.pop(0))
+        while self._finished:
+            self._send(self._finished.pop(0))
         for sent in self._sent:
             sent.read()
         self._sent.clear()

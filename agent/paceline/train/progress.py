@@ -49,7 +49,7 @@ class TrainingProgress:
         self.step = position.step - 1
         terms, ends = self._terms, self._epoch_steps.ends
         left = terms.samples - len(position.used)
-        self.epoch_is_done = bool(terms.samples) and terms.epoch_over(left)
+        self.epoch_is_done = bool(terms.samples) and terms.epoch_finished(left)
         after = Position(position.epoch + 1, position.step)
         self.start = after if self.epoch_is_done else position
         if not self._streams:

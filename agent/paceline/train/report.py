@@ -218,7 +218,7 @@ class Reporter:
         # any.
         self._seq = -1
         self._joins: int | None = None
-        self._over: deque[RunningStep] = deque()
+        self._finished: deque[RunningStep] = deque()
         # Lock that a thread holds while it reads steps.
         self._reading = threading.Lock()
         # Error that the emitter's thread met while it read a step; the training thread raises it.
@@ -229,18 +229,18 @@ class Reporter:
         self._sums: dict[str, tuple[float, float]] = {}
         emitter.feed = self._read_finished
 
-    def over(self, running: RunningStep) -> None:
+    def accept(self, running: RunningStep) -> None:
         """Accept a finished step; it is read once the device has completed it."""
-        self._over.append(running)
+        self._finished.append(running)
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
         if self._times is not None or not running.on_cpu:
             with self._reading:
-                while len(self._over) > 1 or (self._over and self._over[0].readable):
-                    self._read(self._over.popleft())
+                while len(self._finished) > 1 or (self._finished and self._finished[0].readable):
+                    self._read(self._finished.popleft())
         # A dead connection may block the emitter's thread. Then this thread reads the steps.
-        elif len(self._over) > _BEHIND:
+        elif len(self._finished) > _BEHIND:
             with self._reading:
                 self._read_all()
 
@@ -258,8 +258,8 @@ class Reporter:
             self._joins = None
 
     def _read_all(self) -> None:
-        while self._over:
-            self._read(self._over.popleft())
+        while self._finished:
+            self._read(self._finished.popleft())
 
     def _read_finished(self) -> None:
         """Read the finished steps of a CPU. For the emitter's thread."""
@@ -267,9 +267,9 @@ class Reporter:
             return
         with self._reading:
             # The host's clock has always passed a step's end.
-            while self._over and self._over[0].on_cpu:
+            while self._finished and self._finished[0].on_cpu:
                 try:
-                    self._read(self._over.popleft())
+                    self._read(self._finished.popleft())
                 # The script gets the error, and this thread continues.
                 except Exception as error:
                     logger.warning("a step could not be reported: %s", error)
@@ -395,7 +395,7 @@ class RoundReporter:
         self._rank = rank
         self._seq = 0
 
-    def over(self, step: LocalStep, finished: Round) -> None:
+    def accept(self, step: LocalStep, finished: Round) -> None:
         """Record a round that has just ended, and the step that the rank is in."""
         record = RoundRecord(
             attempt=self._attempt,

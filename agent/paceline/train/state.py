@@ -54,7 +54,7 @@ class TrainingState:
         self.features: list[Feature] = []
         self.on = Hooks(self.features)
         # The newest finished iterations of the script's loop.
-        self._over: deque[RunningStep] = deque(maxlen=2)
+        self._finished: deque[RunningStep] = deque(maxlen=2)
         # Evaluations that the script reported before the first iteration.
         self._evaluations: list[Evaluation] = []
         # True while this rank saves, or agrees with the other ranks whether a checkpoint is due.
@@ -149,17 +149,17 @@ class TrainingState:
         if running is None:
             return
         self.current.enter(None)
-        running.over()
-        self._over.append(running)
+        running.finish()
+        self._finished.append(running)
         if running.recompiles:
             for recompiled in self.on.recompiled:
                 recompiled(running)
         if self.wiring is not None and self.wiring.reporter is not None:
-            self.wiring.reporter.over(running)
+            self.wiring.reporter.accept(running)
 
     def figures(self) -> dict[str, float]:
         """Return the figures of the newest iteration that has ended on host and device, or {}."""
-        over = (turn.figures() for turn in reversed(self._over) if turn.readable)
+        over = (turn.figures() for turn in reversed(self._finished) if turn.readable)
         return next(over, {})
 
     def evaluated(self, evaluation: Evaluation) -> None:

@@ -224,7 +224,7 @@ class RunningStep:
         if self._computes or self._kept is not None:
             self._stamps.append(self._done if self._kept is None else self._kept)
 
-    def over(self) -> None:
+    def finish(self) -> None:
         """Record that the step is over: the next step starts, or the epoch ends."""
         self.step_s = time.perf_counter() - self._started
         self.ended_at = time.time()

@@ -49,7 +49,7 @@ class PendingEvent:
 
     def __init__(self) -> None:
         # True if the pending event is the last event of the client.
-        self.over = False
+        self.is_last = False
         self._event: Event | None = None
         self._news = asyncio.Event()
 
@@ -61,13 +61,13 @@ class PendingEvent:
 
     def end(self) -> None:
         """Mark the pending event as the last one."""
-        self.over = True
+        self.is_last = True
         self._news.set()
 
     def take(self) -> Event | None:
         """Return and forget the pending event, or return None if there is none."""
         event, self._event = self._event, None
-        if not self.over:
+        if not self.is_last:
             self._news.clear()
         return event
 
@@ -192,7 +192,7 @@ class ChangeReader:
             self._position = newest
         self._bus_away = False
         await self.tell(dict.fromkeys(self._followers))
-        self._outage.over()
+        self._outage.ended()
         while self._followers:
             answer: Any = await self.client.xread({CHANGES: self._position}, _ENTRIES, _BLOCK_MS)
             for _, entries in answer:

@@ -179,7 +179,7 @@ async def _stream(
                 yield encoded({"type": "waiting", "for": awaited})
             elif (event := follower.take()) is not None:
                 yield encoded(event)
-            elif follower.over:
+            elif follower.is_last:
                 return
             elif time.monotonic() - spoke > COMMENT_S:
                 yield b": still here\n\n"

@@ -275,7 +275,7 @@ class Follow:
         self._more = False
         self._pause_s = _SOON_S
 
-    async def over(self) -> bool:
+    async def has_ended(self) -> bool:
         """Return whether the run has ended and nothing comes after the position.
 
         The call raises the errors of `Logs.part`, except that a missing log is no error before the
@@ -472,6 +472,6 @@ async def follow_log(
     state = request.app.state
     allowed = partial(state.rights.valid, identity_of(request).token)
     followed = Follow(_logs(request), run, wanted, node, state.closing, allowed)
-    if await followed.over():
+    if await followed.has_ended():
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return EventStream(followed.stream(), state.streams)

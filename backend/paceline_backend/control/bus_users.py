@@ -67,7 +67,7 @@ class UserReconciler:
         with self._store.read() as connection:
             seeds = nodes.seeds(connection, writers.signed_nodes(connection))
             runs = set(writers.signed_runs(connection))
-            over = writers.adopted_over(connection)
+            over = writers.unrevoked_runs(connection)
         if over:
             with self._store.write() as connection:
                 for run in over:

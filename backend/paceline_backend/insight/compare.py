@@ -70,14 +70,14 @@ class _Figure:
     name: str
     unit: str
     # Column whose sum is the divisor; None: the divisor is the number of steps.
-    over: str | None = None
+    divisor: str | None = None
     column: str = ""
     less_is_better: bool | None = None
 
 
 _FIGURES = (
     _Figure("step_s", "s", column="step_s", less_is_better=True),
-    _Figure("samples_per_s", "1/s", over="step_s", column="samples", less_is_better=False),
+    _Figure("samples_per_s", "1/s", divisor="step_s", column="samples", less_is_better=False),
     _Figure("waste", "share", column="waste", less_is_better=True),
     _Figure("se", "", column="se", less_is_better=True),
     _Figure("loss", "", column="loss", less_is_better=True),
@@ -168,7 +168,7 @@ def _row(figure: _Figure, sides: Sequence[Side]) -> dict[str, Any]:
 def _parts(figure: _Figure, side: Side, where: Callable[[Side], Any] | None = None) -> Floats:
     """Return numerator and denominator of a figure, for the steps that have it, [2, K]."""
     above = side.columns[figure.column]
-    below = np.ones(len(above)) if figure.over is None else side.columns[figure.over]
+    below = np.ones(len(above)) if figure.divisor is None else side.columns[figure.divisor]
     known = np.isfinite(above) & np.isfinite(below)
     if where is not None:
         known &= where(side)

@@ -44,7 +44,7 @@ class _Size(NamedTuple):
     entries: int
     bytes: int
 
-    def over(self, bounds: Bounds) -> float:
+    def fullness(self, bounds: Bounds) -> float:
         """Return the backlog as a fraction of the bounds: 1 is the limit."""
         return max(self.entries / bounds.entries, self.bytes / bounds.bytes)
 
@@ -116,7 +116,7 @@ class Guard:
         known: Any = self._client.hgetall(OFF)
         for user, value in known.items():
             until, _, stream = value.decode().partition(" ")
-            if float(until) > now or self._measure([stream])[0].over(self.bounds) > 0.5:
+            if float(until) > now or self._measure([stream])[0].fullness(self.bounds) > 0.5:
                 continue
             name = user.decode()
             # Change the hash and the user in one transaction, because `users.make` reads from the
@@ -130,7 +130,7 @@ class Guard:
         return back
 
     def _enforce(self, stream: str, size: _Size) -> Flood | None:
-        over = size.over(self.bounds)
+        over = size.fullness(self.bounds)
         if over <= 1:
             self._oldest.pop(stream, None)
             return None

@@ -128,16 +128,16 @@ class Broadcast:
             self._sign(State.RUNNING)
             self._obey()
             self._switch()
-            if self._over():
+            if self._has_ended():
                 return
             devices = simulation.devices
             trained = simulation.advance()
             self._tell(trained)
             yield trained, devices
-        if not self._over():
+        if not self._has_ended():
             self.end(State.FINISHED)
 
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
         """Return True if the run has ended.
 
         This is a method because any call in `segments` may end the run, which a type checker would
@@ -267,7 +267,7 @@ class Broadcast:
             except (redis.ConnectionError, redis.TimeoutError, ServerUnreachable) as error:
                 time.sleep(self._outage.failed(error))
             else:
-                self._outage.over()
+                self._outage.ended()
                 return answer
 
 

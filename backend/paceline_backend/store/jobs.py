@@ -326,7 +326,7 @@ def cancelled(connection: Connection, run: EngineRun) -> bool:
     return connection.execute(query.values(state=State.STOPPED)).rowcount > 0
 
 
-def over(connection: Connection, run: EngineRun) -> None:
+def end(connection: Connection, run: EngineRun) -> None:
     """Record that a run has ended and that its engine has no more jobs of the run.
 
     Do nothing if the run was resumed meanwhile, because its new nodes need the token.

@@ -286,7 +286,7 @@ def _check_legal(made: Plan, shuffled: Shuffle, problem: Problem) -> None:
 
 def _check_budget(made: Plan, problem: Problem) -> None:
     budget = Budget(problem.token_budget or 0.0, problem.sizes, problem.token_limits)
-    refused = budget.over(made.assignment.counts, made.assignment.samples)
+    refused = budget.excess(made.assignment.counts, made.assignment.samples)
     assert refused is None, f"token limits: {refused}"
     parts = np.split(made.assignment.samples, np.cumsum(made.assignment.counts.sum(axis=1))[:-1])
     for step, samples in enumerate(parts):

@@ -154,7 +154,7 @@ def test_a_slow_browser_gets_one_event_of_all_that_it_missed() -> None:
         assert follower.take() is None
         follower.put({"type": "end", "step": None, "revision": 2})
         follower.end()
-        assert follower.over
+        assert follower.is_last
         assert follower.take() == {"type": "end", "step": None, "revision": 2}
 
     asyncio.run(follow())

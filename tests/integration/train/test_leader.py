@@ -360,7 +360,7 @@ def test_coasting_uses_every_sample_once_and_is_valid(
     sizes = random.lognormal(size=samples)
     shares = data.draw(st.sampled_from([[], (random.random(world) + 0.01).tolist()]))
     seen = used.tolist()
-    while not ledger.over:
+    while not ledger.finished:
         parts = ledger.coast(data.draw(st.integers(1, 4)), world, sizes, shares)
         counts, indices = pack_indices(parts)
         flat = np.concatenate(list(chain(*parts)))

@@ -46,10 +46,10 @@ def test_a_rank_numbers_the_rounds_that_it_tells(bus_url: str) -> None:
     reporter = RoundReporter(emitter, attempt=2, rank=1)
     before = time.time()
     round_ = Round(**ROUND)
-    thread = threading.Thread(target=lambda: [reporter.over(STEP, round_) for _ in range(2)])
+    thread = threading.Thread(target=lambda: [reporter.accept(STEP, round_) for _ in range(2)])
     thread.start()
     thread.join()
-    reporter.over(STEP, round_)
+    reporter.accept(STEP, round_)
     emitter.close()
     records = rounds_of(on_bus(bus_url))
     assert [(record.attempt, record.rank, record.seq) for record in records] == [

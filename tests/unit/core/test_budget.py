@@ -164,7 +164,7 @@ def test_an_epoch_is_coasted_once_within_budget_and_limits(
     resumed_at, used, steps = data.draw(st.integers(0, 20)), [], 0
     whole = np.split(order, np.cumsum(budget.counts(order))[:-1])
     ledger = Ledger(1, order, BatchRules(7, budget=budget))
-    while not ledger.over:
+    while not ledger.finished:
         if steps == resumed_at:
             ledger = Ledger(1, order, BatchRules(7, budget=budget), np.array(used, np.int64))
         assert ledger.batch_sizes(3) == [len(step) for step in whole[steps : steps + 3]]

@@ -41,7 +41,7 @@ def test_coasting_keeps_limits(data: st.DataObject) -> None:
     sizes = np.random.default_rng(1).lognormal(size=samples)
     ledger = Ledger(1, epoch_order(samples, 5, 1), BatchRules(batch, limits=limits))
     seen = []
-    while not ledger.over:
+    while not ledger.finished:
         counts, indices = pack_indices(ledger.coast(2, world, sizes, shares))
         assert (np.array(counts) <= limits).all()
         flat = np.frombuffer(indices, "<u4").astype(np.int64)

@@ -66,7 +66,7 @@ class Ranks:
                 self.read(most)
                 idle += 1
                 assert idle < 10_000, "the plan waits for ever"
-            if self.ledger.over:
+            if self.ledger.finished:
                 return
             self.train(steps, paces)
         raise AssertionError("the epoch does not end")

@@ -77,7 +77,7 @@ def coast(training: Cluster, shares: list[float], steps: int) -> None:
     )
     assignments = ledger.coast(steps, training.world, training.sizes, shares)
     ledger.use(np.concatenate([part for step in assignments for part in step]))
-    training.train(assignments, epoch_end=ledger.over)
+    training.train(assignments, epoch_end=ledger.finished)
 
 
 def restart(training: Cluster) -> None:

@@ -44,7 +44,7 @@ def test_torchs_counter_counts_recompilations() -> None:
         )
         model(torch.ones(samples, 3)).sum().backward()
         step.body_done()
-        step.over()
+        step.finish()
         counted.append(step.recompiles)
     assert counted == [0, 1, 0, 1, 0]
     assert recompilations() == 2

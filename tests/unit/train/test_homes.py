@@ -62,7 +62,7 @@ def test_coasting_keeps_samples_on_their_nodes(data: st.DataObject) -> None:
     sizes = np.arange(1.0, samples + 1)
     ledger = Ledger(0, np.random.default_rng(0).permutation(samples), BatchRules(batch))
     used = []
-    while not ledger.over:
+    while not ledger.finished:
         for step in ledger.coast(3, world, sizes, shares, (nodes, of)):
             for rank, part in enumerate(step):
                 at_home = (of[part] == nodes[rank]) | ~np.isin(of[part], nodes)

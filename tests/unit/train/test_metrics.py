@@ -41,8 +41,8 @@ def reported(by_size: bool, *turns: tuple[LocalStep, dict[str, Any]]) -> list[An
         if metrics:
             running.log(1.0, metrics)
         running.body_done()
-        running.over()
-        reporter.over(running)
+        running.finish()
+        reporter.accept(running)
     reporter.flush()
     return list(kept.records)
 

@@ -356,7 +356,7 @@ def test_reentrant_checkpoints_count_a_batch_once(seen: bool) -> None:
     assert line.spans > 2
     line.stepped()
     [step] = line.closed()
-    assert step.size == ONE + ONE and not observer.over
+    assert step.size == ONE + ONE and not observer.ended
 
 
 def test_backward_passes_without_a_step_end_observing(
@@ -388,7 +388,7 @@ def test_a_data_set_may_refuse_its_length() -> None:
     observer.loaded(batches, next(batches), 0.0)
     line.stepped()
     [step] = line.closed()
-    assert step.size.samples == 3 and not observer.over
+    assert step.size.samples == 3 and not observer.ended
 
 
 def test_an_error_ends_observing_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -396,7 +396,7 @@ def test_an_error_ends_observing_and_nothing_else(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         observer.wrapped(torch.nn.Linear(2, 2))  # there is no process group
         observer.wrapped(torch.nn.Linear(2, 2))
-    assert observer.over
+    assert observer.ended
     assert len(caplog.records) == 1
     assert "is no longer observed" in caplog.text
 

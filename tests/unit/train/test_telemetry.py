@@ -121,7 +121,7 @@ def finished(number: int) -> RunningStep:
         LocalStep(0, number, 0, [0], 1.0, 1.0, 1.0, 1.0, None, 0), CpuClock(), 0, None
     )
     running.body_done()
-    running.over()
+    running.finish()
     return running
 
 
@@ -133,11 +133,11 @@ def test_records_are_made_in_the_emitters_thread(tmp_path: Path, spool: Spool) -
         RunningStep, "read", lambda step: read_in.add(threading.current_thread()) or real(step)
     ):
         for number in range(20):
-            reporter.over(finished(number))
-        until(lambda: emitter.mark().wait(1) and not reporter._over)
+            reporter.accept(finished(number))
+        until(lambda: emitter.mark().wait(1) and not reporter._finished)
     assert threading.current_thread() not in read_in
     reporter.evaluated(Evaluation(0, 0, 20, 0, 20, 1.0, None, {"accuracy": 0.5}))
-    reporter.over(finished(20))
+    reporter.accept(finished(20))
     reporter.flush()
     emitter.close()
     sent = in_spool(tmp_path / "spool")
@@ -158,8 +158,8 @@ def test_steps_do_not_pile_up_behind_a_thread_that_is_held_up() -> None:
     emitter: Any = Blocked()
     reporter = Reporter(emitter, 0, 0)
     for number in range(2_500):
-        reporter.over(finished(number))
-        assert len(reporter._over) <= 1_000
+        reporter.accept(finished(number))
+        assert len(reporter._finished) <= 1_000
     assert emitter.taken >= 1_500
 
 
@@ -167,10 +167,10 @@ def test_the_script_hears_of_a_step_that_cannot_be_read(tmp_path: Path, spool: S
     emitter = Emitter(RUN, None, spool, lambda: 0)
     reporter, bad = Reporter(emitter, 0, 0), finished(0)
     bad._loss = "none"  # type: ignore[assignment]
-    reporter.over(bad)
+    reporter.accept(bad)
     until(lambda: reporter._failed is not None)
     with pytest.raises(ValueError, match="could not convert"):
-        reporter.over(finished(1))
+        reporter.accept(finished(1))
     reporter.flush()
     emitter.close()
     assert len(steps_of(in_spool(tmp_path / "spool"))) == 1

@@ -38,16 +38,16 @@ def test_it_is_what_the_epochs_ledgers_used(
         counted.begin_epoch(step + 1, ends(order))
         ledger = Ledger(epoch, order, BatchRules(batch, drop_last, budget=budget))
         at = 0
-        while not ledger.over and most:
+        while not ledger.finished and most:
             (size,) = ledger.batch_sizes(1)
             ledger.use(order[at : at + size])
             at, step, used, most = at + size, step + 1, used + size, most - 1
             assert counted.upto(step) == used
-            if step == resumed_at and whole and not ledger.over:
+            if step == resumed_at and whole and not ledger.finished:
                 counted = Trained(samples, batch, drop_last=drop_last)
                 counted.resume(epoch, step + 1, len(ledger.used()), ends(order[at:]))
                 assert counted.upto(step) == used
-        whole = whole and ledger.over
+        whole = whole and ledger.finished
 
 
 def test_before_the_first_step_there_are_none() -> None:

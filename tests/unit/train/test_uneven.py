@@ -162,7 +162,7 @@ def rates(
         seen.append(optimiser.param_groups[0]["lr"])
         if (number + 1) % each == 0:
             scheduler.step()
-        schedules.turn_over(of)
+        schedules.turn_ended(of)
         current.enter(None)
     schedules.reach(turns[-1], turns[-1].segment_end)
     seen.append(optimiser.param_groups[0]["lr"])

@@ -71,7 +71,7 @@ class Budget:
         counts = np.bincount(made, minlength=len(parts))
         return np.split(samples[np.argsort(made, kind="stable")], np.cumsum(counts)[:-1])
 
-    def over(self, counts: Ints, samples: Ints) -> str | None:
+    def excess(self, counts: Ints, samples: Ints) -> str | None:
         """Describe the first local batch that exceeds its rank's limit; None if there is none.
 
         `counts` has the number of samples of each step and rank, [steps, ranks]. `samples` are

@@ -177,13 +177,13 @@ class StreamLedger:
         return max(min(1, most), self.left // (_SPENT * batch))
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """True if no step is left."""
-        return self.over_with(self.left)
+        return self.finished_with(self.left)
 
-    def over_with(self, left: int) -> bool:
+    def finished_with(self, left: int) -> bool:
         """Return True if no step is left when `left` of the reported samples are left."""
-        return self.ended and self._rules.epoch_over(left)
+        return self.ended and self._rules.epoch_finished(left)
 
     def used(self) -> Ints:
         """Return the samples used so far, ascending."""
@@ -224,7 +224,7 @@ class StreamLedger:
             counts=assignment.counts.tolist(),
             indices=pack_samples(assignment.samples),
             ett_s=ett_s,
-            epoch_end=self.over_with(self.left - len(assignment.samples)),
+            epoch_end=self.finished_with(self.left - len(assignment.samples)),
         ).keeping(assignment)
 
     def coast(

@@ -164,7 +164,7 @@ class ProgressPoller:
         self.now = Progress()
         self._client = client.twin(_TIMEOUT_S)
         self._run = run
-        self._over = threading.Event()
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="progress", daemon=True)
 
     def __enter__(self) -> ProgressPoller:
@@ -172,7 +172,7 @@ class ProgressPoller:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ending.set()
 
     def _poll(self) -> None:
         with self._client:
@@ -184,7 +184,7 @@ class ProgressPoller:
                 self.now = self._asked(judge)
                 if judge:
                     judged_at = time.monotonic()
-                if self._over.wait(_POLL_S):
+                if self._ending.wait(_POLL_S):
                     return
 
     def _asked(self, judge: bool) -> Progress:

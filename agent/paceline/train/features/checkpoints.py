@@ -41,7 +41,7 @@ class Checkpoints(Feature):
         self._ended = None
         self._stepped = self._state.progress.step if self._state.gate.stepped else None
 
-    def step_over(self, step: LocalStep) -> None:
+    def step_ended(self, step: LocalStep) -> None:
         """Save a checkpoint if it is due and all ranks are synchronised after this step."""
         self._ended = step
         if self._state.gate.stepped:
@@ -49,7 +49,7 @@ class Checkpoints(Feature):
         if self._state.gate.relaxed is None:
             self._save(step)
 
-    def epoch_over(self, ran_out: bool) -> None:
+    def epoch_ended(self, ran_out: bool) -> None:
         """Save a checkpoint if due or if the run ends; wait for the writer after the last epoch.
 
         The script may destroy the process groups after its last epoch. A stop makes this epoch the

@@ -55,7 +55,7 @@ class LearnedLimits(Feature):
                 "memory ran out in earlier attempts: token_limits is %s now", limits.tokens
             )
 
-    def turn_over(self, running: RunningStep, closing: bool) -> None:
+    def turn_ended(self, running: RunningStep, closing: bool) -> None:
         if self._memory is not None and not closing:
             self._memory.fitted(running.step.load)
 

@@ -36,7 +36,7 @@ class Reform(Feature):
     def before_epoch(self) -> None:
         self._end_if_asked()
 
-    def epoch_over(self, ran_out: bool) -> None:
+    def epoch_ended(self, ran_out: bool) -> None:
         if ran_out:
             self._end_if_asked()
 

@@ -51,10 +51,10 @@ class _UnevenLoops(Feature):
         self._accept_collectives = refuse_collectives(state.current)
         self._schedules = Schedules(state.current)
 
-    def turn_over(self, running: RunningStep, closing: bool) -> None:
+    def turn_ended(self, running: RunningStep, closing: bool) -> None:
         # If the script left the loop, it may not have reached its call of the schedule's `step`.
         if not closing and not running.step.more:
-            self._schedules.turn_over(running.step)
+            self._schedules.turn_ended(running.step)
 
     def close(self) -> None:
         self._accept_collectives()
@@ -146,12 +146,12 @@ class WorkSharing(_UnevenLoops):
                 self._taken = self._pool.takes_over(step)
         return self._taken
 
-    def turn_over(self, running: RunningStep, closing: bool) -> None:
-        super().turn_over(running, closing)
+    def turn_ended(self, running: RunningStep, closing: bool) -> None:
+        super().turn_ended(running, closing)
         if self._pool is not None and self._state.gate.relaxed is not None:
             self._pool.worked(running.worked_s)
 
-    def step_over(self, step: LocalStep) -> None:
+    def step_ended(self, step: LocalStep) -> None:
         if self._pool is not None and ends_span(step):
             self._pool.end_span(step)
         if self._pools and step.last:
@@ -230,7 +230,7 @@ class Schedules:
                 self._schedules[id(living)] = _Schedule(living)
                 self._wrap(next(base for base in kind.__mro__ if "step" in vars(base)))
 
-    def turn_over(self, step: LocalStep) -> None:
+    def turn_ended(self, step: LocalStep) -> None:
         """Count an iteration of a step that all ranks make together."""
         if self._looked and not step.pooled:
             self._turns += 1

@@ -34,7 +34,7 @@ def _guarded(method: Any) -> Any:
 
     @wraps(method)
     def call(self: Observer, *args: Any, **kwargs: Any) -> None:
-        if self.over or os.getpid() != self.pid:
+        if self.ended or os.getpid() != self.pid:
             return
         if _captures():
             self.end("the script captures a CUDA graph, whose replays cannot be observed")
@@ -53,7 +53,7 @@ class Observer:
     def __init__(self) -> None:
         # A forked child is not observed.
         self.pid = os.getpid()
-        self.over = False
+        self.ended = False
         self._recorder: Recorder | None = None
         # The identifier of the thread that trains.
         self._thread = 0
@@ -68,7 +68,7 @@ class Observer:
 
     def end(self, why: Exception | str) -> None:
         """End observing in this process; training continues."""
-        self.over = True
+        self.ended = True
         trace = why if isinstance(why, Exception) else None
         logger.warning("this process is no longer observed: %s", why, exc_info=trace)
 
@@ -112,11 +112,11 @@ class Observer:
         """Deliver the remaining records."""
         if self._recorder is not None:
             self._recorder.close()
-        self.over = True
+        self.ended = True
 
     def loading(self) -> AbstractContextManager[None]:
         """Return a context for the wait for a loader's next batch."""
-        if self.over or not self._trains_here():
+        if self.ended or not self._trains_here():
             return nullcontext()
         assert self._recorder is not None
         return self._recorder.timeline.loading()

@@ -160,7 +160,7 @@ class Timeline:
         self._loads_s: dict[int, float] = {}
         self._open = ObservedStep(0)
         # Steps that have ended; the newest one still lacks the time until the next step begins.
-        self._over: deque[ObservedStep] = deque()
+        self._finished: deque[ObservedStep] = deque()
         self._compiled = recompilations()
 
     @property
@@ -241,7 +241,7 @@ class Timeline:
 
     def logged(self, loss: Value) -> None:
         """Record a loss for the open step if that has computed anything, else for the last step."""
-        newest = self._over[-1] if self._over and not self._open.spans else self._open
+        newest = self._finished[-1] if self._finished and not self._open.spans else self._open
         newest.loss = loss
 
     def stepped(self) -> list[ObservedStep]:
@@ -262,7 +262,7 @@ class Timeline:
         step.ended = time.perf_counter()
         step.step_s, step.ended_at = step.ended - step.began, time.time()
         self._between, self._counted = True, False
-        self._over.append(step)
+        self._finished.append(step)
         self._open = ObservedStep(step.number + 1)
         return self._passed(_PENDING)
 
@@ -272,11 +272,11 @@ class Timeline:
         After a crash, a device may complete no further step, so the wait is short.
         """
         deadline = time.perf_counter() + _LAST_STEPS_S
-        while self._over and not self._over[-1].readable(self._clock):
+        while self._finished and not self._finished[-1].readable(self._clock):
             if time.perf_counter() > deadline:
                 break
             time.sleep(_POLL_S)
-        return [step for step in self._over if step.readable(self._clock)]
+        return [step for step in self._finished if step.readable(self._clock)]
 
     def _begin(self) -> None:
         """Begin a step at its first computation; this ends the step before it."""
@@ -288,8 +288,8 @@ class Timeline:
         # True if the script read other data since the last step, as for an evaluation.
         interrupted = bool(self._loads_s)
         self._loads_s.clear()
-        if self._over:
-            last = self._over[-1]
+        if self._finished:
+            last = self._finished[-1]
             until = last.ended + step.data_s if interrupted else step.began
             last.step_s = max(last.step_s, until - last.began)
             last.ended_at = time.time() - (time.perf_counter() - last.began) + last.step_s
@@ -311,8 +311,9 @@ class Timeline:
         ones unread; reading them waits for the device.
         """
         steps = []
-        while self._over and (
-            len(self._over) > most or (len(self._over) > 1 and self._over[0].readable(self._clock))
+        while self._finished and (
+            len(self._finished) > most
+            or (len(self._finished) > 1 and self._finished[0].readable(self._clock))
         ):
-            steps.append(self._over.popleft())
+            steps.append(self._finished.popleft())
         return steps

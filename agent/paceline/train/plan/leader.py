@@ -298,7 +298,7 @@ class Leader:
             self._coast_steps = self._terms.coast_steps
         self._received = proposals.received
         if patience_s > PROPOSAL_WAIT_S:
-            self._waits.over(came=made is not None)
+            self._waits.ended(came=made is not None)
         elif made is not None:
             self._waits.in_time()
         return made
@@ -378,7 +378,7 @@ class Leader:
             policy=last.policy if last is not None else "bsp",
             version=last.version if last is not None else 0,
             source="equal" if self._equal_because else "coast",
-            epoch_end=self._ledger.over_with(self._ledger.left - len(assignment.samples)),
+            epoch_end=self._ledger.finished_with(self._ledger.left - len(assignment.samples)),
             shares=shares,
             plan_s=time.perf_counter() - started,
             threads=list(last.threads) if last is not None else [],
@@ -533,7 +533,7 @@ class Waits:
         """Reset, because a plan arrived in time without a long wait."""
         self._late, self._next_s = 0, FIRST_WAIT_S
 
-    def over(self, *, came: bool) -> None:
+    def ended(self, *, came: bool) -> None:
         """End a long wait; `came` is True if a plan arrived in it."""
         self._waited_at = self._clock()
         if not came:

@@ -79,7 +79,7 @@ class Gathering:
                     ledger.known,
                 )
             time.sleep(_POLL_S)
-        if ledger.over:
+        if ledger.finished:
             raise PacelineError(
                 f"the stream returned {sum(ledger.known)} samples in epoch {ledger.epoch}, less "
                 "than one step: give a source that can be iterated again in each epoch, or, with "

@@ -33,7 +33,7 @@ def _shard_key(segment: int, rank: int) -> str:
     return f"pool/{segment}/shard/{rank}"
 
 
-def _over_key(segment: int) -> str:
+def _finished_key(segment: int) -> str:
     return f"pool/{segment}/over"
 
 
@@ -170,12 +170,12 @@ class SharedBatches:
         """End a span at its last step; after that, this rank begins no more batches of the span."""
         self._enter(step)
         self._span, self._mine = self._span + 1, None
-        if step.last and self._store.add(_over_key(self._segment), 1) == self._world:
+        if step.last and self._store.add(_finished_key(self._segment), 1) == self._world:
             for rank in range(self._world):
                 self._store.delete_key(_shard_key(self._segment, rank))
                 for span in range(self._span):
                     self._store.delete_key(_share_key(self._segment, span, rank))
-            self._store.delete_key(_over_key(self._segment))
+            self._store.delete_key(_finished_key(self._segment))
 
     def _enter(self, step: LocalStep) -> None:
         if step.segment != self._segment:

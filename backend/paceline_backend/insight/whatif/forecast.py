@@ -254,7 +254,7 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             samples=measured.features.samples[part],
             all_reduce_s=np.zeros_like(work_s[part]),
             costs=measured.costs(),
-            epoch_end=span.over,
+            epoch_end=span.ends_epoch,
         )
         if span.pooled and not isinstance(span.synchroniser, Averaging):
             # Ranks that share batches did not run the loop's body without a batch.

@@ -54,7 +54,7 @@ class RelaxedSpan:
         return sync_models.goes_on(self.synchroniser)
 
     @property
-    def over(self) -> bool:
+    def ends_epoch(self) -> bool:
         """Return whether the epoch ends with the span's last row."""
         return self.whole and self.epoch_end
 
@@ -162,7 +162,7 @@ class MeasuredSteps:
         for stretch in self._stretches():
             first, end = stretch[0].first, stretch[-1].end
             own_s = self.rank_step_s[first:end].copy()
-            if stretch[-1].over:
+            if stretch[-1].ends_epoch:
                 own_s[-1] -= self.sync_s[end - 1] - self.sync_s[end - 1].min()
             step_s[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
         return step_s
@@ -176,7 +176,7 @@ class MeasuredSteps:
                 continue
             if (
                 before is None
-                or before.over
+                or before.ends_epoch
                 or (before.end, before.synchroniser) != (span.first, span.synchroniser)
             ):
                 stretches.append([])

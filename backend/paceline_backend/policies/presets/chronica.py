@@ -156,7 +156,7 @@ class ChronicaShuffler:
         pool: list[tuple[float, int]] = []
         for rank, held in enumerate(holdings):
             a, c = float(models.a[rank]), float(models.c[rank])
-            while held and (total[rank] > level or (room is not None and room.over(rank))):
+            while held and (total[rank] > level or (room is not None and room.is_exceeded(rank))):
                 sample, size = held.take(held.fitting((total[rank] - level - c) / a))
                 total[rank] -= a * size + c
                 pool.append((-size, sample))

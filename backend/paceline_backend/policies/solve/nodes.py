@@ -88,7 +88,7 @@ class Room:
         # Number of bytes of the samples that each node has given up so far.
         self._given = np.zeros_like(self._left)
 
-    def over(self, rank: int) -> bool:
+    def is_exceeded(self, rank: int) -> bool:
         """Return True if the rank's node has too little storage and must give up more samples."""
         node = self._nodes[rank]
         return bool(self._left[node] + self._given[node] < 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store.rollups.metrics import over
+from paceline_backend.store.rollups.metrics import ratio
 from paceline_backend.store.schema import run_days, run_nodes, run_tags, runs, switches
 
 Conditions = list[sa.ColumnElement[bool]]
@@ -185,7 +185,7 @@ def figure(name: str) -> sa.ColumnElement[Any]:
         value = sa.cast(value, sa.BigInteger)
     else:
         count = c.steps if name == "step_s" else c[f"{name}_count"]
-        value = over(value, sa.func.sum(count))
+        value = ratio(value, sa.func.sum(count))
     return _of_run(value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline_backend.store.attempts import AttemptSpan
-from paceline_backend.store.rollups.metrics import over
+from paceline_backend.store.rollups.metrics import ratio
 from paceline_backend.store.schema import evaluations
 
 
@@ -105,7 +105,7 @@ def _combined(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
     alone = sa.and_(c.rank == 0, c.samples.is_(None))
     weight = sa.cast(c.samples, sa.Double)
     weighted = sa.case((sa.func.abs(c.value) > 1e-100, c.value * weight), else_=0.0)
-    mean = over(sa.func.sum(sa.case((c.samples.is_not(None), weighted))), sa.func.sum(weight))
+    mean = ratio(sa.func.sum(sa.case((c.samples.is_not(None), weighted))), sa.func.sum(weight))
     missing = sa.func.sum(sa.case((c.value.is_(None), 1), else_=0)) > 0
     of_rank_0 = sa.func.sum(sa.case((alone, 1), else_=0)) > 0
     value = sa.case(

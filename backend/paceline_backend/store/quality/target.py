@@ -16,7 +16,7 @@ from paceline.wire import ENDED
 from paceline_backend.store.attempts import AttemptSpan
 from paceline_backend.store.database import Store
 from paceline_backend.store.quality import evaluations
-from paceline_backend.store.rollups.metrics import BLOCK, over
+from paceline_backend.store.rollups.metrics import BLOCK, ratio
 from paceline_backend.store.schema import runs, step_rollups, steps
 
 # This many seconds after a run's newest record was stored, every transaction sees all its records.
@@ -128,7 +128,7 @@ def _losses(
 ) -> list[dict[str, Any]]:
     """Return the first block of steps whose mean loss meets a target, if any, and the best one."""
     c = step_rollups.c
-    loss = over(c.loss_sum, c.loss_count)
+    loss = ratio(c.loss_sum, c.loss_count)
     query = sa.select(c.step, c.ended_at, loss.label("loss"))
     query = query.where(c.run == run["key"], c.loss_count > 0, c.loss_sum.is_not(None))
     rising = target["direction"] == ">="

@@ -12,7 +12,7 @@ from paceline_backend.store.schema import OPTIONAL_METRICS, step_rollups, steps,
 BLOCK = 100
 
 
-def over(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+def ratio(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """Divide `value` by `by`, one of which must be a double; NULL if `by` is 0.
 
     SQLAlchemy's own division would cast the divisor to a decimal number first, which is slow.
@@ -21,8 +21,8 @@ def over(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnEl
 
 
 _w = sa.cast(steps.c.workers, sa.Double)
-_mean_square = over(steps.c.load_sum * steps.c.load_sum, _w)
-_variance = over(steps.c.load_sq - _mean_square, _w - 1)
+_mean_square = ratio(steps.c.load_sum * steps.c.load_sum, _w)
+_variance = ratio(steps.c.load_sq - _mean_square, _w - 1)
 
 # Metrics of one step, defined in docs/glossary.md. For `dif`, a negative variance counts as 0,
 # because rounding can make the variance of equal loads negative.
@@ -30,12 +30,12 @@ METRICS: dict[str, sa.ColumnElement[Any]] = {
     "step_s": steps.c.step_s,
     "compute_max": steps.c.compute_max,
     "compute_min": steps.c.compute_min,
-    "compute_mean": over(steps.c.compute_sum, _w),
-    "se": over((steps.c.compute_max - steps.c.compute_min) * _w, steps.c.compute_sum),
+    "compute_mean": ratio(steps.c.compute_sum, _w),
+    "se": ratio((steps.c.compute_max - steps.c.compute_min) * _w, steps.c.compute_sum),
     "sp": steps.c.compute_max - steps.c.compute_min,
     "dif": sa.func.sqrt(sa.case((_variance < 0, 0.0), else_=_variance)),
-    "waste": 1 - over(steps.c.compute_sum, _w * steps.c.compute_max),
-    "ett_error": over(steps.c.ett_error_sum, steps.c.ett_count),
+    "waste": 1 - ratio(steps.c.compute_sum, _w * steps.c.compute_max),
+    "ett_error": ratio(steps.c.ett_error_sum, steps.c.ett_count),
     "comm_s": steps.c.sync_min,
     "loss": steps.c.loss,
 }
@@ -48,7 +48,7 @@ CELLS: dict[str, sa.ColumnElement[Any]] = {
     "wait_s": worker_steps.c.sync_s - steps.c.sync_min,
     "samples": worker_steps.c.samples,
     "load": worker_steps.c.load,
-    "share": over(worker_steps.c.load, steps.c.load_sum),
+    "share": ratio(worker_steps.c.load, steps.c.load_sum),
 }
 # Further columns of a rank's step, which roll-ups do not have.
 MORE_CELLS: dict[str, sa.ColumnElement[Any]] = {

@@ -181,7 +181,7 @@ def rank_buckets(
     c = (whole.union_all(sa.select(*single)) if of.gaps else whole).subquery().c
     # Each bucket is exactly one roll-up, so no aggregation is needed.
     if bucket == BLOCK and not of.gaps and together == 1:
-        means = [over(sa.cast(c[f"{name}_sum"], sa.Double), c[f"{name}_count"]) for name in cells]
+        means = [ratio(sa.cast(c[f"{name}_sum"], sa.Double), c[f"{name}_count"]) for name in cells]
         query = sa.select(c.rank, c.step, *means, c.compute_s_min, c.compute_s_max)
         return connection.execute(query.order_by(c.rank, c.step)).all()
     means = [_mean(c[f"{name}_sum"], c[f"{name}_count"]) for name in cells]
@@ -223,4 +223,4 @@ def fit_sums(
 
 
 def _mean(total: sa.ColumnElement[Any], count: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return over(sa.cast(sa.func.sum(total), sa.Double), sa.func.sum(count))
+    return ratio(sa.cast(sa.func.sum(total), sa.Double), sa.func.sum(count))

@@ -47,7 +47,7 @@ def signed_runs(connection: sa.Connection) -> list[str]:
     return list(connection.execute(_lately_signed()).scalars())
 
 
-def adopted_over(connection: sa.Connection) -> list[str]:
+def unrevoked_runs(connection: sa.Connection) -> list[str]:
     """Return runs without an engine that ended some time ago and whose token is not revoked."""
     used = sa.select(tokens.c.run).where(tokens.c.run.is_not(None), tokens.c.revoked_at.is_(None))
     own = (runs.c.id.in_(used), runs.c.backend_jobs.is_(None))
