@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 # Deadline for an answer. A node usually answers within a fraction of a second.
 ANSWER_S = 5.0
-# Lifetime of an answer that was not fetched.
+# Seconds for which an answer is kept that was not fetched.
 _ANSWER_KEPT_S = 30
 _QUESTION_CONNECTIONS = 4
 # Maximum number of concurrent questions, which bounds the answers on the bus (up to 350 kB each).
@@ -54,7 +54,7 @@ class NoAnswerError(PacelineError):
 
 
 class Asker:
-    """Client that asks nodes and verifies the signatures of their answers. For one event loop.
+    """Client that asks nodes and verifies the signatures of their answers, on one event loop.
 
     Args:
         bus_url: ``redis://…``.
@@ -138,8 +138,9 @@ class Asker:
             return None
 
     async def _forget(self, place: str, orders: str, order: bytes) -> None:
-        # The stream has a maximum length: questions that are not deleted could cause launches to be
-        # trimmed. If the bus is unavailable, question and answer expire later.
+        # The stream of commands has a maximum length: if questions were not deleted, orders to
+        # launch could be trimmed. If the bus is unavailable, the question is trimmed later, and the
+        # answer expires.
         with contextlib.suppress(redis.RedisError):
             async with self._bus().pipeline(transaction=False) as tidying:
                 tidying.unlink(place)

@@ -59,8 +59,8 @@ def allowed_origin(url: str, allowed: Origins) -> Origin:
 def address_of(url: str, allowed: Origins) -> tuple[Origin, str]:
     """Return the origin of a webhook's URL, and the address to connect to.
 
-    The caller must connect to this address and must not resolve the name again, because its owner
-    may have changed it meanwhile (DNS rebinding).
+    The caller must connect to this address and must not resolve the name again, because the owner
+    of the name may have changed the address meanwhile (DNS rebinding).
 
     Raises:
         AddressError: the origin is not allowed, its name is unknown, or its address is link-local,

@@ -36,10 +36,10 @@ _SHOWN = ("compute_s", "ett_s", "share")
 # If a range has more records than this, each point or column covers at least one block of 100
 # steps, so that roll-ups are read instead of records.
 _MOST_SINGLE = 200_000
-# Maximum number of records that are read individually for the first response of a page, because the
-# first charts wait for it.
+# Maximum number of records that are read individually for the first response to a page of the
+# dashboard. It is small, because the page shows its charts only after this response.
 _MOST_NEWEST = 80_000
-# In the first response of a page, lines and heat map show at least this many of the newest steps,
+# In the first response to a page, lines and heat map show at least this many of the newest steps,
 # even if the run has so many ranks that `_MOST_NEWEST` is exceeded.
 _LEAST_SHOWN = 20
 # `_MOST_SINGLE` is ignored if a range has fewer blocks than this, because a chart with one column

@@ -37,7 +37,7 @@ from paceline.wire.plan import MOST_STEPS
 from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.states import REPORTED, State
 
-# Maximum number of ranks, because the state of all ranks must fit into memory.
+# Maximum number of ranks. It is limited, because the state of all ranks must fit into memory.
 MOST_RANKS = 2**17
 
 # Upper bound of reported numbers. Postgres raises an error if a product, quotient or sum of finite
@@ -229,7 +229,7 @@ def of_evaluation(message: Evaluation) -> str | None:
 
 
 def of_data_epoch(message: DataEpoch) -> str | None:
-    """Validate a report about an epoch whose data lives on nodes."""
+    """Validate a report about an epoch of a data set that is stored on the nodes."""
     if not 0 < len(message.node) <= _LONGEST_NAME:
         return f"node has {len(message.node)} characters: it must have 1 to {_LONGEST_NAME}"
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "epoch": _INT}

@@ -57,7 +57,7 @@ class UnknownRunError(PacelineError):
 
 
 class RunEndedError(PacelineError):
-    """The run has ended, so nothing about it can be changed."""
+    """The run has ended, so the requested change is impossible."""
 
 
 class CursorError(PacelineError):
@@ -103,7 +103,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Standing:
-    """State and revision of a run, for its events."""
+    """State and revision of a run, from which its server-sent events are made."""
 
     state: str
     revision: int
@@ -246,7 +246,7 @@ def _end(
 
 
 def tell(connection: sa.Connection, run: str, message: str) -> None:
-    """Set the message of a run that has not ended; do nothing if the run is unknown."""
+    """Set the message of a run that has not ended; do nothing for other runs."""
     query = sa.update(runs).where(runs.c.id == run, runs.c.state.in_(ACTIVE))
     connection.execute(query.values(message=message))
 
@@ -278,7 +278,7 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
 
 def page(
     store: Store,
-    which: RunFilter = RunFilter(),  # noqa: B008  nobody changes a filter
+    which: RunFilter = RunFilter(),  # noqa: B008  filters are immutable
     *,
     sort: str = "-created_at",
     limit: int = 50,
@@ -354,7 +354,7 @@ def counts(connection: sa.Connection) -> dict[str, int]:
 
 
 def hello(connection: sa.Connection, key: int) -> Hello | None:
-    """Return the latest Hello of a run's leader; None if there is none that is usable."""
+    """Return the latest Hello of a run's leader; None if there is none, or if it is unusable."""
     return hellos.of_run(connection, key)
 
 
@@ -434,7 +434,7 @@ def _hello_facts(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
-    """Return the facts of a Hello; cached, because a Hello has a number per sample."""
+    """Return the facts of a Hello; cached, because a Hello is large: it has each sample's size."""
     with store.read() as connection:
         message = hello(connection, key)
     if message is None:
@@ -460,7 +460,7 @@ def _plain(row: sa.Row[Any]) -> dict[str, Any]:
 def _times(
     connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
 ) -> dict[str, float | None]:
-    """Return a run's `queued_s`, `jct_s` and `eta_at`; None where unknown.
+    """Return the time before a run's start, its duration, and its predicted end; None: unknown.
 
     `run` has `key`, and `epoch` and `step` of its newest complete step. `per_epoch` is the number
     of steps of a whole epoch, None if unknown.
@@ -509,9 +509,9 @@ def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> flo
 def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
     """Explain why a run shows no steps, or why no policy can be in force.
 
-    Return None if a policy can be in force and the run shows steps, or need not show any yet. `run`
-    is the row of the run. `equal_because` is why its ranks get equal local batches whatever the
-    policy plans, empty if they do not.
+    Return None if there is nothing to explain: a policy can be in force, and the run shows steps or
+    started only recently. `run` is the row of the run. `equal_because` is the reason why its ranks
+    get equal local batches whatever the policy plans; it is empty if they do not.
     """
     if equal_because:
         return f"Ranks train with equal local batches, whatever the policy: {equal_because}"

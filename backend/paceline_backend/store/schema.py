@@ -84,7 +84,7 @@ tokens = Table(
     Column("created_by", Text, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
-    # Time of the last use. For a browser, the first use is that of its login link.
+    # Time of the last use. The login of a browser counts as a use.
     Column("used_at", Double),
     # For an agent's token: the only node that may use it.
     Column("node", Text),
@@ -295,7 +295,8 @@ runs = Table(
     Column("restart_hung_s", Double),
     # The latest attempt that the control plane ended because the run was hanging.
     Column("hang_ended", Integer),
-    # A new node may be at most this many times slower than the median to join. 0: any speed.
+    # A node can join only if the median speed of the run's nodes is at most this many times its
+    # speed. 0: any node can join.
     Column("join_check", Double, nullable=False, server_default="1.5"),
     # The ranks' device, from the leader's Hello.
     Column("device", Text),

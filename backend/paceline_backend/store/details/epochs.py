@@ -149,9 +149,10 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(("came", "came_load", "went", "went_loa
 def _moves(
     connection: sa.Connection, run: int, epoch: int, world: int
 ) -> dict[int, dict[str, Any]]:
-    """Return, by rank, number and load of the samples that moved to or from it; empty if unknown.
+    """Return, by rank, number and load of the samples that moved to or from the rank.
 
-    A sample moves to a rank if another rank had it in the epoch before.
+    A sample moves to a rank if another rank had it in the epoch before. The result is empty if this
+    is unknown.
     """
     hello = runs.hello(connection, run)
     # All samples of a stream are new.

@@ -1,4 +1,4 @@
-"""Record how far runs have come; one worker process writes on behalf of all."""
+"""Record the newest steps of runs; only one worker process at a time writes them."""
 
 from __future__ import annotations
 

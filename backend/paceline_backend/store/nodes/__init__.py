@@ -84,7 +84,8 @@ _HIDDEN = ("token", "seed")
 def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
     """Return the nodes that ever registered.
 
-    A heartbeat in the future dates from before the database's clock was set back and is ignored.
+    A node does not count as alive if its heartbeat is more than `NODE_ALIVE_S` in the future: such
+    a heartbeat was stored before the database's clock was set back.
     """
     at = now(connection)
     some = (nodes.c.heartbeat_at > UNHEARD, *conditions)

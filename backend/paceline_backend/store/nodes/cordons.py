@@ -57,7 +57,7 @@ class Cordon:
 
     @property
     def in_engine(self) -> dict[str, Any] | None:
-        """Return the cordon's effect in the engine; None if the node belongs to no engine."""
+        """Return the cordon's effect in the engine; None if no engine provides the node."""
         if self.backend is None:
             return None
         names = ("backend", "host", "told_at", "refusal")
@@ -118,7 +118,7 @@ def _refuse_second(
 
 
 def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
-    """Lift a node's cordon on behalf of `by`; if the engine refused to lift it before, retry that.
+    """Lift a node's cordon on behalf of `by`, or repeat this if its engine refused it before.
 
     Raises:
         CordonedError: the node is not cordoned.
@@ -218,9 +218,9 @@ def _reason(by: str, why: str) -> str:
 def note_told(connection: sa.Connection, word: Word, refusal: str | None) -> None:
     """Record that an engine accepted a change, or why it refused.
 
-    Rows that changed since `word` was sent are sent again, even if another worker has sent them,
-    because it is unknown which of the two messages arrived last. `refusal` is the engine's error
-    message, None if it accepted.
+    Rows of `cordons` that changed since `word` was read are sent again. This includes changes that
+    another worker has sent, because it is unknown which of the two messages reached the engine
+    last. `refusal` is the engine's error message, None if it accepted.
     """
     c = cordons.c
     said = {"told_at": None if refusal else time.time(), "refusal": refusal}

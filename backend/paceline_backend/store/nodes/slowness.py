@@ -29,7 +29,7 @@ class RunOnNodes:
 class Slow:
     """A node that is currently named slow: a row of `slow_nodes` without an end.
 
-    `run` is the run's key; `step` is the newest step that the first verdict used.
+    `run` is the run's key. `step` is the newest step that the first verdict about the node used.
     """
 
     run: int

@@ -113,10 +113,9 @@ def next_run(store: Store, keep: Keep) -> tuple[int, str] | None:
 def used_bytes(connection: sa.Connection) -> int:
     """Return the size of all rows, in bytes.
 
-    This is not the size of a file, which does not shrink when rows are deleted, but reuses their
-    space.
-
-    For Postgres this is an estimate from the number of rows and the length of some of them.
+    The size of the database's file is not used, because a file does not shrink when rows are
+    deleted. For Postgres, the result is an estimate from the number of rows and the length of some
+    of them.
     """
     if connection.dialect.name == "sqlite":
         pages, free, size = (
