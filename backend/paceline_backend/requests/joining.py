@@ -123,7 +123,7 @@ def leave(
 
 
 def order_to_leave(store: Store, bus: redis.Redis, group: MultiNodeRun, node: str) -> None:
-    """Order a node's agent to kill its processes of a run. Idempotent."""
+    """Order a node's agent to kill the processes of a run on the node. Idempotent."""
     order = Kill("it was asked to leave the run", group.first_attempt, leaves=True)
     key = sessions.keys(store, [node]).of_node(node)
     publish(bus, commands(node), order, group.id, maxlen=COMMANDS_LENGTH, key=key)

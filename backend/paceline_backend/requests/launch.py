@@ -114,7 +114,7 @@ def _reason(error: Exception) -> str:
 
 
 def placed(backend: backends.Backend, new: NewRun, nodes: list[dict[str, object]]) -> NewRun:
-    """Return the run with nodes that the backend chose, and with `signed` if they have a session.
+    """Return the run with the nodes that its backend chose; `signed` is set if they have sessions.
 
     Raises:
         ConflictError: no node can start the run.

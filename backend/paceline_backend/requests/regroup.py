@@ -56,7 +56,7 @@ def end_launch(
 
 
 def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
-    """Record the next launch, on those nodes of the run that answer, or end the run.
+    """Record the next launch, on those nodes of the run that answer; if impossible, end the run.
 
     Do nothing until all launchers of the previous launch have ended. The next step is `launch`.
     """
@@ -166,7 +166,7 @@ def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
 
 
 def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
-    """Record the next launch, or fail the run with the reason and return False."""
+    """Record the next launch. If that is impossible, set the run to failed and return False."""
     new, _ = new_runs.stored(connection, group.id)
     listed = spares.stand_ins(group, nodes.listed(connection))
     try:

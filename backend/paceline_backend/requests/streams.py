@@ -98,7 +98,7 @@ def lengths(client: redis.Redis, names: Iterable[str]) -> list[int]:
 
 
 def announce(client: redis.Redis, run: str) -> None:
-    """Notify a run's controller and open pages of a change that the control plane has committed."""
+    """Notify a run's controller and open pages of the dashboard of a change that was committed."""
     publish(client, live(run), RunChanged(), run)
     client.xadd(CHANGES, {run: b""}, maxlen=CHANGES_LENGTH)
 

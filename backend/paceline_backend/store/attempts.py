@@ -65,7 +65,7 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """Return one past an attempt's last step that can still count, or None if every step can.
+    """Return the exclusive end of an attempt's steps that can still count; None: all can.
 
     The end is the smallest first step of all later attempts. `starts` maps each attempt to its
     first step.
@@ -104,7 +104,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
             break
         below = _adopting(connection, run, number)
         # The attempts between `below` and `number` adopted no segment. There can be many of them,
-        # because a launch after a lost host skips 1,000 numbers.
+        # because a relaunch after the loss of the rendezvous host skips 1,000 attempt numbers.
         unused = number - 1 - (-1 if below is None else below)
         end = end_of(number - 1, starts)
         if unused and (end is None or end > 0):
@@ -233,7 +233,7 @@ def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[in
 def mean_time(
     connection: sa.Connection, run: int, first: int, end: int | None, count: int
 ) -> tuple[float | None, int]:
-    """Return the mean time, in seconds, and the number of the complete steps in a range.
+    """Return the mean duration of the complete steps in a range, in seconds, and their number.
 
     The range begins at step `first` and ends before step `end`; if `end` is None, before step
     `first + count`. Only the first `count` complete steps of the range are used. If the range has

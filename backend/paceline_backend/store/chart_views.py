@@ -162,12 +162,12 @@ def _together(world: int) -> int:
 
 
 def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
-    """Return the columns of ``heat`` in the response of `GET view`.
+    """Return a heat map in the form of the field ``heat`` of GET /runs/{run}/view.
 
     Args:
-        rows: one row per cell, in any order. Its columns are: index of the row of ranks, first step
-            of the column, means of compute time (s), expected time and share of the load (None:
-            unknown), minimum and maximum compute time.
+        rows: one row per cell of the heat map, in any order. It has the index of the cell's row,
+            the first step of its column, the means of compute time (s), expected time and fraction
+            of the load (None: unknown), and the minimum and maximum compute time.
         world: number of ranks of the run.
     """
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 7

@@ -82,9 +82,10 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     The length of a stream is unknown, so its epoch counts as having the samples from number 0 to
     the greatest number that any rank used.
 
-    An epoch is complete when every rank has reported the epoch's last step or a later one. Samples
-    may be missing in an epoch that counts as exact if it is incomplete and is the last epoch, or
-    if it is incomplete because records of its last steps may still arrive from an active run.
+    An epoch is complete when every rank has reported the epoch's last step or a later one. An
+    incomplete epoch with missing samples still counts as exact in two cases. Either it is the last
+    epoch, or its last segment was adopted and the run has not ended, so that records of the missing
+    samples may still arrive.
 
     A sample counts as used when the rank that it was assigned to reported the step. Samples that
     the checkpoint of the latest attempt lists as used count, too, because the records of their
@@ -235,8 +236,10 @@ def _epoch(
     None for a stream, which counts as having the samples up to the greatest number that was used.
     `allowed` has the possible numbers of samples that `drop_last` drops: a complete epoch with one
     of these numbers of missing samples is still exact. `unfinished` says whether an incomplete
-    epoch counts as exact. The memory that this function needs depends only on the number of used
-    samples, because a rank of a stream may report an arbitrarily large sample number.
+    epoch counts as exact.
+
+    A rank of a stream may report an arbitrarily large sample number. So the memory that this
+    function needs depends only on the number of used samples, not on their numbers.
     """
     numbers, uses = np.unique(_together(parts), return_counts=True)
     distinct = len(numbers)

@@ -52,7 +52,7 @@ class PackedHello(NamedTuple):
 
 
 def pack(hello: Hello) -> PackedHello:
-    """Encode a validated Hello for `write`, outside a transaction, because it can take a while."""
+    """Encode a validated Hello for `write`. Call this outside a transaction: it can be slow."""
     data = blobs.pack(hello)
     cuts = range(0, len(data), PART_BYTES)
     return PackedHello(digest(data), [data[at : at + PART_BYTES] for at in cuts])
@@ -69,7 +69,7 @@ def write(connection: sa.Connection, run: int, attempt: int, packed: PackedHello
         if _count(connection, named) != packed.parts:
             raise StoreRefusedError("parts of a Hello were deleted before it could be used")
     else:
-        # Parts stored under this key so far were never validated.
+        # Parts that are already stored under this key were not validated.
         connection.execute(sa.delete(hello_parts).where(*_is(named)))
         _add(connection, [(named, number, data) for number, data in enumerate(packed.parts)])
     c = hello_parts.c
@@ -162,7 +162,7 @@ def _count(connection: sa.Connection, named: HelloKey) -> int:
 
 
 def _pending(run: int) -> sa.ColumnElement[bool]:
-    """Return the condition for parts that do not belong to the run's own Hello."""
+    """Return the SQL condition for parts that do not belong to the run's current Hello."""
     c = hello_parts.c
     own = sa.select(runs.c.key).where(
         runs.c.key == run, runs.c.hello == c.hello, runs.c.attempt == c.attempt

@@ -79,8 +79,8 @@ def order_anew(
     Revoke the token that the nodes of earlier jobs used.
 
     The number of a launch must never be used again, because the labels of its jobs contain it. If
-    the run's row has no number of an earlier launch, `first_attempt` is used as number, because no
-    two launches of a run share attempt numbers.
+    the run's row has no number of an earlier launch, use `first_attempt`, because no two launches
+    of a run share attempt numbers.
     """
     tokens.revoke_of_run(connection, run)
     query = sa.select(runs.c.backend, runs.c.backend_jobs).where(runs.c.id == run)
@@ -130,7 +130,7 @@ def current(connection: Connection, run: EngineRun) -> bool:
 
 
 def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
-    """Return whether a job still has to be submitted, although `run` may be some seconds old."""
+    """Return whether a job must still be submitted, according to the current row of the run."""
     asked = _asked_now(connection, run, runs.c.state.in_(ACTIVE))
     return asked is not None and part in asked["jobs"] and asked["jobs"][part] is None
 
@@ -151,7 +151,7 @@ def _asked_now(
 def note(connection: Connection, run: EngineRun, part: str, ref: str | None) -> bool:
     """Store the name that the engine gave a job; `ref` None records that the job will never exist.
 
-    Return False if the run was relaunched or the part was withdrawn meanwhile.
+    Return False if the run was resumed or the part was withdrawn meanwhile.
     """
     asked = _locked(connection, run.id)
     if asked["launch"] != run.launch or part not in asked["jobs"]:
@@ -174,7 +174,7 @@ def note_begun(connection: Connection, run: EngineRun, parts: Collection[str]) -
 
 
 def begun(connection: Connection, run: str) -> bool:
-    """Return whether the job of part 0 has started, so that all nodes of this job will join."""
+    """Return whether the job of part 0 has started; if so, all nodes of this job will join."""
     return "0" in _locked(connection, run)["begun"]
 
 

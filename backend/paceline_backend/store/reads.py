@@ -43,8 +43,8 @@ _NOTHING = (1, 0)
 def step_columns(connection: sa.Connection, run: int, span: Range, points: int) -> dict[str, Any]:
     """Return complete steps as columns of at most `points` values.
 
-    If there are more steps than points, each `bucket` steps become one value per column: their
-    first step, the means of `METRICS`, and each metric's minimum and maximum (``se_min``,
+    If there are more steps than points, each point combines `bucket` steps: it has their first
+    step, the means of `METRICS`, and the minimum and maximum of each metric (``se_min``,
     ``se_max``, …).
     """
     first, last = bounds(connection, steps, run, span)
@@ -190,10 +190,10 @@ def segment_rows(
 
 
 def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
-    """Return spans, [first, last step], that the leader planned while the planner was offline.
+    """Return the ranges of steps that the leader planned while the planner was offline.
 
-    The spans are ascending. The range is divided into `points` cells, and spans in the same cell
-    are merged.
+    Each range is [first step, last step]; they are ascending. `span` is divided into `points`
+    cells, and ranges in the same cell are merged.
     """
     begin, end = segments.c.first_step, segments.c.first_step + segments.c.steps
     where = [segments.c.run == run, segments.c.source == sa.literal_column("'coast'")]
@@ -225,7 +225,10 @@ def within(column: sa.ColumnElement[Any], span: Range) -> list[sa.ColumnElement[
 
 
 def first_step(connection: sa.Connection, run: int) -> int | None:
-    """Return the first complete step (later than 0 in a resumed run); None if there is none yet."""
+    """Return the first complete step; None if there is none yet.
+
+    It is later than 0 if the run's first attempt started from a checkpoint.
+    """
     return bounds(connection, steps, run, (None, None))[0]
 
 
@@ -324,7 +327,7 @@ def timeline(
 def _phases_of(row: Any) -> dict[str, float]:
     """Return the phases of one rank's step.
 
-    Without the other ranks' records, all of `sync_s` counts as reduction.
+    If records of other ranks are missing, all of `sync_s` counts as reduction.
     """
     reduce_s = row.sync_s if row.sync_min is None else min(row.sync_min, row.sync_s)
     return {

@@ -199,8 +199,9 @@ def newest(
 ) -> Records:
     """Return the rows of the newest steps, complete or not, ascending by step.
 
-    Rows that a restart discarded are left out. The range ends at the newest step. It has `count`
-    steps, or fewer so that it has at most `most_rows` rows, but not fewer than `fewest` steps.
+    Rows that a restart discarded are left out. The range ends at the newest step and has `count`
+    steps. If they have more than `most_rows` rows, the range has fewer steps, but at least
+    `fewest`.
     """
     attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)
@@ -260,8 +261,8 @@ def sums(
 ) -> list[tuple[float, float, float, float, float]]:
     """Return (n, Σx, Σy, Σx², Σxy) for each rank, over its n rows with samples.
 
-    In these sums, which the database computes, x is the rank's load and y its compute time.
-    `attempt` is the latest attempt (None: there was none), and `world` its number of ranks.
+    x is the rank's load in a step, and y its compute time. `attempt` is the latest attempt (None:
+    there was none), and `world` its number of ranks.
     """
     ranks, rolled = [], []
     if attempt is not None:

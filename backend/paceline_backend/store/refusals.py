@@ -90,7 +90,7 @@ def of_hello_part(part: HelloPart) -> str | None:
     if reason := of_whole(part, {"attempt": _SMALL}):
         return reason
     if len(part.hello) != DIGEST_BYTES:
-        return f"hello has {len(part.hello)} bytes: it must be a digest of {DIGEST_BYTES}"
+        return f"hello has {len(part.hello)} bytes: it must be a digest of {DIGEST_BYTES} bytes"
     if not 1 <= part.of <= MOST_PARTS:
         return f"of is {part.of}: a Hello has 1 to {MOST_PARTS} parts"
     if not 0 <= part.number < part.of:
@@ -247,7 +247,9 @@ def of_run_state(change: RunState) -> str | None:
         return f"state is {change.state}: a node reports {State.STARTING} or a later state"
     bounds = {"attempt": _INT, "dropped": _BIG, "port": 2**16}
     if len(change.address) > _LONGEST_NAME:
-        return f"address has {len(change.address)} characters: at most {_LONGEST_NAME}"
+        return (
+            f"address has {len(change.address)} characters: it must have at most {_LONGEST_NAME}"
+        )
     if reason := of_whole(change, bounds) or of_times(change, ("at",)):
         return reason
     if change.exit_code is not None and not -_INT <= change.exit_code < _INT:

@@ -70,7 +70,8 @@ def summary(connection: sa.Connection, run: int, span: Range, points: int) -> di
 class _Sums:
     """Sums over the rounds of one policy version.
 
-    A stretch is a sequence of consecutive segments of the same attempt and plan.
+    A stretch is a sequence of consecutive segments with the same attempt, policy version and
+    synchronisation.
     """
 
     # Steps of the first and of the last round; empty: no round.
@@ -119,8 +120,8 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     # join while the tables are new and have no statistics.
     by_plan: dict[_Plan, _Sums] = defaultdict(_Sums)
     of_segment: dict[tuple[int, int], _Sums] = {}
-    # (attempt, segment) → number of its stretch, which increases with each change of attempt or
-    # plan.
+    # (attempt, segment) → number of the segment's stretch. The number increases with each change of
+    # attempt or plan.
     stretch_of: dict[tuple[int, int], int] = {}
     stretch, before = 0, None
     touching = _segments(connection, run, span)

@@ -70,7 +70,8 @@ class HelloFacts:
 
     `dif` is the data set DIF: the sample standard deviation of the sizes. `token_budget` is the
     budget of a step, in the unit of the sizes. With a token budget, `steps_per_epoch` is the number
-    of steps of one epoch, and other epochs may differ by a few steps; it is None for a stream.
+    of steps of one epoch, and other epochs may differ by a few steps. For a stream,
+    `steps_per_epoch` is None.
     """
 
     global_batch: int
@@ -126,8 +127,8 @@ class Launched:
 class TelemetryTerms:
     """Settings of a run against which its telemetry is validated.
 
-    `attempt` is the latest whose Hello is stored, `world` its number of ranks, and `samples` the
-    size of its data set.
+    `attempt` is the latest attempt whose Hello is stored, `world` its number of ranks, and
+    `samples` the size of its data set.
     """
 
     nproc: int
@@ -142,7 +143,7 @@ class TelemetryTerms:
 
     @property
     def observed(self) -> bool:
-        """Return whether Paceline only observes the ranks; then the Hello defines their number."""
+        """Return whether Paceline only observes the ranks; if so, their number is in the Hello."""
         return self.policy == OBSERVED
 
     @property
@@ -537,7 +538,7 @@ def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
 
 
 def _trained_unseen(run: Mapping[str, Any]) -> bool:
-    """Return whether a run has trained, or should train by now, without messages from ranks."""
+    """Return whether ranks should have sent messages by now: the run has finished or runs long."""
     if run["backend"] == "simulated" or run["started_at"] is None:
         return False
     if run["state"] == State.FINISHED:

@@ -234,7 +234,7 @@ runs = Table(
     Column("node", Text),
     Column("script", Text, nullable=False),
     Column("args", JSON, nullable=False),
-    # Names of environment variables; values are not stored, because they are secrets.
+    # Names of environment variables; values are not stored, because they can be secrets.
     Column("env", JSON, nullable=False),
     Column("cwd", Text),
     # Number of ranks on each node.

@@ -27,9 +27,9 @@ from paceline_backend.store.schema import tokens
 
 Scope = Literal["viewer", "operator", "agent", "admin"]
 
-# Lifetime of a login link.
+# Lifetime of a login link, in seconds.
 LINK_S = 600.0
-# Lifetime of a browser's login.
+# Lifetime of a browser's login, in seconds.
 BROWSER_S = 30 * 24 * 3600.0
 PREFIX = "pl"
 # Key in the table `meta` for the id of the server's own token.
@@ -106,8 +106,8 @@ def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret
     """Store a link that logs in one browser, once, within `LINK_S` seconds.
 
     `parent` is the id of the token or browser that requests the link, `name` the name of its
-    holder, and `scope` what the new browser may do. If a browser requests the link, the new browser
-    becomes a child of the token that the requesting browser logged in with.
+    holder, and `scope` what the new browser may do. If a browser requests the link, the parent of
+    the new browser is the token that the requesting browser logged in with.
     """
     now = time.time()
     unused = (tokens.c.kind == "browser", tokens.c.used_at.is_(None), tokens.c.expires_at <= now)

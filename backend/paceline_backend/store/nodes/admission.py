@@ -82,8 +82,8 @@ def expect(
 
     `token` is the id of the requesting token (None: the session depends on no token), and `run`
     the run that the token belongs to (None: no run). Return the seed of the node's keys. Return
-    None if a node with this name was admitted for another run, or for any run instead of `run`, or
-    if the token is no longer valid; then the caller must not commit the transaction.
+    None if a node with this name was admitted with another value of `run`, or if the token is no
+    longer valid; then the caller must not commit the transaction.
     """
     parent = sa.select(tokens.c.parent).where(tokens.c.id == token)
     # For a browser, use the token that it logged in with.

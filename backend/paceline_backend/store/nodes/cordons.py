@@ -30,12 +30,12 @@ class UnknownNodeError(PacelineError):
 
 
 class CordonedError(PacelineError):
-    """The node is already cordoned (raised by `cordon`), or is not cordoned (by `lift`)."""
+    """The node is already cordoned (raised by `cordon`), or is not cordoned (raised by `lift`)."""
 
 
 @dataclass(frozen=True)
 class Cordon:
-    """An active row of `cordons`: not lifted, or its engine has not accepted the end yet."""
+    """A row of `cordons` that is not lifted, or whose engine has not accepted the lifting yet."""
 
     key: int
     node: str
@@ -118,7 +118,9 @@ def _refuse_second(
 
 
 def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
-    """Lift a node's cordon on behalf of `by`, or repeat this if its engine refused it before.
+    """Lift a node's cordon on behalf of `by`.
+
+    If the engine refused to lift the cordon before, the request is sent to the engine again.
 
     Raises:
         CordonedError: the node is not cordoned.
@@ -129,7 +131,7 @@ def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
     if host is not None:
         mine |= (c.backend == backend) & (c.host == host)
     at = time.time()
-    # A cordon that the engine refused need not be lifted there.
+    # If the engine refused the cordon, it need not lift the cordon.
     values = {
         "told_at": sa.case((c.refusal.is_not(None), at)),
         "refusal": None,
@@ -167,7 +169,7 @@ def check(connection: sa.Connection, node: str) -> tuple[str | None, str | None]
 
 
 def words(node: str, cordoned: Mapping[str, Any]) -> str:
-    """Return the sentence about a cordoned node, without a full stop."""
+    """Return a text for messages, such as "node n1 is cordoned by ann (slow disk)"."""
     why = f" ({cordoned['reason']})" if cordoned["reason"] else ""
     return f"node {node} is cordoned by {cordoned['by']}{why}"
 
@@ -234,7 +236,7 @@ def note_told(connection: sa.Connection, word: Word, refusal: str | None) -> Non
 
 
 def untaken(connection: sa.Connection, backend: str) -> list[str]:
-    """Return an engine's machines that are cordoned here, but not (yet) by the engine."""
+    """Return an engine's machines that are cordoned in Paceline, but not (yet) in the engine."""
     c = cordons.c
     query = sa.select(c.host).where(c.backend == backend, c.host.is_not(None), c.told_at.is_(None))
     return sorted(set(connection.execute(query.where(c.lifted_at.is_(None))).scalars()))

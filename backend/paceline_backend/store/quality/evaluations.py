@@ -48,7 +48,8 @@ def read(
     """Return the evaluations of a run, oldest first.
 
     If rank 0 reported a metric without a number of evaluated samples, only rank 0's value counts.
-    Otherwise, the value is the mean over the ranks that reported such a number, weighted by it.
+    Otherwise, the value is the mean over all ranks that reported a number of evaluated samples,
+    weighted by these numbers.
 
     Args:
         connection: connection to read from.

@@ -153,7 +153,7 @@ def _losses(
 
 
 def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return a step's epoch, and the number of samples trained after it, for a run on a stream."""
+    """Return a step's epoch, and the number of samples trained up to its end, for a stream."""
     c = steps.c
     query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
     epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()
@@ -161,9 +161,9 @@ def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> 
 
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return a step's epoch, and the number of samples trained after it, if epochs have a length.
+    """Return a step's epoch, and the number of samples trained up to its end.
 
-    `steps_per_epoch` is unknown only for a stream.
+    `steps_per_epoch` must be known, so the data must not be a stream.
     """
     batch, samples = run["global_batch"] or 1, run["samples"] or 0
     per_epoch = run["steps_per_epoch"]

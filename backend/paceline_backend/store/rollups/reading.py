@@ -19,8 +19,8 @@ from paceline_backend.store.rollups.metrics import (
 )
 from paceline_backend.store.schema import rank_rollups, step_rollups, steps, worker_steps
 
-# Maximum number of gaps in a range. If there are more, every step is read, because the SQL grows
-# with the number of gaps.
+# Maximum number of gaps in a range. If there are more, all steps are read individually, because the
+# SQL grows with the number of gaps.
 _MOST_GAPS = 50
 # Columns of `CELLS` that a record may lack. For these, roll-ups also store the number of records
 # that have a value.

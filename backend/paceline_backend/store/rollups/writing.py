@@ -1,7 +1,7 @@
 """Write roll-ups: in the transaction that changes the steps, or later, a few at a time.
 
 Ingest calls `renew` for the steps that it wrote. While more telemetry is waiting, it calls
-`put_off` instead, and the worker process calls `fill` until nothing is due.
+`put_off` instead, and the worker process later calls `fill` until no roll-up is due.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _ROLLED = sa.select(step_rollups.c.step).where(*_within(step_rollups))
 
 
 def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
-    """Delete the roll-ups of all blocks that contain some of these steps.
+    """Delete the roll-ups of all blocks that contain a touched step.
 
     `touched` has the keys of runs, whose rows must be locked, each with a range of steps.
     """
@@ -135,7 +135,7 @@ def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> N
 
 
 def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
-    """Write the roll-ups of all blocks that contain some of these steps; delete earlier ones.
+    """Write the roll-ups of all blocks that contain a touched step; delete earlier roll-ups.
 
     Incomplete blocks get no roll-ups. `touched` has the keys of runs, each with a range of steps.
     The runs' rows must be locked: without the locks, two transactions that each see a part of a
@@ -245,7 +245,13 @@ def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:
                 connection.execute(_INSERT_STEPS, _span(run, part))
                 connection.execute(_INSERT_RANKS, each)
         except exc.DataError as error:
-            log.warning("steps %d to %d are not rolled up: %s", part.start, part.stop - 1, error)
+            log.warning(
+                "steps %d to %d of the run with key %d get no roll-ups: %s",
+                part.start,
+                part.stop - 1,
+                run,
+                error,
+            )
 
 
 def _starts(part: range) -> range:

@@ -70,7 +70,7 @@ class Written:
         unknown: runs that the store does not have; nothing about them was written.
         ended: runs that have ended.
         backends: backend of each known run, except observed runs, which are not planned.
-        steps: earliest new step of each run.
+        steps: run → the earliest step that the batch may have completed.
         complete: Hellos whose parts have all arrived, with the run's id. Such a Hello becomes the
             run's Hello only when it is written.
         again: runs whose current Hello was complete already when a part of it arrived again.

@@ -185,7 +185,7 @@ def write_metrics(
 ) -> None:
     """Store metrics of steps, and their means over ranks, from the newest attempt at each step.
 
-    If a run has more names than `MOST_METRICS`, further names are dropped.
+    A run can have `MOST_METRICS` different metrics; values of further metrics are dropped.
     """
     of_runs: dict[int, tuple[LockedRun, list[MetricRecord]]] = {}
     for run, batch in batches:

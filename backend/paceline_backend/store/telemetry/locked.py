@@ -30,7 +30,7 @@ _SEEN_EVERY_S = 2.0
 class LockedRun:
     """A run's locked row, with the changes that the batch makes.
 
-    The first fields are columns of `runs`; `hello` is the digest of the run's Hello.
+    Fields that are not described here are columns of `runs`.
 
     Args:
         changes: new values of columns.
@@ -162,7 +162,7 @@ class LockedRun:
 
     def _apply(self, change: RunState) -> None:
         before, after = State(self.state), change.state
-        # The end was only assumed because no messages arrived; this message is a sign of life.
+        # If the run was ended only because no messages arrived, this message makes it active again.
         cause = TransitionCause.REVIVE if self.lost else TransitionCause.REPORT
         allowed = cause.allows(before, after)
         if allowed and after.final:

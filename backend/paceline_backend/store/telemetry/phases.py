@@ -65,7 +65,7 @@ def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPha
 def long_since(
     connection: sa.Connection, runs: Collection[int], fresh_s: float, least_s: float
 ) -> set[int]:
-    """Return the keys in `runs` of those runs in which a rank has been in one phase for `least_s`.
+    """Return those of `runs` (keys) in which a rank has been in one phase for `least_s` seconds.
 
     Reports older than `fresh_s` do not count, because the phase may have ended since then.
     """

@@ -19,7 +19,7 @@ _NAMED = 8
 
 
 def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
-    """Return the columns of a node's row that a report of its latest launch changes."""
+    """Return the columns that a report about the latest launch changes in a node's row."""
     before, after = State(row.state), report.state
     if before.final and not row.lost:
         return {}
@@ -61,9 +61,9 @@ def outcome(rows: Collection[RunNode]) -> RunState | None:
     Return None if the result is not known yet: nodes failed only because the rendezvous was lost,
     and no node finished.
 
-    A node's failure fails the run, unless other nodes continued without it. Attempt numbers are the
-    same on all nodes, so nodes that finished or were stopped in a later attempt than the failed
-    node's continued without the failed node.
+    If a node failed, the run fails, unless other nodes continued without this node. Attempt numbers
+    are the same on all nodes. So if a node finished or was stopped in a later attempt, it continued
+    without the nodes that failed in an earlier attempt.
     """
     heard = [row for row in rows if not row.lost] or list(rows)
     finished = [row for row in heard if row.state == State.FINISHED]

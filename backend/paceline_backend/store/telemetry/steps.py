@@ -201,8 +201,8 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
     """Return the touched steps of large runs that are complete, by key of the run.
 
-    A batch has only a few rows of each step of a large run, and counting a step's rows is much
-    faster than summing them up.
+    A batch has only a few rows of each step of a large run, so most touched steps are not complete
+    yet. Counting a step's rows is much faster than summing them up.
     """
     large = [run for run in runs if (run.world or 0) >= _MANY and not run.all_steps]
     asked = [(run.key, step, run.world) for run in large for step in sorted(run.touched)]

@@ -30,7 +30,7 @@ R = TypeVar("R", wire.StepRecord, wire.RoundRecord)
 
 
 class Columns(Generic[R]):
-    """Validator of a kind of record, each field of which is stored in a column of the same name.
+    """Validator of a kind of record. Each field is stored in the column of the same name.
 
     Integers must fit into their columns. Required numbers must be finite and at least 0, and their
     sum below `HUGE`. An optional number counts as missing if it is infinite or NaN.

@@ -16,8 +16,8 @@ from paceline_backend.store.schema import nodes, runs, tokens
 
 # An ended run keeps its streams and its user on the bus for this many seconds.
 WRITERS_KEPT_S = 3_600.0
-# The same for a run whose end was only assumed: it may still train without a connection, and send
-# its messages later.
+# A run whose end was only assumed keeps its streams and its user for this many seconds, because it
+# may still train without a connection and send its messages later.
 _LOST_KEPT_S = 30 * 86_400.0
 
 
@@ -32,9 +32,9 @@ class Owner:
 def signed_nodes(connection: sa.Connection) -> list[str]:
     """Return the nodes whose sessions are valid.
 
-    Nodes of runs that ended recently are included even if the run's token is revoked. It is revoked
-    once the engine has no more jobs of the run, but ingest may not have read the nodes' last
-    reports by then.
+    Nodes of runs that ended recently are included even if the run's token is revoked. The token is
+    revoked when the engine has no more jobs of the run, and ingest may not have read the nodes'
+    last reports by then.
     """
     only = nodes.c.only_run
     of_run = only.in_(_lately_signed())
@@ -65,7 +65,7 @@ def _lately_signed() -> sa.Select[Any]:
 
 
 def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:
-    """Return the owners of the runs, by public id; unknown runs are left out."""
+    """Return the `Owner` of each run, by public id; unknown runs are left out."""
     c = runs.c
     query = sa.select(c.key, c.id, c.node, c.signed, c.nodes_max).where(c.id.in_(of))
     rows = connection.execute(query).all()

@@ -83,7 +83,7 @@ def restore(store: Store, file: Path, *, replace: bool) -> None:
         except sqlite3.DatabaseError as error:
             raise BackupError(f"{file} is not a backup of a Paceline database: {error}") from error
     if not whole:
-        raise BackupError(f"{file} is damaged")
+        raise BackupError(f"{file} is damaged: use another backup")
     _copy(file, _path(store))
 
 
@@ -142,7 +142,7 @@ _MOST_FAULTS = 20
 
 
 def faults(store: Store) -> Iterator[str]:
-    """Yield a description of each fault; nothing if the database is sound."""
+    """Yield a description of each fault of the database; nothing if it has no fault."""
     with store.read() as connection:
         known, head = migrate.revision(connection), migrate.head()
         if known is None:
@@ -190,7 +190,7 @@ def _wrong_rollups(connection: sa.Connection) -> Iterator[str]:
 
 
 def active_runs(connection: Connection) -> list[str]:
-    """Return the runs that a new secret would disconnect, because ranks keep their old keys."""
+    """Return the active runs. A new secret would disconnect them: ranks keep their old keys."""
     query = sa.select(runs.c.id).where(runs.c.state.in_(ACTIVE)).order_by(runs.c.key)
     return list(connection.execute(query).scalars())
 

@@ -51,8 +51,9 @@ class Keep:
 def prune(store: Store, keep: Keep, pause: Callable[[float], bool]) -> Iterator[str]:
     """Delete runs beyond the limits; yield the id of each deleted run.
 
-    `pause` waits for some seconds and returns whether to stop. Postgres before version 15 updates
-    its row counts seconds late, so there at most one run per call is deleted for `keep.bytes`.
+    `pause` waits for the given number of seconds and returns whether to stop. Postgres before
+    version 15 updates its row counts seconds late, so with such a Postgres, one call deletes at
+    most one run because of `keep.bytes`.
     """
     while (chosen := next_run(store, keep)) is not None:
         key, run = chosen
