@@ -191,7 +191,8 @@ def _refuse_more(
     if present + expected + count > new.nodes_max:
         waits = f" and waits for {expected} more" if expected else ""
         raise ConflictError(
-            f"nodes: run {group.id} has {present} nodes{waits}, and at most {new.nodes_max}"
+            f"nodes: run {group.id} has {present} nodes{waits}, and may have at most "
+            f"{new.nodes_max}"
         )
 
 

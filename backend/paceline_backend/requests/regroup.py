@@ -70,7 +70,11 @@ def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
         else:
             recorded = _recorded(connection, known)
     if recorded:
-        log.warning("run %s: rendezvous host %s was lost; relaunched", group.id, group.host)
+        log.warning(
+            "run %s: the rendezvous host %s was lost, so the run is relaunched",
+            group.id,
+            group.host,
+        )
     else:
         streams.tell_end(bus, group.id)
 

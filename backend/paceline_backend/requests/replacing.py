@@ -1,7 +1,7 @@
 """Replacement of a node of a multi-node run by another node.
 
-The new node joins first. With its launcher, the run would exceed its maximum number of nodes, so
-the launcher waits at the rendezvous while the run continues. Once the launcher has arrived, the old
+The new node joins first. The run may then have more nodes than its maximum, so the new node's
+launcher waits at the rendezvous while the run continues. Once this launcher has arrived, the old
 node leaves (`control.multi_node`). So only one rendezvous is needed, and it includes the new node.
 
 For runs on an engine, another job is requested. The node that it brings replaces the old one when
@@ -202,6 +202,9 @@ def _check_other(group: MultiNodeRun, joins: str, listed: list[dict[str, Any]]) 
         raise ConflictError(f"node: run {group.id} already trains on {joins}")
     node = next((node for node in listed if node["id"] == joins), None)
     if node is None or not node["alive"] or not node["signed"]:
-        raise ConflictError(f"node: {joins} has no agent with a session that answers")
+        raise ConflictError(
+            f"node: {joins} has no agent with a session that answers: start `paceline agent` "
+            "there, with --server and a token"
+        )
     if (reason := cannot_join(node, group.id)) is not None:
         raise ConflictError(f"node: {reason}")

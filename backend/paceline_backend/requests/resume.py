@@ -76,8 +76,8 @@ def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start
 
     Raises:
         InvalidRequestError: the backend does not accept the changed run.
-        ConflictError: the run is on an engine, which only the control plane can start, or it is
-            adopted, which only its user can start.
+        ConflictError: the run is on an engine, and `start` is False, or the run is adopted, and
+            `to` names no other backend.
     """
     if new.backend == backends.AdoptedBackend.name and to.backend is None:
         raise ConflictError(
@@ -86,7 +86,10 @@ def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start
         )
     if not to.asked:
         if new.has_jobs and not start:
-            raise ConflictError(f"run {run}: {new.backend} starts it: omit `launch`")
+            raise ConflictError(
+                f"run {run} is on {new.backend}, so only the control plane can start it: omit "
+                "`launch`"
+            )
         return replace(new, node=None, nodes=()) if new.has_jobs else new
     backend = backend_of(to.backend or new.backend)
     if backend.plans_itself:

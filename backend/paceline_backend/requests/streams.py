@@ -121,7 +121,9 @@ def tell_end(client: redis.Redis, run: str) -> None:
         announce(client, run)
         expire(client, run)
     except redis.RedisError as error:
-        log.warning("run %s has ended; open pages show it when the bus is back: %s", run, error)
+        log.warning(
+            "run %s has ended; open dashboard pages show it when the bus is back: %s", run, error
+        )
 
 
 def tell_change(client: redis.Redis, run: str) -> None:
@@ -129,7 +131,7 @@ def tell_change(client: redis.Redis, run: str) -> None:
     try:
         announce(client, run)
     except redis.RedisError as error:
-        log.warning("run %s has changed; open pages show it later: %s", run, error)
+        log.warning("run %s has changed; open dashboard pages show it later: %s", run, error)
 
 
 def keep(client: redis.Redis, run: str) -> None:

@@ -1,8 +1,9 @@
 """Find the steps of each attempt that still count after restarts.
 
-An attempt starts at the step of its checkpoint, or at step 0 without one. It discards the steps
-that earlier attempts trained from there on: its model does not contain their updates. The rows of
-discarded steps stay in the database until the steps are trained again, but they no longer count.
+An attempt starts at the step of its checkpoint, or at step 0 without a checkpoint. It discards the
+steps from its first step on that earlier attempts have trained, because its model does not contain
+their updates. The rows of discarded steps stay in the database until the steps are trained again,
+but they no longer count.
 """
 
 from __future__ import annotations

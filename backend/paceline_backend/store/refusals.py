@@ -247,9 +247,7 @@ def of_run_state(change: RunState) -> str | None:
         return f"state is {change.state}: a node reports {State.STARTING} or a later state"
     bounds = {"attempt": _INT, "dropped": _BIG, "port": 2**16}
     if len(change.address) > _LONGEST_NAME:
-        return (
-            f"address has {len(change.address)} characters: it must have at most {_LONGEST_NAME}"
-        )
+        return f"address has {len(change.address)} characters: it must have at most {_LONGEST_NAME}"
     if reason := of_whole(change, bounds) or of_times(change, ("at",)):
         return reason
     if change.exit_code is not None and not -_INT <= change.exit_code < _INT:

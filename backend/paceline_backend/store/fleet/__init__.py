@@ -4,6 +4,6 @@
 which node slowed down runs at which time. `progress` records the newest step of each run, and when
 it was reached.
 
-One worker process writes (`control.fleet`); `insight.fleet`, `insight.alerts` and `api` read. Rows
-of verdicts outlive the runs that they are about.
+One worker process writes the rows (`control.fleet`); `insight.fleet`, `insight.alerts` and `api`
+read them. Rows of verdicts outlive the runs that they are about.
 """

@@ -1,9 +1,9 @@
 """Cordons: an operator excludes a node from new runs until the cordon is lifted.
 
 Active runs on the node continue. If an engine provides the node, the cordon applies to the machine,
-that is to all nodes for which the engine reports this host. A worker process forwards the cordon
-and its end to the engine: `untold` returns these changes, and `note_told` records the engine's
-replies.
+that is, to all nodes with the same `host` (the engine's name of the machine). A worker process
+sends the cordon, and later its end, to the engine: `untold` returns the changes to send, and
+`note_told` records the engine's replies.
 
 `cordon`, `lift` and `check` raise `UnknownNodeError` if the node never registered.
 """

@@ -1,6 +1,6 @@
 """Compute the state of a multi-node run from the reports of its nodes.
 
-* If any node is in state `running`, the run is, too.
+* If any node is in state `running`, the run is in state `running`.
 * A node that ends while others continue changes only its own row.
 * If all nodes have ended, the run has ended: see `outcome`.
 """

@@ -2,9 +2,9 @@
 
 A run is deleted as a whole. First, the run is marked: from then on it is hidden, and ingest accepts
 nothing about it. Then the run's rows are deleted, `_ROWS_PER_DELETE` per transaction, or
-`_LONG_ROWS` if a row can have 100 kB. After each transaction, `prune` pauses for at least as long
-as it took, so that other processes can write. If `prune` is interrupted, the next call continues
-its work.
+`_LONG_ROWS` if a row can have 100 kB. After each transaction, `prune` pauses for at least the
+duration of this transaction, so that other processes can write. If `prune` is interrupted, the next
+call continues its work.
 """
 
 from __future__ import annotations
