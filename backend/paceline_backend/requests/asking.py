@@ -97,7 +97,8 @@ class Asker:
         place, orders = answers(node, ask.id), commands(node)
         entry = signed(encode(ask, run), orders, key)
         async with self._bus().pipeline(transaction=True) as opening:
-            # Create the stream here with an expiry: a node that answers late must not recreate it.
+            # Create the stream for the answer here, with an expiry. Agents add an answer only to an
+            # existing stream, so a late answer does not create a stream that never expires.
             opening.xadd(place, {"v": "asked"})
             opening.expire(place, _ANSWER_KEPT_S)
             opening.xadd(orders, cast(Any, entry), maxlen=COMMANDS_LENGTH, approximate=True)
@@ -111,8 +112,9 @@ class Asker:
         """Poll for the node's answer, and raise `TimeoutError` if there is none in time.
 
         A blocking read would need a connection for each question. redis-py writes with
-        `asyncio.wait_for`, which in Python 3.11 can lose a cancellation that arrives as it ends.
-        The timeout cancels only once, so the loop checks before each read whether it has expired.
+        `asyncio.wait_for`, which in Python 3.11 can lose a cancellation that arrives when the write
+        ends. `limit` cancels only once, so the loop checks before each read whether the time limit
+        has expired.
         """
         pause_s = _FIRST_POLL_S
         while not limit.expired():

@@ -118,9 +118,10 @@ def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> 
 
 
 def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
-    """Let a spare of a run join in place of a lost node; return False if there is none to do so.
+    """Let a spare of a run join in place of a lost node; return whether a spare joins.
 
-    Also return False if the run was asked to stop, or if the lost node has been replaced already.
+    No spare joins if none answers, if the run was asked to stop, or if the lost node has been
+    replaced already.
 
     Raises:
         ConflictError: the run is not active.

@@ -229,7 +229,7 @@ def _refuse(run: str, new: NewRun, state: State) -> None:
 
 
 def _refuse_agent(run: str, new: NewRun) -> None:
-    """Refuse a node whose agent has no session. In multi-node runs, `placed` chose no such node."""
+    """Refuse a node whose agent has no session. For multi-node runs, `placed` has checked this."""
     if not new.signed:
         raise ConflictError(
             f"node {new.node}: its agent has no session: start it with --server and a token, or "

@@ -38,7 +38,7 @@ def stop(
     *,
     force: bool = False,
 ) -> None:
-    """Stop a run at its next segment, or kill its processes at once.
+    """Stop a run at the end of its current segment, or kill its processes at once.
 
     The processes are killed if `force` is set, if the run does not train yet, or if it is observed,
     because an observed run has no segments. Ranks and agents log `why`.

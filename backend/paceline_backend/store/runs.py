@@ -400,7 +400,7 @@ def unfinished(connection: sa.Connection) -> list[Unfinished]:
 def _with_facts(
     store: Store, connection: sa.Connection, query: sa.Select[Any], *, keep_key: bool = False
 ) -> list[dict[str, Any]]:
-    """Return runs together with facts from other tables."""
+    """Return runs, each with values from other tables such as tags, progress and target."""
     rows = [_plain(row) for row in connection.execute(query)]
     keys = [run["key"] for run in rows]
     at = now(connection)

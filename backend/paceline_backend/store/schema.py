@@ -162,7 +162,7 @@ nodes = Table(
     # unknown.
     Column("check", JSON(none_as_null=True)),
     # Whether the agent has a session. If so, it accepts only messages with a MAC, and can decrypt
-    # the secrets of launches.
+    # the secrets in orders to launch a run.
     Column("signed", Boolean, nullable=False, server_default=false()),
     # The only run that the agent may serve, because its token belongs to this run. NULL: any run.
     Column("only_run", Text),
@@ -601,7 +601,8 @@ data_epochs = Table(
     # Number of samples that moved to the node.
     Column("moved", BigInteger, nullable=False),
     Column("moved_s", Double, nullable=False),
-    # Bytes and samples that steps read from the source.
+    # Bytes and samples that steps read from the data set's source, because the node did not have
+    # them.
     Column("read_bytes", BigInteger, nullable=False),
     Column("read", BigInteger, nullable=False),
     # Number of steps that waited for data from the source.

@@ -26,7 +26,7 @@ SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)
 
 @dataclass(frozen=True)
 class FigureBounds:
-    """Inclusive bounds of a figure; None: no bound."""
+    """Inclusive bounds of a figure of runs, such as the waste; None: no bound."""
 
     least: float | None = None
     most: float | None = None

@@ -69,7 +69,7 @@ def _weighted_loss(weight: str) -> str:
 
 _OF_RANK = "CASE WHEN samples = 0 THEN 0.0 ELSE loss END"
 # Condition for records that have an ETT error. A rank without samples has no ETT error. It counts
-# in all other sums, because it runs the passes of a filler sample.
+# in all other sums, because it runs the forward and backward pass of a filler sample.
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
 # The mean loss of the global batch, by `loss_mean`. A rank's loss has the weight that its gradient
 # has in the update.
