@@ -37,7 +37,8 @@ ANSWER_S = 5.0
 # Seconds for which an answer is kept that was not fetched.
 _ANSWER_KEPT_S = 30
 _QUESTION_CONNECTIONS = 4
-# Maximum number of concurrent questions, which bounds the answers on the bus (up to 350 kB each).
+# Maximum number of concurrent questions. It limits the memory that the bus needs for answers, which
+# have up to 350 kB each.
 _MOST_QUESTIONS = 64
 # Maximum number of concurrent questions to a node, so that a node that does not answer cannot block
 # the questions to other nodes.

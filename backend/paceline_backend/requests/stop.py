@@ -110,7 +110,7 @@ def end_hung(
 def kill(
     store: Store, bus: redis.Redis, run: str, nodes: Collection[str], order: Kill | EndRanks
 ) -> None:
-    """Order agents, and `paceline run`, to kill all processes of a run or some of its ranks."""
+    """Send an order to kill a run's processes or some of its ranks to agents and `paceline run`."""
     keys = sessions.keys(store, nodes)
     for node in nodes:
         of_node = keys.of_node(node)

@@ -169,7 +169,7 @@ def page(
     limit: int = 50,
     cursor: str | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return rows, newest first, and the cursor of the next page (None at the end).
+    """Return a page of the audit log, newest first, and the next page's cursor (None at the end).
 
     Raises:
         CursorError: `cursor` does not come from an earlier page.

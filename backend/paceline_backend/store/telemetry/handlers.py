@@ -83,7 +83,10 @@ def write_attempts(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, 
 
 
 def write_segments(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
-    """Store the segments that are not stored yet; `validation.problem` has accepted all of them."""
+    """Store the segments that are not stored yet.
+
+    The caller has validated the segments with `validation.problem`.
+    """
     if not adopted:
         return
     connection.execute(

@@ -69,7 +69,7 @@ class LockedRun:
     new_step: int | None = field(default=None, init=False)
 
     def set(self, **columns: Any) -> None:
-        """Record new values of columns."""
+        """Record new values of columns of the run's row, which `save` writes."""
         self.changes |= columns
         for name in columns.keys() & _READ:
             setattr(self, name, columns[name])
@@ -147,7 +147,7 @@ class LockedRun:
             self.sum_up(change)
 
     def change_node(self, node: str, values: Mapping[str, Any]) -> None:
-        """Record new values of a node's row."""
+        """Record new values of columns of a node's row, which `save` writes."""
         self.nodes[node] = replace(self.nodes[node], **values)
         self.changed_nodes.setdefault(node, {}).update(values)
 
