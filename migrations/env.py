@@ -7,7 +7,7 @@ from paceline_backend.store.schema import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    # This holds for SQLite, too, because the store begins its transactions itself.
+    # True for SQLite, too: the store itself executes BEGIN, so DDL is part of the transaction.
     transactional_ddl=True,
     render_as_batch=True,
 )

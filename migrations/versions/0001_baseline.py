@@ -1,17 +1,19 @@
 """Create all declared tables, and set options of columns that only Postgres has.
 
-Paceline has not been released yet, so a change of the declared tables changes what this file
-creates, and its revision with it: a database with other tables is refused. From release 1.0 on,
-each change is a migration of its own, and this file must spell out the tables of that release.
+Paceline has not been released yet, so this file creates the tables that `store.schema` declares.
+When a declared table changes, `revision` must change, too: `store.migrate` refuses a database with
+another revision. From release 1.0 on, each change is a migration of its own, and this file must
+spell out the tables of release 1.0.
 """
 
 from alembic import op
 
 from paceline_backend.store.schema import metadata
 
-# With statistics, Postgres assumes that a run that began after their collection has no rows. All
-# plans then look alike to it, and it reads all rows of the run for each of some hundred steps.
-# Without statistics of these columns, it assumes that a run has a fixed fraction of the table.
+# With statistics, Postgres estimates that a run that began after their collection has no rows. All
+# query plans then have about the same estimated cost, and Postgres can choose one that reads all
+# rows of the run for each of about a hundred steps. Without statistics of these columns, Postgres
+# estimates that a run has a fixed fraction of the table's rows.
 _NO_STATISTICS = (
     f"ALTER TABLE {table} ALTER {column} SET STATISTICS 0"
     for table in ("worker_steps", "steps", "rounds", "step_rollups", "rank_rollups")
@@ -23,8 +25,8 @@ POSTGRES = (
     "ALTER TABLE hello_parts ALTER COLUMN data SET STORAGE EXTERNAL",
 )
 
-# A fingerprint of the tables and of `POSTGRES`. `tests/integration/store/test_migrations.py` checks
-# it, and fails with the new one after a change.
+# A fingerprint of the tables and of `POSTGRES`. If it is not up to date, the test
+# `tests/integration/store/test_migrations.py` fails and shows the new fingerprint.
 revision = "ffc025b57aea"
 down_revision = None
 branch_labels = None

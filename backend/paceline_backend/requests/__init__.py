@@ -1,9 +1,9 @@
 """Requests of users and of `auto`: launch a run, switch its policy, stop it or resume it.
 
 Each function checks the request, writes it to the store, and publishes it on the bus. Each function
-pings the bus first, so that no request is left half done, and writes a row of the audit log in the
-transaction of the request. The API and `auto` call these functions; the command line and the demo
-use the API.
+pings the bus before it writes, so that it does not store a request that it cannot publish. It adds
+a row to the audit log in the same transaction. The API and `auto` call these functions; the command
+line and the demo use the API.
 
     me = Requester("me", "operator")
     run = launch(store, bus_url, new, me, start=True)
@@ -14,7 +14,7 @@ use the API.
 
 Common parameters: `run` is the run's public id, `by` the user who makes the request, and `change`
 contains both, with the revision of the run for which the request is meant. `env` holds values of
-the variables that the run was started with, because they are not stored.
+the environment variables that the run was started with, because the database does not store values.
 
 Common errors: `InvalidRequestError` (a field is wrong), `ConflictError` (the run's or node's state
 does not allow it), `RevisionError` (the run has another revision than expected),

@@ -36,10 +36,10 @@ _SHOWN = ("name", "script", "nproc", "policy", "nodes_min", "nodes_max", "max_re
 class Adoption:
     """Credentials with which a node enlists in its run. Secret."""
 
-    run: str = Field(description="id", examples=["3f9a1c07be52"])
+    run: str = Field(description="public id of the run", examples=["3f9a1c07be52"])
     token: str = Field(
         repr=False,
-        description="for nodes of this run; expires one hour after the run's end",
+        description="token for the nodes of the run; expires one hour after the run's end",
         examples=["pl_3f9a1c07_c0ffee"],
     )
 
@@ -68,15 +68,15 @@ def adopt(
     with streams.answering(bus_url):
         try:
             _find_or_create(store, run, key, new, by)
-        # Another node has created the run at the same moment.
+        # Another node has created the run at the same moment, so find it now.
         except StoreRefusedError:
             _find_or_create(store, run, key, new, by)
     return Adoption(run, str(tokens.of_run(store, run)))
 
 
 def _id(store: Store, whose: str, key: str) -> str:
-    # The id depends only on token and key, so that of two nodes that call at once only one can
-    # create the run.
+    # The id depends only on token and key. So if two nodes call at once, they compute the same id,
+    # and only one of them can create the run.
     words = f"{whose}\0{key}".encode()
     secret = meta.secret(store)
     return hashlib.blake2b(words, key=secret, person=b"paceline adopted", digest_size=6).hexdigest()

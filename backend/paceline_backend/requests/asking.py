@@ -34,10 +34,11 @@ log = logging.getLogger(__name__)
 
 # Deadline for an answer. A node usually answers within a fraction of a second.
 ANSWER_S = 5.0
-# Lifetime of an answer that was not fetched.
+# Seconds for which an answer is kept that was not fetched.
 _ANSWER_KEPT_S = 30
 _QUESTION_CONNECTIONS = 4
-# Maximum number of concurrent questions, which bounds the answers on the bus (up to 350 kB each).
+# Maximum number of concurrent questions. It limits the memory that the bus needs for answers, which
+# have up to 350 kB each.
 _MOST_QUESTIONS = 64
 # Maximum number of concurrent questions to a node, so that a node that does not answer cannot block
 # the questions to other nodes.
@@ -54,7 +55,7 @@ class NoAnswerError(PacelineError):
 
 
 class Asker:
-    """Client that asks nodes and verifies the signatures of their answers. For one event loop.
+    """Client that asks nodes and verifies the signatures of their answers, on one event loop.
 
     Args:
         bus_url: ``redis://…``.
@@ -97,7 +98,8 @@ class Asker:
         place, orders = answers(node, ask.id), commands(node)
         entry = signed(encode(ask, run), orders, key)
         async with self._bus().pipeline(transaction=True) as opening:
-            # Create the stream here with an expiry: a node that answers late must not recreate it.
+            # Create the stream for the answer here, with an expiry. Agents add an answer only to an
+            # existing stream, so a late answer does not create a stream that never expires.
             opening.xadd(place, {"v": "asked"})
             opening.expire(place, _ANSWER_KEPT_S)
             opening.xadd(orders, cast(Any, entry), maxlen=COMMANDS_LENGTH, approximate=True)
@@ -111,8 +113,9 @@ class Asker:
         """Poll for the node's answer, and raise `TimeoutError` if there is none in time.
 
         A blocking read would need a connection for each question. redis-py writes with
-        `asyncio.wait_for`, which in Python 3.11 can lose a cancellation that arrives as it ends.
-        The timeout cancels only once, so the loop checks before each read whether it has expired.
+        `asyncio.wait_for`, which in Python 3.11 can lose a cancellation that arrives when the write
+        ends. `limit` cancels only once, so the loop checks before each read whether the time limit
+        has expired.
         """
         pause_s = _FIRST_POLL_S
         while not limit.expired():
@@ -138,8 +141,9 @@ class Asker:
             return None
 
     async def _forget(self, place: str, orders: str, order: bytes) -> None:
-        # The stream has a maximum length: questions that are not deleted could cause launches to be
-        # trimmed. If the bus is unavailable, question and answer expire later.
+        # The stream of commands has a maximum length: if questions were not deleted, orders to
+        # launch could be trimmed. If the bus is unavailable, the question is trimmed later, and the
+        # answer expires.
         with contextlib.suppress(redis.RedisError):
             async with self._bus().pipeline(transaction=False) as tidying:
                 tidying.unlink(place)

@@ -23,8 +23,8 @@ from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import MultiNodeRun
 
-# If a node has not started a launch after this time, it may have missed the launch, which is then
-# sent again.
+# If a node has not started a launch after this many seconds, it may have missed the order to
+# launch, so the order is sent again.
 _LAUNCH_RESEND_S = 8.0
 
 
@@ -33,8 +33,12 @@ class Enlisted:
     """Decision about a node that asks to take part in a run."""
 
     state: State = Field(description="state of the run", examples=["queued"])
-    needed: bool = Field(description="false: the node can exit", examples=[True])
-    message: str = Field(description="why the node can exit", examples=[""])
+    needed: bool = Field(
+        description="whether the run needs the node; if not, the node can exit", examples=[True]
+    )
+    message: str = Field(
+        description="why the run does not need the node; empty if it does", examples=[""]
+    )
 
 
 def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = None) -> Enlisted:
@@ -99,7 +103,7 @@ def _admit(
     if row is not None:
         again = row.state == State.PENDING and time.time() - row.launched_at > _LAUNCH_RESEND_S
         return Enlisted(state, True, ""), again
-    # The run is being relaunched on the nodes that it had.
+    # The run is being relaunched on the nodes that it had. A new node waits until this is done.
     if group.rendezvous.restarts:
         return Enlisted(state, True, ""), False
     if new.has_jobs and not group.nodes and not _all_come(connection, run, new, node):
@@ -119,7 +123,7 @@ def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
 
     Nodes can arrive before the engine's report, because the engine is queried every few seconds.
     """
-    # Nodes of earlier launches do not count.
+    # Leave out nodes of earlier launches.
     earlier = run_nodes.names(connection, run)
     there = nodes.bound(connection, run).difference(earlier) | {node}
     return len(there) >= new.nodes_min or jobs.begun(connection, run)

@@ -46,7 +46,7 @@ def join(
     `wanted` is the number of nodes, or their names.
 
     Raises:
-        ConflictError: the run is not active on several nodes, or these nodes cannot join.
+        ConflictError: the run is not active on several nodes, or the requested nodes cannot join.
         InvalidRequestError: an environment variable has no value.
     """
     logs.hide_environment(env)
@@ -70,8 +70,8 @@ def join(
 def start(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun, new: NewRun) -> None:
     """Launch a run on additional nodes that are recorded already.
 
-    `new` is the run with these nodes only, and with values of all variables. If the launch fails,
-    the nodes are recorded as lost.
+    `new` is the run with only the additional nodes, and with values of all environment variables.
+    If the launch fails, the nodes are recorded as lost.
     """
     run, new = group.id, replace(new, first_attempt=group.first_attempt, signed=True)
     try:
@@ -123,7 +123,7 @@ def leave(
 
 
 def order_to_leave(store: Store, bus: redis.Redis, group: MultiNodeRun, node: str) -> None:
-    """Order a node's agent to kill its processes of a run. Idempotent."""
+    """Order a node's agent to kill the processes of a run on the node. Idempotent."""
     order = Kill("it was asked to leave the run", group.first_attempt, leaves=True)
     key = sessions.keys(store, [node]).of_node(node)
     publish(bus, commands(node), order, group.id, maxlen=COMMANDS_LENGTH, key=key)
@@ -135,11 +135,11 @@ def row_of(group: MultiNodeRun, node: str) -> RunNode:
     Raises:
         ConflictError: the run is not active on this node.
     """
-    going_on = {row.node: row for row in group.nodes if not row.ended}
-    if node not in going_on:
-        names = ", ".join(going_on) or "none"
+    active = {row.node: row for row in group.nodes if not row.ended}
+    if node not in active:
+        names = ", ".join(active) or "none"
         raise ConflictError(f"run {group.id} does not train on {node}; its nodes are: {names}")
-    return going_on[node]
+    return active[node]
 
 
 def under_way(connection: Connection, run: str) -> MultiNodeRun:
@@ -164,7 +164,7 @@ def refuse_adopted(new: NewRun) -> None:
     if new.backend == backends.AdoptedBackend.name:
         raise ConflictError(
             "this run's user starts its nodes: add one with `paceline node` and the run's key, "
-            "while it has fewer than `nodes_max`"
+            "while it has fewer nodes than its `nodes_max`"
         )
 
 
@@ -191,7 +191,8 @@ def _refuse_more(
     if present + expected + count > new.nodes_max:
         waits = f" and waits for {expected} more" if expected else ""
         raise ConflictError(
-            f"nodes: run {group.id} has {present} nodes{waits}, and at most {new.nodes_max}"
+            f"nodes: run {group.id} has {present} nodes{waits}, and may have at most "
+            f"{new.nodes_max}"
         )
 
 

@@ -1,9 +1,9 @@
 """Labels that users give to runs: tags, notes and targets. Ended runs accept labels, too.
 
 A tag is added and removed on its own, so two users cannot overwrite each other's tags, and no
-revision is needed. Notes and targets are replaced as a whole, so their writer passes the revision
-of the run that they are meant for. A target is the value of a metric that the run's evaluations
-should reach.
+revision is needed. A note or target is replaced as a whole, so a request to replace it has the
+revision of the run that the user has read. A target is the value of a metric that the run's
+evaluations should reach.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Launch of new runs: records a run and lets its training backend start it.
+"""Launch of new runs: record a run, and let its backend start it.
 
-A run that was recorded and could not be started, for whatever reason, fails with that reason.
+If a recorded run cannot be started, its state becomes `failed`, with the error as its message.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _logged(new: NewRun, start: bool) -> dict[str, object]:
 
 
 def start_recorded(store: Store, bus_url: str, bus: redis.Redis, run: str, new: NewRun) -> None:
-    """Start a recorded run, and kill it again if it was stopped meanwhile."""
+    """Start a recorded run, and kill its processes if it was stopped meanwhile."""
     with _not_launched(store, bus, run):
         made = credentials(store, bus_url, run, new)
         backend_of(new.backend).start(bus, run, new, made)
@@ -95,7 +95,7 @@ def start_recorded(store: Store, bus_url: str, bus: redis.Redis, run: str, new: 
 
 @contextlib.contextmanager
 def _not_launched(store: Store, bus: redis.Redis, run: str) -> Iterator[None]:
-    """Fail a recorded run with the reason if the body raises."""
+    """Set a recorded run to failed, with the error as its message, if the block raises."""
     try:
         yield
     except Exception as error:
@@ -114,7 +114,7 @@ def _reason(error: Exception) -> str:
 
 
 def placed(backend: backends.Backend, new: NewRun, nodes: list[dict[str, object]]) -> NewRun:
-    """Return the run with nodes that the backend chose, and with `signed` if they have a session.
+    """Return the run with the nodes that its backend chose; `signed` is set if they have sessions.
 
     Raises:
         ConflictError: no node can start the run.

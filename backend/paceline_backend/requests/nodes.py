@@ -72,7 +72,10 @@ def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
             if row is None:
                 raise UnknownNodeError(f"no node {node}")
             if not row["alive"] or not row["signed"]:
-                raise ConflictError(f"node {node} has no agent with a session that answers")
+                raise ConflictError(
+                    f"node {node} has no agent with a session that answers: start `paceline agent` "
+                    "there, with --server and a token"
+                )
             if row["runs"]:
                 names = ", ".join(row["runs"])
                 raise ConflictError(f"ranks train on {node}: measure it when {names} has ended")

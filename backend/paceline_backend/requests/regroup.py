@@ -1,9 +1,9 @@
 """Restart of a multi-node run after its rendezvous host is lost.
 
-Each public function is a step, in this order: `begin`, `end_launch`, `regroup`, `launch`. Each step
-records its result in the database, as a phase of the run's `Rendezvous`. If a worker is killed in
-between, `control.multi_node` does the next step when it is called again. If all nodes of a run
-ended with the rendezvous and the run must not restart, `settle` ends the run.
+The restart has four steps, one function for each: `begin`, `end_launch`, `regroup`, `launch`. The
+database records the progress, as a phase of the run's `Rendezvous`. If a worker process is killed
+between two steps, `control.multi_node` continues with the next step when it is called again. If all
+nodes of a run ended with the rendezvous and the run must not restart, `settle` ends the run.
 
 All functions raise `StoreError` if the database fails, and those with a `bus` parameter
 `redis.RedisError` if the bus is unavailable.
@@ -56,9 +56,9 @@ def end_launch(
 
 
 def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
-    """Record the next launch, on those nodes of the run that answer, or end the run.
+    """Record the next launch, on those nodes of the run that answer; if impossible, end the run.
 
-    Does nothing until all launchers of the previous launch have ended. `launch` is the next step.
+    Do nothing until all launchers of the previous launch have ended. The next step is `launch`.
     """
     with store.write() as connection:
         known = run_nodes.locked(connection, group)
@@ -70,7 +70,11 @@ def regroup(store: Store, bus: redis.Redis, group: MultiNodeRun) -> None:
         else:
             recorded = _recorded(connection, known)
     if recorded:
-        log.warning("run %s: rendezvous host %s was lost; relaunched", group.id, group.host)
+        log.warning(
+            "run %s: the rendezvous host %s was lost, so the run is relaunched",
+            group.id,
+            group.host,
+        )
     else:
         streams.tell_end(bus, group.id)
 
@@ -89,8 +93,8 @@ def launch(store: Store, bus_url: str, bus: redis.Redis, group: MultiNodeRun) ->
         return
     with store.write() as connection:
         noted = run_nodes.advance(connection, group, Rendezvous.WAITING)
-    # Either the run was stopped, and agents got the order to stop before the launch, or another
-    # worker has done this step.
+    # Either another worker has done this step, or the run was stopped. In the second case, agents
+    # got the order to stop before the launch, so repeat the order.
     if not noted:
         _end_if_stopped(store, bus, group)
     streams.tell_change(bus, group.id)
@@ -166,7 +170,7 @@ def _first_attempt(group: MultiNodeRun, new: NewRun) -> int:
 
 
 def _recorded(connection: Connection, group: MultiNodeRun) -> bool:
-    """Record the next launch, or fail the run with the reason and return False."""
+    """Record the next launch. If that is impossible, set the run to failed and return False."""
     new, _ = new_runs.stored(connection, group.id)
     listed = spares.stand_ins(group, nodes.listed(connection))
     try:

@@ -21,13 +21,14 @@ from paceline_backend.store.audit import Requester, record
 
 REJECTED = "paceline:rejected"
 
-MOST_REJECTED = 10_000  # notes
-MOST_OF_WRITER = 500  # notes
+# Maximum number of notes on the bus, and of notes about messages of one writer.
+MOST_REJECTED = 10_000
+MOST_OF_WRITER = 500
 # Maximum length of a reason.
 _LONGEST_REJECTION = 2_000  # bytes
 # Maximum length of a run's id, and of a message's type.
 _LONGEST_ID = 200  # bytes
-# Lifetime of a writer's index after its newest note.
+# Seconds for which the list of a writer's notes is kept after the newest note.
 _INDEX_S = 30 * 86_400
 
 

@@ -1,7 +1,7 @@
 """Replacement of a node of a multi-node run by another node.
 
-The new node joins first. With its launcher, the run would exceed its maximum number of nodes, so
-the launcher waits at the rendezvous while the run continues. Once the launcher has arrived, the old
+The new node joins first. The run may then have more nodes than its maximum, so the new node's
+launcher waits at the rendezvous while the run continues. Once this launcher has arrived, the old
 node leaves (`control.multi_node`). So only one rendezvous is needed, and it includes the new node.
 
 For runs on an engine, another job is requested. The node that it brings replaces the old one when
@@ -104,7 +104,7 @@ def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> 
         with store.write() as connection:
             new_runs.stored(connection, run)
             group = under_way(connection, run)
-            other = _come(group, node)
+            other = _replacement_of(group, node)
             if other is not None:
                 raise ConflictError(
                     f"{other} has already replaced {node}: let {other} leave the run instead"
@@ -118,11 +118,15 @@ def withdraw(store: Store, bus_url: str, change: RequestedChange, node: str) -> 
 
 
 def stand_in(store: Store, bus_url: str, run: str, lost: str) -> bool:
-    """Let a spare of a run join in place of a lost node; return False if no spare is needed.
+    """Let a spare of a run join in place of a lost node; return whether a spare joins.
+
+    No spare joins if none answers, if the run was asked to stop, or if the lost node has been
+    replaced already.
 
     Raises:
         ConflictError: the run is not active.
-        InvalidRequestError: an environment variable has no value, because values are not stored.
+        InvalidRequestError: the run was started with environment variables, whose values are not
+            stored.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
@@ -153,22 +157,22 @@ def _joins(
         return joins
     if other is not None:
         raise ConflictError(f"node: {new.backend} chooses the replacement: omit it")
-    if node in jobs.replaced(connection, group.id) and _come(group, node) is None:
+    if node in jobs.replaced(connection, group.id) and _replacement_of(group, node) is None:
         raise ConflictError(f"{new.backend} was already asked for a replacement of {node}")
     return None
 
 
-def _come(group: MultiNodeRun, node: str) -> str | None:
+def _replacement_of(group: MultiNodeRun, node: str) -> str | None:
     """Return the node that was launched to replace `node` and has not ended, or None."""
     come = (row.node for row in group.nodes if row.replaces == node and not row.ended)
     return next(come, None)
 
 
 def _check(connection: Connection, group: MultiNodeRun, row: RunNode, new: NewRun) -> None:
-    """Refuse to replace a node that leaves anyway, or without which the run cannot continue."""
+    """Refuse to replace a node that already leaves, or without which the run cannot continue."""
     if row.leaving:
         raise ConflictError(f"{row.node} is already leaving run {group.id}")
-    other = _come(group, row.node)
+    other = _replacement_of(group, row.node)
     if other is not None:
         raise ConflictError(f"{other} is already replacing {row.node}")
     if row.node != group.host:
@@ -199,6 +203,9 @@ def _check_other(group: MultiNodeRun, joins: str, listed: list[dict[str, Any]]) 
         raise ConflictError(f"node: run {group.id} already trains on {joins}")
     node = next((node for node in listed if node["id"] == joins), None)
     if node is None or not node["alive"] or not node["signed"]:
-        raise ConflictError(f"node: {joins} has no agent with a session that answers")
+        raise ConflictError(
+            f"node: {joins} has no agent with a session that answers: start `paceline agent` "
+            "there, with --server and a token"
+        )
     if (reason := cannot_join(node, group.id)) is not None:
         raise ConflictError(f"node: {reason}")

@@ -1,8 +1,8 @@
 """Resume of a run that failed or was stopped, with the same settings or elsewhere.
 
-`resume` makes an ended run pending again, with a new attempt. `Elsewhere` names what changes: the
-training backend, or the numbers of nodes and ranks. A run that was recorded and could not be
-started, for whatever reason, fails with that reason.
+`resume` makes an ended run pending again, with a new attempt. `Elsewhere` has the settings that
+change: the backend, and the numbers of nodes and ranks. If a recorded run cannot be started, its
+state becomes `failed`, with the error as its message.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Elsewhere:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Requested changes, for the audit log."""
+        """Return the requested changes, for the audit log."""
         names = ("backend", "backend_options", "nodes_min", "nodes_max", "nproc")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
@@ -76,8 +76,8 @@ def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start
 
     Raises:
         InvalidRequestError: the backend does not accept the changed run.
-        ConflictError: the run is on an engine, which only the control plane can start, or it is
-            adopted, which only its user can start.
+        ConflictError: the run is on an engine, and `start` is False, or the run is adopted, and
+            `to` names no other backend.
     """
     if new.backend == backends.AdoptedBackend.name and to.backend is None:
         raise ConflictError(
@@ -86,7 +86,10 @@ def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start
         )
     if not to.asked:
         if new.has_jobs and not start:
-            raise ConflictError(f"run {run}: {new.backend} starts it: omit `launch`")
+            raise ConflictError(
+                f"run {run} is on {new.backend}, so only the control plane can start it: omit "
+                "`launch`"
+            )
         return replace(new, node=None, nodes=()) if new.has_jobs else new
     backend = backend_of(to.backend or new.backend)
     if backend.plans_itself:
@@ -133,10 +136,11 @@ class Resumption:
     """Terms on which a run is resumed.
 
     Args:
-        start: start the run's processes. Otherwise the caller starts them.
+        start: whether to start the run's processes; if False, the caller starts them.
         max_restarts: maximum number of restarts, counted from now on; None keeps the value.
         to: changes to the run.
-        env: values of the variables that the run was started with, because they are not stored.
+        env: values of the environment variables that the run was started with, because the database
+            does not store values.
     """
 
     start: bool
@@ -167,8 +171,8 @@ def resume(store: Store, bus_url: str, change: RequestedChange, terms: Resumptio
             }
             record_change(connection, change, "run.resume", details)
             new = _recorded(connection, run, terms)
-            # Delete the order that stopped the run before, so that the leader does not read it.
-            # Delete it in the transaction, so that a later order to stop is kept.
+            # Delete an earlier order to stop the run, so that the leader does not read it. Delete
+            # it in the transaction, so that a later order to stop is kept.
             streams.forget_orders(bus, run)
         if terms.start:
             start_recorded(store, bus_url, bus, run, new)
@@ -225,7 +229,7 @@ def _refuse(run: str, new: NewRun, state: State) -> None:
 
 
 def _refuse_agent(run: str, new: NewRun) -> None:
-    """Refuse an agent without a session. For multi-node runs, `place` has done so already."""
+    """Refuse a node whose agent has no session. For multi-node runs, `placed` has checked this."""
     if not new.signed:
         raise ConflictError(
             f"node {new.node}: its agent has no session: start it with --server and a token, or "
@@ -243,10 +247,10 @@ def _stopped_early(connection: Connection, run: str) -> bool:
 def environment(
     connection: Connection, run: str, new: NewRun, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the values of all variables that the run was started with, and of those in `given`.
+    """Return the values of the run's environment variables, including those in `given`.
 
     Raises:
-        InvalidRequestError: values are missing. The message names the variables.
+        InvalidRequestError: the value of a variable that the run was started with is not known.
     """
     known = {}
     hello = runs.hello(connection, runs.key_of(connection, run))

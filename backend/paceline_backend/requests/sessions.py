@@ -58,8 +58,8 @@ def of_node(
 
     Raises:
         InvalidRequestError: the name is not valid.
-        ConflictError: the name belongs to another token, the token has ended, or the bus does not
-            support users.
+        ConflictError: the name is taken, the token is no longer valid, or the bus does not support
+            users.
     """
     if not is_node(node):
         raise InvalidRequestError(
@@ -75,13 +75,16 @@ def of_node(
                 f"node {node}: its name is taken (choose another with --node), or its token "
                 "is no longer valid"
             )
-    # Do not read the seed again: the name may belong to another token by then.
+    # Do not read the seed again: by then, another caller may have a session with this name.
     own = Keys(meta.secret(store), {node: seed})
     return SessionCredentials(_url(bus_url, users.of_node(own, node)), own.of_node(node))
 
 
 def end(bus_url: str, names: Collection[str]) -> None:
-    """Remove the users of nodes whose sessions have ended; if the bus is down, a worker does it."""
+    """Remove the users of nodes whose sessions have ended; if the bus is down, log a warning.
+
+    A worker process then removes the users when the bus is back.
+    """
     try:
         with streams.answering(bus_url) as bus:
             users.forget(bus, map(users.name_of_node, names))
@@ -94,7 +97,7 @@ def forget(store: Store, bus_url: str, node: str, by: Requester) -> dict[str, An
 
     Raises:
         UnknownNodeError: no such node.
-        ConflictError: its agent answers, or an unfinished run was launched there.
+        ConflictError: the node's agent answers, or a run on the node has not ended.
     """
     with streams.answering(bus_url) as bus:
         with store.read() as connection:
@@ -135,12 +138,13 @@ def of_run(store: Store, bus_url: str, run: str) -> SessionCredentials:
     known = runs.get(store, run)
     if State(known["state"]).final:
         raise ConflictError(f"run {run} has ended already: {known['state']}")
-    # Record the session before creating its user: the worker removes users of runs without one.
+    # Record the session before creating its user on the bus, because the worker process removes
+    # users of runs that have no session.
     with store.write() as connection:
         if not writers.sign(connection, run):
             raise ConflictError(
-                f"run {run} already runs, without credentials of its own: its telemetry would be "
-                "rejected"
+                f"run {run} was started without credentials of its own: with new credentials, its "
+                "telemetry would be rejected"
             )
     return credentials(store, bus_url, run)
 

@@ -20,21 +20,25 @@ Listed = Sequence[Mapping[str, Any]]
 def check(new: NewRun, *, start: bool) -> None:
     """Raise `InvalidRequestError` if a run requests spares but cannot have spares."""
     if new.replace_slow_nodes and not new.spares:
-        raise InvalidRequestError("replace_slow_nodes", "needs spares: give 1 or more")
+        raise InvalidRequestError("replace_slow_nodes", "needs spares: set `spares` to 1 or more")
     if not new.spares:
         return
     if new.backend != "local" or not start:
-        message = 'only for a run that the control plane launches, with backend "local"'
+        message = (
+            'only for a run that the control plane launches, with backend "local": omit `spares`'
+        )
         raise InvalidRequestError("spares", message)
     if new.nodes_max == 1:
-        raise InvalidRequestError("spares", "only for a run on several nodes: give nodes_max")
+        raise InvalidRequestError(
+            "spares", "only for a run on several nodes: set `nodes_max` to 2 or more"
+        )
 
 
 def hold(connection: Connection, run: str, new: NewRun, listed: Listed, *, all_: bool) -> None:
     """Reserve idle nodes as spares for a run whose nodes have just been chosen.
 
     Raises:
-        ConflictError: `all_` is set, and there are fewer nodes than the run requests.
+        ConflictError: `all_` is set, and there are fewer such nodes than the run needs as spares.
     """
     if not new.spares:
         return

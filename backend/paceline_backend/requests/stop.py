@@ -38,29 +38,29 @@ def stop(
     *,
     force: bool = False,
 ) -> None:
-    """Stop a run at its next segment, or kill its processes at once.
+    """Stop a run at the end of its current segment, or kill its processes at once.
 
-    The processes are killed with `force`, if the run does not train yet, and if it is observed,
+    The processes are killed if `force` is set, if the run does not train yet, or if it is observed,
     because an observed run has no segments. Ranks and agents log `why`.
 
     Raises:
         ConflictError: the run has ended, or has no agent that could kill its processes.
         redis.RedisError: the bus is unavailable. If the bus failed after the ping, the audit log
-            has the stop, and the caller may retry. A run that had not started then counts as
-            stopped, unless its agent reports that it has started the run nevertheless.
+            has the stop, and the caller may retry. In this case, a run that had not started counts
+            as stopped, unless its agent reports that it has started the run nevertheless.
     """
     run = change.run
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             known = runs.launched(connection, run)
             state, where = State(known.state), known.nodes
-            # Ranks of an observed run follow no plans, so they cannot stop at the end of one.
+            # Ranks of an observed run follow no plans, so they cannot stop at a segment's end.
             force |= known.policy == OBSERVED
             details = {"force": force, "state": state}
             _refuse(run, state, where, force)
             record_change(connection, change, "run.stop", details)
-            # This request itself ends a run that has not started yet: if its agent has died and the
-            # launch is lost, nothing else would.
+            # This request itself ends a run that has not started yet: if the run's agent has died
+            # and the launch is lost, nothing else would end the run.
             trains = state is State.RUNNING
             ends = not trains and (state in WAITING or not where)
             if ends:
@@ -92,7 +92,7 @@ def end_hung(
     After a `redis.RedisError` the caller may repeat the call.
 
     Returns:
-        True if the order was given, False if the attempt is over.
+        True if the order was given, False if the attempt has ended.
     """
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
@@ -110,10 +110,11 @@ def end_hung(
 def kill(
     store: Store, bus: redis.Redis, run: str, nodes: Collection[str], order: Kill | EndRanks
 ) -> None:
-    """Order agents, and `paceline run`, to kill all processes of a run or some of its ranks."""
+    """Send an order to kill a run's processes or some of its ranks to agents and `paceline run`."""
     keys = sessions.keys(store, nodes)
     for node in nodes:
         of_node = keys.of_node(node)
         publish(bus, commands(node), order, run, maxlen=COMMANDS_LENGTH, key=of_node)
-    # `paceline run` does not read the commands of the node's agent.
+    # `paceline run` does not read the commands of the node's agent, only the control stream of its
+    # run.
     publish(bus, control(run), order, run, maxlen=CONTROL_LENGTH, key=keys.of_run(run))

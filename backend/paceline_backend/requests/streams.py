@@ -1,6 +1,6 @@
 """Streams of runs on the bus: clients, lengths, notifications, and expiry after a run's end.
 
-Functions raise `redis.RedisError` if the bus does not answer, unless they log it instead.
+Functions raise `redis.RedisError` if the bus does not answer, except those that log the error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 # Key that is written to check whether the bus accepts writes.
 PROBE = "paceline:probe"
 
-# Lifetime of a run's streams after its end, for clients that were disconnected at that time.
+# Seconds for which a run's streams are kept after its end, for clients that were disconnected when
+# the run ended.
 _STREAMS_KEPT_S = 3_600
 _BUS_CONNECT_S = 2.0
 
@@ -97,7 +98,7 @@ def lengths(client: redis.Redis, names: Iterable[str]) -> list[int]:
 
 
 def announce(client: redis.Redis, run: str) -> None:
-    """Notify a run's controller and open pages of a change that the control plane has committed."""
+    """Notify a run's controller and open pages of the dashboard of a change that was committed."""
     publish(client, live(run), RunChanged(), run)
     client.xadd(CHANGES, {run: b""}, maxlen=CHANGES_LENGTH)
 
@@ -107,28 +108,30 @@ def wake(client: redis.Redis) -> None:
     try:
         client.xadd(CHANGES, {"": b""}, maxlen=CHANGES_LENGTH)
     except redis.RedisError as error:
-        log.debug("workers notice a change later: %s", error)
+        log.debug("workers could not be notified of a change, and notice it later: %s", error)
 
 
 def tell_end(client: redis.Redis, run: str) -> None:
     """Notify a run's controller and open pages that the control plane itself has ended the run.
 
-    The end is in the database already, so an error of the bus is logged and not raised. Open pages
-    query the database when the bus is back.
+    The database has the run's end already, so an error of the bus is logged and not raised. Open
+    pages query the database when the bus is back.
     """
     try:
         announce(client, run)
         expire(client, run)
     except redis.RedisError as error:
-        log.warning("run %s has ended; open pages show it when the bus is back: %s", run, error)
+        log.warning(
+            "run %s has ended; open dashboard pages show it when the bus is back: %s", run, error
+        )
 
 
 def tell_change(client: redis.Redis, run: str) -> None:
-    """Notify a run's followers that its row has changed; an error of the bus is only logged."""
+    """Call `announce`; an error of the bus is only logged."""
     try:
         announce(client, run)
     except redis.RedisError as error:
-        log.warning("run %s has changed; open pages show it later: %s", run, error)
+        log.warning("run %s has changed; open dashboard pages show it later: %s", run, error)
 
 
 def keep(client: redis.Redis, run: str) -> None:
@@ -141,11 +144,11 @@ def keep(client: redis.Redis, run: str) -> None:
 
 
 def forget_orders(client: redis.Redis, run: str) -> None:
-    """Delete messages to the leader of an ended run, because one may be an order to stop."""
+    """Delete messages to the leader of an ended run, such as an old order to stop."""
     client.delete(control(run))
 
 
 def expire(client: redis.Redis, run: str) -> None:
-    """Let the streams of an ended run expire after a while. `client` may be a pipeline."""
+    """Let the streams of an ended run expire after an hour. `client` may be a pipeline."""
     for stream in (live(run), control(run)):
         client.expire(stream, _STREAMS_KEPT_S)

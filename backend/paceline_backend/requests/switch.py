@@ -22,8 +22,8 @@ def switch(
 ) -> dict[str, Any] | None:
     """Record and publish a switch. The new policy plans from the next segment on.
 
-    `unless` is called in the transaction before the switch is written. If it returns True, nothing
-    is requested, but its own writes are kept.
+    `unless` is called in the transaction before the switch is written. If it returns True, no
+    switch is written, but the writes of `unless` are committed.
 
     Returns:
         The new row of `switches`, with the run's new `revision`, or None if `unless` returned True.

@@ -59,8 +59,8 @@ def allowed_origin(url: str, allowed: Origins) -> Origin:
 def address_of(url: str, allowed: Origins) -> tuple[Origin, str]:
     """Return the origin of a webhook's URL, and the address to connect to.
 
-    The caller must connect to this address and must not resolve the name again, because its owner
-    may have changed it meanwhile (DNS rebinding).
+    The caller must connect to this address and must not resolve the name again, because the owner
+    of the name may have changed the address meanwhile (DNS rebinding).
 
     Raises:
         AddressError: the origin is not allowed, its name is unknown, or its address is link-local,
@@ -96,7 +96,7 @@ def _refused(address: str) -> str | None:
     return "reserved" if parsed.is_reserved else None
 
 
-# Total time from connecting to the headers of the answer.
+# Maximum time in seconds from connecting to the headers of the answer.
 WEBHOOK_TIMEOUT_S = 5.0
 _DONE = range(200, 300)
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
@@ -104,7 +104,7 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 @dataclass(frozen=True)
 class Sent:
-    """Result of a request.
+    """Result of an attempt to deliver a webhook's request.
 
     Args:
         status: HTTP status of the answer, or None without an answer.
@@ -168,7 +168,7 @@ def post(
         name: the `webhook-id`.
         key: key of the webhook.
         allowed: origins that webhooks may have.
-        timeout_s: total time from connecting to the headers of the answer, in seconds.
+        timeout_s: maximum time in seconds from connecting to the headers of the answer.
     """
     try:
         origin, address = address_of(url, allowed)

@@ -1,8 +1,9 @@
 """Find the steps of each attempt that still count after restarts.
 
-An attempt that starts at an earlier step, from a checkpoint or from nothing, discards the later
-steps of earlier attempts: the model no longer contains the updates of these steps. The rows of
-these steps stay until the same steps have been trained again, but they no longer count.
+An attempt starts at the step of its checkpoint, or at step 0 without a checkpoint. It discards the
+steps from its first step on that earlier attempts have trained, because its model does not contain
+their updates. The rows of discarded steps stay in the database until the steps are trained again,
+but they no longer count.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class AttemptSpan:
 def present(
     attempt: int | None, world: int | None, table: sa.Table = worker_steps
 ) -> list[sa.ColumnElement[bool]]:
-    """Return the condition that excludes ranks that the latest attempt does not have.
+    """Return the SQL condition that excludes rows of ranks that the latest attempt does not have.
 
-    Earlier attempts may have had more ranks, and records can arrive before the Hello that defines
-    the number of ranks. `attempt` is the latest attempt and `world` its number of ranks; each is
-    None if unknown.
-    `table` has records or their roll-ups.
+    Such rows can exist, because records can arrive before the Hello with the number of ranks. Rows
+    of earlier attempts are never excluded, because those may have had more ranks. `attempt` is the
+    latest attempt and `world` its number of ranks; each is None if unknown. `table` is
+    `worker_steps` or `rank_rollups`.
     """
     if attempt is None or world is None:
         return []
@@ -65,7 +66,7 @@ def present(
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
-    """Return one past an attempt's last step that can still count, or None if every step can.
+    """Return the exclusive end of an attempt's steps that can still count; None: all can.
 
     The end is the smallest first step of all later attempts. `starts` maps each attempt to its
     first step.
@@ -93,7 +94,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
         if number == attempt and first is None:
             first = _hello_step(connection, run)
         elif number == attempt:
-            # Rows beyond the steps that this attempt has adopted belong to an earlier attempt.
+            # Rows after the last segment that this attempt adopted belong to an earlier attempt.
             last = connection.execute(adopted.order_by(segments.c.seq.desc()).limit(1)).one()
             end = last.first_step + last.steps
         if first is not None:
@@ -104,7 +105,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Atte
             break
         below = _adopting(connection, run, number)
         # The attempts between `below` and `number` adopted no segment. There can be many of them,
-        # because a launch after a lost host skips 1,000 numbers.
+        # because a relaunch after the loss of the rendezvous host skips 1,000 attempt numbers.
         unused = number - 1 - (-1 if below is None else below)
         end = end_of(number - 1, starts)
         if unused and (end is None or end > 0):
@@ -141,7 +142,8 @@ def newest_complete(
     connection: sa.Connection, run: int, parts: Sequence[AttemptSpan]
 ) -> sa.Row[Any] | None:
     """Return `step` and `epoch` of the newest complete step that no restart discarded."""
-    # The row of any rank shows to which attempt a complete step belongs.
+    # `steps` has no column `attempt`, so take it from a rank's record. All ranks of a complete step
+    # have the same attempt.
     c = worker_steps.c
     return _first(
         connection,
@@ -232,7 +234,7 @@ def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[in
 def mean_time(
     connection: sa.Connection, run: int, first: int, end: int | None, count: int
 ) -> tuple[float | None, int]:
-    """Return the mean time, in seconds, and the number of the complete steps in a range.
+    """Return the mean duration of the complete steps in a range, in seconds, and their number.
 
     The range begins at step `first` and ends before step `end`; if `end` is None, before step
     `first + count`. Only the first `count` complete steps of the range are used. If the range has

@@ -1,8 +1,8 @@
 """Audit log: a row for each change that a user or program requested.
 
-A row is written in the transaction of its change, so that neither exists without the other. A
-change of a run also increments the run's revision. A client sends the revision that it has read; if
-another client was faster, the change fails with `RevisionError`, which names that client.
+A row is written in the transaction of its change, so that no change is stored without its row. A
+change of a run also increments the run's revision. A client sends the revision that it has read. If
+the run has been changed since, the change fails with `RevisionError`, which names the other client.
 
     with store.write() as connection:
         record_change(connection, RequestedChange(run, requester, expected=3), "run.policy")
@@ -169,7 +169,7 @@ def page(
     limit: int = 50,
     cursor: str | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return rows, newest first, and the cursor of the next page (None at the end).
+    """Return a page of the audit log, newest first, and the next page's cursor (None at the end).
 
     Raises:
         CursorError: `cursor` does not come from an earlier page.
@@ -227,7 +227,7 @@ class RevisionError(PacelineError):
 
     @property
     def who(self) -> str | None:
-        """Return the requester of the last change, by the name that operators know."""
+        """Return the name of the last change's requester that operators see."""
         if self.change is None:
             return None
         return str(self.change["details"].get("operator") or self.change["who"])
@@ -241,10 +241,10 @@ def record_change(
 ) -> int:
     """Record that this transaction changes a run; return the run's new revision.
 
-    Call this before the change: it locks the run's row, so that of two concurrent changes only one
-    passes. `action` is the kind of change (``run.policy``, ``run.stop``, …); `details` has plain
-    values, never a secret. Notes that were written since the expected revision conflict only with
-    another note, because they do not change the training.
+    Call this before the change, because it locks the run's row: of two concurrent changes with the
+    same expected revision, only one succeeds. `action` is the kind of change (``run.policy``,
+    ``run.stop``, …); `details` has plain values, never a secret. Notes that were written since the
+    expected revision conflict only with another note, because they do not change the training.
 
     Raises:
         UnknownRunError: no such run.

@@ -36,10 +36,10 @@ _SHOWN = ("compute_s", "ett_s", "share")
 # If a range has more records than this, each point or column covers at least one block of 100
 # steps, so that roll-ups are read instead of records.
 _MOST_SINGLE = 200_000
-# Maximum number of records that are read individually for the first response of a page, because the
-# first charts wait for it.
+# Maximum number of records that are read individually for the first response to a page of the
+# dashboard. It is small, because the page shows its charts only after this response.
 _MOST_NEWEST = 80_000
-# In the first response of a page, lines and heat map show at least this many of the newest steps,
+# In the first response to a page, lines and heat map show at least this many of the newest steps,
 # even if the run has so many ranks that `_MOST_NEWEST` is exceeded.
 _LEAST_SHOWN = 20
 # `_MOST_SINGLE` is ignored if a range has fewer blocks than this, because a chart with one column
@@ -162,12 +162,12 @@ def _together(world: int) -> int:
 
 
 def heat_of(rows: Sequence[Any], world: int) -> dict[str, Any]:
-    """Return the columns of ``heat`` in the response of `GET view`.
+    """Return a heat map in the form of the field ``heat`` of GET /runs/{run}/view.
 
     Args:
-        rows: one row per cell, in any order. Its columns are: index of the row of ranks, first step
-            of the column, means of compute time (s), expected time and share of the load (None:
-            unknown), minimum and maximum compute time.
+        rows: one row per cell of the heat map, in any order. It has the index of the cell's row,
+            the first step of its column, the means of compute time (s), expected time and fraction
+            of the load (None: unknown), and the minimum and maximum compute time.
         world: number of ranks of the run.
     """
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 7

@@ -68,8 +68,8 @@ def chosen(
 def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
     """Count segments that ranks all-reduced in spite of relaxed synchronisation.
 
-    There is one row for each policy version and reason, ordered by first step. Only segments that
-    overlap `span` are included.
+    The result has one row for each policy version and reason, ordered by first step. Only segments
+    that overlap `span` are included.
     """
     c, (first, last) = segments.c, span
     # A literal instead of a parameter, so that the database can use the partial index.

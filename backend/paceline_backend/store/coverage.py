@@ -79,15 +79,18 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
 def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     """Count how often each epoch used its samples; `exact` means that each was used once.
 
-    An epoch of a stream has the samples from the first to the last one that any rank used.
+    The length of a stream is unknown, so its epoch counts as having the samples from number 0 to
+    the greatest number that any rank used.
 
-    An epoch is complete when every rank has reported the epoch's last step or a later one. Until
-    then, missing samples may still arrive, unless the run has ended.
+    An epoch is complete when every rank has reported the epoch's last step or a later one. An
+    incomplete epoch with missing samples still counts as exact in two cases. Either it is the last
+    epoch, or its last segment was adopted and the run has not ended, so that records of the missing
+    samples may still arrive.
 
-    A sample counts as used when the rank that it was assigned to reported the step. If a checkpoint
-    shows that samples were used before the latest attempt, they count, too: their records may have
-    been lost with a rank. `dropped` counts used samples whose gradients relaxed synchronisation did
-    not apply.
+    A sample counts as used when the rank that it was assigned to reported the step. Samples that
+    the checkpoint of the latest attempt lists as used count, too, because the records of their
+    steps may have been lost with a rank. `dropped` counts used samples whose gradients relaxed
+    synchronisation did not apply.
     """
     hello = runs.hello(connection, run)
     if hello is None:
@@ -229,12 +232,14 @@ def _epoch(
 ) -> dict[str, Any]:
     """Count how often one epoch used its samples.
 
-    `parts` are the used samples, with repetitions. `samples` is the size of the data set, or None
-    for a stream, which has the samples up to the last one that was used. `allowed` has the
-    possible numbers of samples that `drop_last` drops: if so many samples are missing, a complete
-    epoch is still exact. `unfinished` is whether an incomplete epoch counts as exact. Memory is
-    bounded by the number of used samples, not by the greatest sample number: a rank of a stream may
-    report any number for a sample.
+    `parts` are the used samples, with repetitions. `samples` is the size of the data set. It is
+    None for a stream, which counts as having the samples up to the greatest number that was used.
+    `allowed` has the possible numbers of samples that `drop_last` drops: a complete epoch with one
+    of these numbers of missing samples is still exact. `unfinished` says whether an incomplete
+    epoch counts as exact.
+
+    A rank of a stream may report an arbitrarily large sample number. So the memory that this
+    function needs depends only on the number of used samples, not on their numbers.
     """
     numbers, uses = np.unique(_together(parts), return_counts=True)
     distinct = len(numbers)

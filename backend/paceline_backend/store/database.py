@@ -64,9 +64,9 @@ class StoreRefusedError(StoreError):
 class Store:
     """A database whose tables exist (`Store.open` creates them). Thread-safe; calls block.
 
-    `engine` is an engine of SQLAlchemy. Prefer `read` and `write`, which translate errors. Also, on
-    SQLite, a transaction that begins as a reader and then writes can fail at once ("database is
-    locked") instead of waiting for its turn.
+    `engine` is an engine of SQLAlchemy. Prefer `read` and `write`, which translate errors. `write`
+    also waits for other writers of SQLite. A transaction that begins as a reader and then writes
+    can instead fail at once ("database is locked").
 
     Args:
         url: ``sqlite:///path`` or ``postgresql://user:password@host:port/database``.
@@ -122,8 +122,8 @@ class Store:
     def write(self, wait_s: float | None = None) -> Iterator[sa.Connection]:
         """Open a transaction that writes: commit at its end, roll back if the block raises.
 
-        `wait_s` limits how long to wait for other writers; None uses the default of the database's
-        URL.
+        `wait_s` is the maximum time in seconds to wait for other writers; None keeps the limit of
+        the connection.
         """
         self._check_file()
         writer = self._writer
@@ -320,7 +320,7 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
         ),
         pool_size=10,
         max_overflow=40,
-        # Check pooled connections before use, so that a restart of the server fails no call.
+        # Check pooled connections before use, so that no call fails after a restart of Postgres.
         pool_pre_ping=True,
     )
 

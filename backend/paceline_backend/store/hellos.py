@@ -5,10 +5,10 @@ each change, and a Hello can have hundreds of megabytes.
 
 A Hello that arrived in one message is encoded without the keys that this version does not know, cut
 into parts (`pack`) and stored with `write`. Parts that arrive one by one are stored as they arrive,
-with `add`, which returns the Hellos that became complete. Ingest then reads such a Hello (`read`),
-validates it (`wire.parts.joined` bounds what it has besides arrays), and calls `write`, which does
-not write its parts again. `of_run` reads the Hello that the run's row names, and ignores it if its
-parts are not those that were validated.
+with `add`, which returns the Hellos that became complete. Ingest then reads the complete Hello
+(`read`), validates it (`wire.parts.joined` limits the size of its fields that are not arrays), and
+calls `write`, which does not write its parts again. `of_run` reads the Hello that the run's row
+names, and ignores it if its parts are not those that were validated.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PackedHello(NamedTuple):
 
 
 def pack(hello: Hello) -> PackedHello:
-    """Prepare a validated Hello for `write`. Call it outside a transaction: it can take a while."""
+    """Encode a validated Hello for `write`. Call this outside a transaction: it can be slow."""
     data = blobs.pack(hello)
     cuts = range(0, len(data), PART_BYTES)
     return PackedHello(digest(data), [data[at : at + PART_BYTES] for at in cuts])
@@ -69,7 +69,7 @@ def write(connection: sa.Connection, run: int, attempt: int, packed: PackedHello
         if _count(connection, named) != packed.parts:
             raise StoreRefusedError("parts of a Hello were deleted before it could be used")
     else:
-        # Parts stored under this key so far were never validated.
+        # Parts that are already stored under this key were not validated.
         connection.execute(sa.delete(hello_parts).where(*_is(named)))
         _add(connection, [(named, number, data) for number, data in enumerate(packed.parts)])
     c = hello_parts.c
@@ -141,7 +141,7 @@ def of_run(connection: sa.Connection, run: int) -> Hello | None:
     data = read(connection, HelloKey(run, row.attempt, bytes(row.hello)))
     if digest(data) != row.hello:
         logger.warning(
-            "the Hello of run %d is ignored: its parts are not those that were checked", run
+            "the Hello of the run with key %d is ignored: its stored parts were not validated", run
         )
         return None
     return blobs.unpack(data, Hello)
@@ -162,7 +162,7 @@ def _count(connection: sa.Connection, named: HelloKey) -> int:
 
 
 def _pending(run: int) -> sa.ColumnElement[bool]:
-    """Return the condition for parts that do not belong to the run's own Hello."""
+    """Return the SQL condition for parts that do not belong to the run's current Hello."""
     c = hello_parts.c
     own = sa.select(runs.c.key).where(
         runs.c.key == run, runs.c.hello == c.hello, runs.c.attempt == c.attempt

@@ -6,14 +6,14 @@ the engine's name of the job, null until it was submitted. `launch` increases wi
 of an earlier launch are leftovers, which the control plane cancels. Further keys are left out while
 they are empty:
 
-* `replaces`, ``{part: node}``: parts that were requested so that the node can leave.
+* `replaces`, ``{part: node}``: parts whose nodes replace the given node.
 * `begun`, a list of parts whose jobs run or have ended, according to the engine.
 * `last`, a number: the highest part that was withdrawn, so that its number is never used again.
 
-The table `engine_runs` lists the engines that may have jobs of a run, even after the run moved
-elsewhere or was deleted. A row is inserted in the transaction that requests jobs (`mark`), and
-deleted once the engine has none of them (`unmark`). So leftover jobs are cancelled even if the
-engine was unreachable or the control plane restarted meanwhile.
+The table `engine_runs` lists the engines that may have jobs of a run, even after the run moved to
+another backend or was deleted. A row is inserted in the transaction that requests jobs (`mark`),
+and deleted once the engine has none of these jobs any more (`unmark`). So leftover jobs are
+cancelled even if the engine was unreachable or the control plane restarted meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from paceline_backend.store.schema import engine_runs, nodes, runs
 
 @dataclass(frozen=True)
 class EngineRun:
-    """A run on an engine that has not ended, or that may still have nodes there.
+    """A run on an engine that has not ended, or whose engine may still have jobs of it.
 
     `launch`, `jobs`, `replaces` and `begun` are those of `runs.backend_jobs`.
     """
@@ -66,7 +66,7 @@ class EngineRun:
 
 
 def ordered(nodes_min: int, nodes_max: int, launch: int = 0) -> dict[str, Any]:
-    """Return `runs.backend_jobs` for a run of which no job has been submitted yet."""
+    """Return `runs.backend_jobs` for a new launch, whose jobs have not been submitted yet."""
     parts = range(1 + nodes_max - nodes_min)
     return {"launch": launch, "jobs": {str(part): None for part in parts}}
 
@@ -78,9 +78,9 @@ def order_anew(
 
     Revoke the token that the nodes of earlier jobs used.
 
-    The number of a launch, and so the labels of its jobs, must never be used again. If the run was
-    on no engine before, the number of its last launch there is unknown. Then `first_attempt` is the
-    number, because no two launches of a run share attempt numbers.
+    The number of a launch must never be used again, because the labels of its jobs contain it. If
+    the run's row has no number of an earlier launch, use `first_attempt`, because no two launches
+    of a run share attempt numbers.
     """
     tokens.revoke_of_run(connection, run)
     query = sa.select(runs.c.backend, runs.c.backend_jobs).where(runs.c.id == run)
@@ -97,7 +97,7 @@ def drop(connection: Connection, run: str) -> None:
 
 
 def open_runs(connection: Connection, backends: Collection[str]) -> list[EngineRun]:
-    """Return the runs on the given engines for which an engine may have jobs, oldest first."""
+    """Return the runs on the given engines that are active or may have jobs, oldest first."""
     c = runs.c
     marked = sa.exists().where(engine_runs.c.backend == c.backend, engine_runs.c.run == c.id)
     columns = (c.key, c.id, c.state, c.backend, c.backend_options, c.backend_jobs)
@@ -125,12 +125,12 @@ def _run(row: sa.Row[Any]) -> EngineRun:
 
 
 def current(connection: Connection, run: EngineRun) -> bool:
-    """Return whether a run is still on the engine in `run`, and was not resumed since."""
+    """Return whether a run is still on its engine, and not resumed since `run` was read."""
     return _asked_now(connection, run) is not None
 
 
 def wanted(connection: Connection, run: EngineRun, part: str) -> bool:
-    """Return whether a job still has to be submitted; `run` may be some seconds old."""
+    """Return whether a job must still be submitted, according to the current row of the run."""
     asked = _asked_now(connection, run, runs.c.state.in_(ACTIVE))
     return asked is not None and part in asked["jobs"] and asked["jobs"][part] is None
 
@@ -151,7 +151,7 @@ def _asked_now(
 def note(connection: Connection, run: EngineRun, part: str, ref: str | None) -> bool:
     """Store the name that the engine gave a job; `ref` None records that the job will never exist.
 
-    Return False if the run was relaunched or the part was withdrawn meanwhile.
+    Return False if the run was resumed or the part was withdrawn meanwhile.
     """
     asked = _locked(connection, run.id)
     if asked["launch"] != run.launch or part not in asked["jobs"]:
@@ -174,7 +174,7 @@ def note_begun(connection: Connection, run: EngineRun, parts: Collection[str]) -
 
 
 def begun(connection: Connection, run: str) -> bool:
-    """Return whether the first job of a run has started, after which all of its nodes will join."""
+    """Return whether the job of part 0 has started; if so, all nodes of this job will join."""
     return "0" in _locked(connection, run)["begun"]
 
 
@@ -208,7 +208,7 @@ def replaced(connection: Connection, run: str) -> list[str]:
 
 
 def awaited(connection: Connection, run: str) -> list[str]:
-    """Return the same as `replaced`, but an empty list if the run has ended or is on no engine."""
+    """Return the nodes of `replaced`, unsorted; empty if the run has ended or is on no engine."""
     query = sa.select(runs.c.backend_jobs).where(runs.c.id == run, runs.c.state.in_(ACTIVE))
     asked = connection.execute(query).scalar()
     return list((asked or {}).get("replaces", {}).values())
@@ -297,9 +297,10 @@ def token(store: Store, run: EngineRun) -> str:
 
 
 def explain(connection: Connection, run: EngineRun, words: str) -> bool:
-    """Append to a run's message how its job ended; return False if a user requested the end.
+    """Append `words`, how a run's job ended, to the run's message; return whether it was appended.
 
-    The nodes can report only that something ended them. If the script failed, its message stays.
+    Without `words`, the message would not say why the engine ended the job, because the nodes
+    cannot know it. Nothing is appended if a user requested the end or if the script failed.
     """
     if stop_asked(connection, run.id):
         return False
@@ -329,7 +330,8 @@ def cancelled(connection: Connection, run: EngineRun) -> bool:
 def end(connection: Connection, run: EngineRun) -> None:
     """Record that a run has ended and that its engine has no more jobs of the run.
 
-    Do nothing if the run was resumed meanwhile, because its new nodes need the token.
+    Revoke the token of the run's nodes. Do nothing if the run was resumed meanwhile, because its
+    new nodes need the token.
     """
     c = runs.c
     known = sa.select(c.state, c.backend_jobs).where(c.key == run.key)
@@ -342,7 +344,7 @@ def end(connection: Connection, run: EngineRun) -> None:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A run that moved elsewhere or is deleted, while an engine may still have jobs of it.
+    """A run that moved to another backend or is deleted, while an engine may still have jobs of it.
 
     `backend` is the engine, and `key` is None if the run is deleted or is being deleted.
     """
@@ -365,7 +367,7 @@ def unmark(connection: Connection, run: str, backend: str) -> None:
 
 
 def leftovers(connection: Connection, backends: Collection[str]) -> list[Leftover]:
-    """Return the possible leftovers of runs that moved elsewhere or are deleted."""
+    """Return the runs that moved to another backend or are deleted and may have leftover jobs."""
     c = engine_runs.c
     deleted = runs.c.key.is_(None) | runs.c.pruned_at.is_not(None)
     query = (
@@ -381,7 +383,7 @@ def leftovers(connection: Connection, backends: Collection[str]) -> list[Leftove
 
 
 def clear_leftover(connection: Connection, left: Leftover) -> None:
-    """Record that an engine has no jobs of a run, unless the run came back meanwhile."""
+    """Record that an engine has no jobs of a run, unless the run has moved back to this engine."""
     there = sa.select(runs.c.backend).where(runs.c.id == left.run, runs.c.pruned_at.is_(None))
     if connection.execute(there.with_for_update(key_share=True)).scalar() != left.backend:
         unmark(connection, left.run, left.backend)

@@ -2,8 +2,8 @@
 
 A worker holds a lease on a run to plan it or to manage its jobs on an engine, and a lease on all
 runs for work that one worker does for all of them, such as evaluating alerts. A lease expires by
-the database's clock. If a worker dies, another worker can take its lease once it has expired. All
-functions raise `StoreError` if the database fails; then existing leases remain until they expire.
+the database's clock. If a worker dies, another worker can take its lease once it has expired. If
+the database fails, existing leases remain until they expire.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline_backend.store.schema import leases, runs
 
 log = logging.getLogger(__name__)
 
-# The purposes are independent: different workers may hold them for the same run.
+# Leases for different purposes are independent: different workers may hold them on the same run.
 Purpose = Literal["plan", "jobs", "alerts", "fleet"]
 # Value in place of a run's key, for a lease on all runs. Keys of runs start at 1.
 ALL_RUNS = 0
@@ -86,7 +86,7 @@ def release(store: Store, run: int, owner: str, purpose: Purpose = "plan") -> No
 
 
 def give_back(store: Store, owner: str, purpose: Purpose) -> None:
-    """Release a lease on all runs; if the database fails, only log that."""
+    """Release a lease on all runs; if the database fails, log a warning."""
     try:
         release(store, ALL_RUNS, owner, purpose)
     except StoreError as error:

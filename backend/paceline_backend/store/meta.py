@@ -1,4 +1,4 @@
-"""Facts about the database as a whole: its health, the control plane's id and its secret."""
+"""Check the health of the database, and read the control plane's id and secret from it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class Probe:
     Args:
         store: the database.
         wait_s: maximum time in seconds that a check waits for other writers.
-        every_s: minimum interval between checks, in seconds. More frequent calls get the last
-            result, because any client can call the health endpoint.
+        every_s: minimum interval between checks, in seconds. Calls before the interval has ended
+            get the last result, so that clients of the health endpoint cannot overload the
+            database.
         clock: monotonic time in seconds.
     """
 
@@ -41,7 +42,7 @@ class Probe:
         self._problem: StoreError | None = None
 
     def problem(self) -> StoreError | None:
-        """Return the error with which the database refuses writes; None if it accepts them."""
+        """Return the error of the latest check, or None if the database accepted its write."""
         first = self._asked_at == -math.inf
         if self._asking.acquire(blocking=first):
             try:
@@ -74,25 +75,25 @@ def ask(store: Store) -> None:
 
 
 def control_id(store: Store) -> str:
-    """Return the control plane's id, which is created once and does not depend on its address."""
+    """Return the control plane's id: created once, and kept if the server's address changes."""
     return _kept(store, "id", secrets.token_hex(8))
 
 
 def secret(store: Store) -> bytes:
-    """Return 32 random bytes that only this control plane has; created once.
+    """Return the secret of this control plane: 32 random bytes, created once.
 
-    Keys of nodes and runs, passwords on the bus and cookies are derived from them.
+    Keys of nodes and runs, passwords on the bus and cookies are derived from the secret.
     """
     return bytes.fromhex(_kept(store, "secret", secrets.token_hex(32)))
 
 
-def _kept(store: Store, name: str, made: str) -> str:
-    """Return the stored value of a name; if there is none yet, store `made` and return it."""
+def _kept(store: Store, name: str, default: str) -> str:
+    """Return the stored value of a name; if none is stored, store `default` and return it."""
     query = sa.select(meta.c.value).where(meta.c.name == name)
     with store.read() as connection:
         value = connection.execute(query).scalar()
     if value is None:
-        values = {"name": name, "value": made}
+        values = {"name": name, "value": default}
         with store.write() as connection:
             connection.execute(insert(connection, meta).values(values).on_conflict_do_nothing())
             value = connection.execute(query).scalar_one()

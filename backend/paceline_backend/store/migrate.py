@@ -1,7 +1,7 @@
 """Create the tables of this version in a database, with Alembic, and refuse other tables.
 
-Until release 1.0 there is one revision, the baseline. Its name changes with the declared tables, so
-a database that another commit made is refused if its tables differ in any way.
+Until release 1.0 there is one revision, the baseline. Its id changes with the declared tables, so a
+database that another commit made is refused if its tables differ in any way.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def config(connection: sa.Connection | None = None) -> Config:
 def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
     """Create the tables, unless they exist.
 
-    If the database has that revision already, take no lock and change nothing. `writer` is the same
-    database as `engine`, for transactions that write.
+    If the database has the newest revision already, take no lock and change nothing. `writer` is
+    the same database as `engine`, for transactions that write.
 
     Raises:
         OtherTablesError: another version made the database; nothing was changed.
@@ -96,9 +96,9 @@ def _alone(writer: sa.Engine) -> Iterator[sa.Connection]:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
             yield connection
         return
-    # WAL mode is a persistent property of the file. Two processes that enable it at the same time
-    # do not wait for each other, whatever the busy timeout, so lock the directory. (The file itself
-    # is not locked, because SQLite uses its locks.)
+    # Two processes that enable WAL mode at the same time do not wait for each other, even with a
+    # busy timeout, so one of them would fail. Lock the directory, because SQLite itself uses locks
+    # of the file.
     directory = os.open(Path(str(writer.url.database)).resolve().parent, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

@@ -24,7 +24,7 @@ class NewRun:
 
     name: str
     script: str
-    # Ranks on each node.
+    # Number of ranks on each node.
     nproc: int
     policy: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +50,8 @@ class NewRun:
     replace_slow_nodes: bool = False
     # Restart the run after it has hung for this many seconds; None: never.
     restart_hung_s: float | None = None
-    # A new node may be at most this many times slower than the median to join; 0: any speed.
+    # A node can join only if the median speed of the run's nodes is at most this many times its
+    # speed; 0: any node can join.
     join_check: float = 1.5
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     # URL of the control plane, as the requesting client reaches it.

@@ -1,7 +1,7 @@
 """Read ranges of steps, as columns for charts.
 
-The database downsamples long ranges, to limit the traffic: each `bucket` steps become one point. A
-`timeline` of a few steps shows the phases of each rank instead.
+The database downsamples long ranges, to limit the traffic: each `bucket` steps become one point.
+`timeline` reads a few steps without downsampling, with the phases of each rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ joined = worker_steps.outerjoin(steps, of_same_step)
 # Maximum number of ranks in one result, because a chart cannot show more. In a larger world, only
 # every k-th rank is shown.
 _SHOWN_RANKS = 1_024
-# If not all ranks are shown, the steps of a result times all ranks of the run are at most this.
+# Maximum product of a result's number of steps and the run's number of ranks, if the result does
+# not show all ranks.
 _SHOWN_CELLS = 250_000
 
 # First and last step, both included. None: no bound.
@@ -40,10 +41,11 @@ _NOTHING = (1, 0)
 
 
 def step_columns(connection: sa.Connection, run: int, span: Range, points: int) -> dict[str, Any]:
-    """Return complete steps as columns, at most `points` of each.
+    """Return complete steps as columns of at most `points` values.
 
-    If there are more steps than points, each `bucket` steps are combined: their first step, the
-    means of `METRICS`, and the minimum and maximum of each (``se_min``, ``se_max``, …).
+    If there are more steps than points, each point combines `bucket` steps: it has their first
+    step, the means of `METRICS`, and the minimum and maximum of each metric (``se_min``,
+    ``se_max``, …).
     """
     first, last = bounds(connection, steps, run, span)
     bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)
@@ -90,7 +92,8 @@ def worker_step_columns(
         span: first and last step.
         points: maximum number of steps or buckets.
         which: selection of the ranks; see `shown_every`.
-        more: further columns, of `MORE_CELLS`. Roll-ups lack these columns, so each row is read.
+        more: names of further columns, from `MORE_CELLS`. With any of them, the database reads each
+            row, because roll-ups lack these columns.
     """
     first, last = bounds(connection, worker_steps, run, span)
     bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)
@@ -164,8 +167,9 @@ def shown_every(world: int | None) -> int:
 def shown_steps(world: int | None, most: int) -> int:
     """Return the maximum number of steps in one result.
 
-    This is `most` if all ranks are shown. If not, it can be less, but at least 2, because the
-    database reads all ranks, even those that are not shown.
+    This is `most` if all ranks are shown. If only every k-th rank is shown, the result is between
+    2 and `most`: the database must also read the rows of the ranks that are not shown, so a large
+    run gets fewer steps.
     """
     return most if shown_every(world) == 1 else max(2, min(most, _SHOWN_CELLS // (world or 1)))
 
@@ -186,10 +190,10 @@ def segment_rows(
 
 
 def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
-    """Return spans, [first, last step], that the leader planned while the planner was offline.
+    """Return the ranges of steps that the leader planned while the planner was offline.
 
-    The spans are ascending. The range is divided into `points` cells, and spans in the same cell
-    are merged.
+    Each range is [first step, last step]; they are ascending. `span` is divided into `points`
+    cells, and ranges in the same cell are merged.
     """
     begin, end = segments.c.first_step, segments.c.first_step + segments.c.steps
     where = [segments.c.run == run, segments.c.source == sa.literal_column("'coast'")]
@@ -214,14 +218,17 @@ def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> lis
 
 
 def within(column: sa.ColumnElement[Any], span: Range) -> list[sa.ColumnElement[bool]]:
-    """Return the condition that a column of steps is in a range."""
+    """Return the SQL conditions that a column of steps is in a range."""
     first, last = span
     limits = [] if first is None else [column >= first]
     return limits if last is None else [*limits, column <= last]
 
 
 def first_step(connection: sa.Connection, run: int) -> int | None:
-    """Return the first complete step (later than 0 in a resumed run); None if there is none yet."""
+    """Return the first complete step; None if there is none yet.
+
+    It is later than 0 if the run's first attempt started from a checkpoint.
+    """
     return bounds(connection, steps, run, (None, None))[0]
 
 
@@ -247,8 +254,9 @@ def bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) ->
 def bucket_of(first: int | None, last: int | None, points: int) -> int:
     """Return the number of steps per point, for at most `points` (2 or more) points.
 
-    Buckets start at multiples of their size, so that they do not move while the run continues. The
-    first and the last bucket may be partial, which can add one point.
+    Buckets start at multiples of their size, so that existing buckets keep their steps when the
+    range grows. The first and the last bucket may then be partial, so one point is reserved for
+    this.
     """
     if first is None or last is None or last - first < points:
         return 1
@@ -319,7 +327,7 @@ def timeline(
 def _phases_of(row: Any) -> dict[str, float]:
     """Return the phases of one rank's step.
 
-    Without the other ranks' records, all of `sync_s` counts as reduction.
+    If records of other ranks are missing, all of `sync_s` counts as reduction.
     """
     reduce_s = row.sync_s if row.sync_min is None else min(row.sync_min, row.sync_s)
     return {

@@ -1,7 +1,7 @@
-"""Read what ranks reported about their steps, as tables of numbers.
+"""Read the records of ranks' steps as arrays of numbers.
 
-Columns are named like the fields of `StepRecord`. Each function reads one range of steps.
-`store.attempts` decides which rows of earlier attempts count.
+Columns are named like the fields of `StepRecord`. `store.attempts` decides which rows of earlier
+attempts count.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Records:
     table: Floats  # [rows, 2 + columns]
 
     def since(self, step: int) -> Records:
-        """Return the rows of this step and later ones."""
+        """Return the rows of step `step` and of later steps."""
         return Records(self.world, self.table[self.table[:, 0] >= step])
 
     def by_step(self, world: int | None = None) -> tuple[Floats, Floats]:
-        """Return the steps, [steps], and the values, [columns, steps, ranks]; NaN where no row is.
+        """Return the steps, [steps], and the values, [columns, steps, ranks]; NaN: no row.
 
         The result has at least `world` ranks (None: the number of ranks of the latest attempt), and
         more if an earlier attempt had more.
@@ -57,10 +57,10 @@ class Records:
 
 
 def _known(connection: sa.Connection, run: int, hello: Hello) -> sa.ColumnElement[bool]:
-    """Return the condition for rows of an attempt and of comparable earlier steps.
+    """Return the SQL condition for rows of the Hello's attempt and of comparable earlier steps.
 
-    An earlier step is comparable if it is complete and had as many ranks, on the same nodes: steps
-    on other nodes do not show the speeds of these nodes.
+    A step before the attempt is comparable if all ranks reported it, and if the same number of
+    ranks trained it on the same nodes. On other nodes, ranks have other speeds.
     """
     c = worker_steps.c
     workers = sa.select(steps.c.workers).where(steps.c.run == c.run, steps.c.step == c.step)
@@ -199,8 +199,9 @@ def newest(
 ) -> Records:
     """Return the rows of the newest steps, complete or not, ascending by step.
 
-    Rows that a restart discarded are left out. The range ends at the newest step. It has `count`
-    steps, or fewer so that it has at most `most_rows` rows, but not fewer than `fewest` steps.
+    Rows that a restart discarded are left out. The range ends at the newest step and has `count`
+    steps. If they have more than `most_rows` rows, the range has fewer steps, but at least
+    `fewest`.
     """
     attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)
@@ -260,8 +261,8 @@ def sums(
 ) -> list[tuple[float, float, float, float, float]]:
     """Return (n, Σx, Σy, Σx², Σxy) for each rank, over its n rows with samples.
 
-    In these sums, which the database computes, x is the rank's load and y its compute time.
-    `attempt` is the latest attempt (None: there was none), and `world` its number of ranks.
+    x is the rank's load in a step, and y its compute time. `attempt` is the latest attempt (None:
+    there was none), and `world` its number of ranks.
     """
     ranks, rolled = [], []
     if attempt is not None:

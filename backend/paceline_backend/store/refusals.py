@@ -37,7 +37,7 @@ from paceline.wire.plan import MOST_STEPS
 from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.states import REPORTED, State
 
-# Maximum number of ranks, because the state of all ranks must fit into memory.
+# Maximum number of ranks. It is limited, because the state of all ranks must fit into memory.
 MOST_RANKS = 2**17
 
 # Upper bound of reported numbers. Postgres raises an error if a product, quotient or sum of finite
@@ -90,7 +90,7 @@ def of_hello_part(part: HelloPart) -> str | None:
     if reason := of_whole(part, {"attempt": _SMALL}):
         return reason
     if len(part.hello) != DIGEST_BYTES:
-        return f"hello has {len(part.hello)} bytes: it must be a digest of {DIGEST_BYTES}"
+        return f"hello has {len(part.hello)} bytes: it must be a digest of {DIGEST_BYTES} bytes"
     if not 1 <= part.of <= MOST_PARTS:
         return f"of is {part.of}: a Hello has 1 to {MOST_PARTS} parts"
     if not 0 <= part.number < part.of:
@@ -229,7 +229,7 @@ def of_evaluation(message: Evaluation) -> str | None:
 
 
 def of_data_epoch(message: DataEpoch) -> str | None:
-    """Validate a report about an epoch whose data lives on nodes."""
+    """Validate a report about an epoch of a data set that is stored on the nodes."""
     if not 0 < len(message.node) <= _LONGEST_NAME:
         return f"node has {len(message.node)} characters: it must have 1 to {_LONGEST_NAME}"
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "epoch": _INT}
@@ -247,7 +247,7 @@ def of_run_state(change: RunState) -> str | None:
         return f"state is {change.state}: a node reports {State.STARTING} or a later state"
     bounds = {"attempt": _INT, "dropped": _BIG, "port": 2**16}
     if len(change.address) > _LONGEST_NAME:
-        return f"address has {len(change.address)} characters: at most {_LONGEST_NAME}"
+        return f"address has {len(change.address)} characters: it must have at most {_LONGEST_NAME}"
     if reason := of_whole(change, bounds) or of_times(change, ("at",)):
         return reason
     if change.exit_code is not None and not -_INT <= change.exit_code < _INT:

@@ -1,9 +1,9 @@
 """Store requests with an Idempotency-Key, and keep the response of the first request for a day.
 
-`api.idempotency` calls `begin` before a request is executed. Of concurrent requests with the same
-key, only one begins. After its execution, the caller stores the response with `finish`, or calls
-`release` if the request changed nothing. If the server dies in between, the row stays without a
-response.
+`api.idempotency` calls `begin` before it executes a request. If several requests with the same key
+arrive at the same time, only one of them is executed. After the execution, the caller stores the
+response with `finish`, or calls `release` if the request changed nothing. If the server dies before
+that, the row stays without a response.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def begin(store: Store, identity: str, request: str) -> Earlier | None:
             query = insert(connection, repeats).values(values).on_conflict_do_nothing()
             if connection.execute(query).rowcount:
                 return None
-            # None if the earlier request was released after the INSERT found it. Only Postgres
-            # shows that within this transaction.
+            # In Postgres, another transaction can release the earlier request after the INSERT
+            # found it. Then there is no row, and the INSERT is tried again.
             earlier = connection.execute(known).one_or_none()
             if earlier is not None:
                 return Earlier(*earlier)

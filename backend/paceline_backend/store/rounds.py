@@ -70,7 +70,8 @@ def summary(connection: sa.Connection, run: int, span: Range, points: int) -> di
 class _Sums:
     """Sums over the rounds of one policy version.
 
-    A stretch is a sequence of consecutive segments of the same attempt and plan.
+    A stretch is a sequence of consecutive segments with the same attempt, policy version and
+    synchronisation.
     """
 
     # Steps of the first and of the last round; empty: no round.
@@ -115,12 +116,12 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     if not by_segment:
         return []
     with_rounds = {tuple(row[:2]) for row in by_segment}
-    # Rounds are joined with segments in Python, because Postgres chooses a bad plan for this join
-    # while the tables are new.
+    # Rounds are joined with segments in Python, because Postgres chooses a slow query plan for this
+    # join while the tables are new and have no statistics.
     by_plan: dict[_Plan, _Sums] = defaultdict(_Sums)
     of_segment: dict[tuple[int, int], _Sums] = {}
-    # (attempt, segment) → number of its stretch, which increases with each change of attempt or
-    # plan.
+    # (attempt, segment) → number of the segment's stretch. The number increases with each change of
+    # attempt or plan.
     stretch_of: dict[tuple[int, int], int] = {}
     stretch, before = 0, None
     touching = _segments(connection, run, span)
@@ -159,7 +160,7 @@ def dropped(connection: sa.Connection, run: int) -> dict[tuple[int, int], int]:
 
 
 def _counting(connection: sa.Connection, run: int, span: Range) -> list[sa.ColumnElement[bool]]:
-    """Return the condition for rounds in a range of steps that no restart discarded."""
+    """Return the SQL conditions for rounds in a range of steps that no restart discarded."""
     c = rounds.c
     parts = [part.rows(c.step, c.attempt) for part in _parts(connection, run)]
     return [c.run == run, *within(c.step, span), sa.or_(*(sa.and_(*part) for part in parts))]

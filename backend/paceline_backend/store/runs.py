@@ -57,7 +57,7 @@ class UnknownRunError(PacelineError):
 
 
 class RunEndedError(PacelineError):
-    """The run has ended, so nothing about it can be changed."""
+    """The run has ended, so the requested change is impossible."""
 
 
 class CursorError(PacelineError):
@@ -70,7 +70,8 @@ class HelloFacts:
 
     `dif` is the data set DIF: the sample standard deviation of the sizes. `token_budget` is the
     budget of a step, in the unit of the sizes. With a token budget, `steps_per_epoch` is the number
-    of steps of one epoch, and other epochs may differ by a few steps; it is None for a stream.
+    of steps of one epoch, and other epochs may differ by a few steps. For a stream,
+    `steps_per_epoch` is None.
     """
 
     global_batch: int
@@ -103,7 +104,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Standing:
-    """State and revision of a run, for its events."""
+    """State and revision of a run, from which its server-sent events are made."""
 
     state: str
     revision: int
@@ -126,8 +127,8 @@ class Launched:
 class TelemetryTerms:
     """Settings of a run against which its telemetry is validated.
 
-    `attempt` is the latest whose Hello is stored, `world` its number of ranks, and `samples` the
-    size of its data set.
+    `attempt` is the latest attempt whose Hello is stored, `world` its number of ranks, and
+    `samples` the size of its data set.
     """
 
     nproc: int
@@ -142,7 +143,7 @@ class TelemetryTerms:
 
     @property
     def observed(self) -> bool:
-        """Return whether Paceline only observes the ranks; then the Hello defines their number."""
+        """Return whether Paceline only observes the ranks; if so, their number is in the Hello."""
         return self.policy == OBSERVED
 
     @property
@@ -246,7 +247,7 @@ def _end(
 
 
 def tell(connection: sa.Connection, run: str, message: str) -> None:
-    """Set the message of a run that has not ended; do nothing if the run is unknown."""
+    """Set the message of a run that has not ended; do nothing for other runs."""
     query = sa.update(runs).where(runs.c.id == run, runs.c.state.in_(ACTIVE))
     connection.execute(query.values(message=message))
 
@@ -278,7 +279,7 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
 
 def page(
     store: Store,
-    which: RunFilter = RunFilter(),  # noqa: B008  nobody changes a filter
+    which: RunFilter = RunFilter(),  # noqa: B008  filters are immutable
     *,
     sort: str = "-created_at",
     limit: int = 50,
@@ -354,7 +355,7 @@ def counts(connection: sa.Connection) -> dict[str, int]:
 
 
 def hello(connection: sa.Connection, key: int) -> Hello | None:
-    """Return the latest Hello of a run's leader; None if there is none that is usable."""
+    """Return the latest Hello of a run's leader; None if there is none, or if it is unusable."""
     return hellos.of_run(connection, key)
 
 
@@ -399,7 +400,7 @@ def unfinished(connection: sa.Connection) -> list[Unfinished]:
 def _with_facts(
     store: Store, connection: sa.Connection, query: sa.Select[Any], *, keep_key: bool = False
 ) -> list[dict[str, Any]]:
-    """Return runs together with facts from other tables."""
+    """Return runs, each with values from other tables such as tags, progress and target."""
     rows = [_plain(row) for row in connection.execute(query)]
     keys = [run["key"] for run in rows]
     at = now(connection)
@@ -434,7 +435,7 @@ def _hello_facts(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
-    """Return the facts of a Hello; cached, because a Hello has a number per sample."""
+    """Return the facts of a Hello; cached, because a Hello is large: it has each sample's size."""
     with store.read() as connection:
         message = hello(connection, key)
     if message is None:
@@ -460,7 +461,7 @@ def _plain(row: sa.Row[Any]) -> dict[str, Any]:
 def _times(
     connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
 ) -> dict[str, float | None]:
-    """Return a run's `queued_s`, `jct_s` and `eta_at`; None where unknown.
+    """Return the time before a run's start, its duration, and its predicted end; None: unknown.
 
     `run` has `key`, and `epoch` and `step` of its newest complete step. `per_epoch` is the number
     of steps of a whole epoch, None if unknown.
@@ -509,9 +510,9 @@ def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> flo
 def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
     """Explain why a run shows no steps, or why no policy can be in force.
 
-    Return None if a policy can be in force and the run shows steps, or need not show any yet. `run`
-    is the row of the run. `equal_because` is why its ranks get equal local batches whatever the
-    policy plans, empty if they do not.
+    Return None if there is nothing to explain: a policy can be in force, and the run shows steps or
+    started only recently. `run` is the row of the run. `equal_because` is the reason why its ranks
+    get equal local batches whatever the policy plans; it is empty if they do not.
     """
     if equal_because:
         return f"Ranks train with equal local batches, whatever the policy: {equal_because}"
@@ -537,7 +538,7 @@ def notice_of(run: Mapping[str, Any], equal_because: str = "") -> str | None:
 
 
 def _trained_unseen(run: Mapping[str, Any]) -> bool:
-    """Return whether a run has trained, or should train by now, without messages from ranks."""
+    """Return whether ranks should have sent messages by now: the run has finished or runs long."""
     if run["backend"] == "simulated" or run["started_at"] is None:
         return False
     if run["state"] == State.FINISHED:

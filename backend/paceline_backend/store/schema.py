@@ -84,7 +84,7 @@ tokens = Table(
     Column("created_by", Text, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
-    # Time of the last use; for a browser also the use of its login link.
+    # Time of the last use. The login of a browser counts as a use.
     Column("used_at", Double),
     # For an agent's token: the only node that may use it.
     Column("node", Text),
@@ -162,9 +162,9 @@ nodes = Table(
     # unknown.
     Column("check", JSON(none_as_null=True)),
     # Whether the agent has a session. If so, it accepts only messages with a MAC, and can decrypt
-    # the secrets of launches.
+    # the secrets in orders to launch a run.
     Column("signed", Boolean, nullable=False, server_default=false()),
-    # The only run that the agent serves, because the run's token admitted it. NULL: any run.
+    # The only run that the agent may serve, because its token belongs to this run. NULL: any run.
     Column("only_run", Text),
     # The engine that provides the node, and the engine's name of the machine. NULL: no engine, or
     # unknown.
@@ -198,7 +198,7 @@ cordons = Table(
     Column("told_at", Double),
     Column("refusal", Text),
     Index("ix_cordons_node_key", "node", "key"),
-    # Two concurrent operators cannot cordon the same node twice.
+    # Unique, so that two concurrent requests cannot cordon the same node twice.
     Index(
         "uq_cordons_present",
         "node",
@@ -234,10 +234,10 @@ runs = Table(
     Column("node", Text),
     Column("script", Text, nullable=False),
     Column("args", JSON, nullable=False),
-    # Names of environment variables; values are not stored, because they are secrets.
+    # Names of environment variables; values are not stored, because they can be secrets.
     Column("env", JSON, nullable=False),
     Column("cwd", Text),
-    # Ranks on each node.
+    # Number of ranks on each node.
     Column("nproc", Integer, nullable=False),
     Column("max_restarts", Integer, nullable=False),
     # The policy that was requested last. It may not be in force yet.
@@ -286,7 +286,7 @@ runs = Table(
     # verdict names slow is replaced by one of them automatically.
     Column("spares", Integer, nullable=False, server_default="0"),
     Column("replace_slow_nodes", Boolean, nullable=False, server_default=false()),
-    # Options for its training backend, such as a partition.
+    # Options for the run's backend, such as a Slurm partition.
     Column("backend_options", JSON(none_as_null=True)),
     # For a run on an engine: {"launch": n, "jobs": {part: the engine's name of the job, or null}}
     # and further keys, see `store.jobs`.
@@ -295,7 +295,8 @@ runs = Table(
     Column("restart_hung_s", Double),
     # The latest attempt that the control plane ended because the run was hanging.
     Column("hang_ended", Integer),
-    # A new node may be at most this many times slower than the median to join. 0: any speed.
+    # A node can join only if the median speed of the run's nodes is at most this many times its
+    # speed. 0: any node can join.
     Column("join_check", Double, nullable=False, server_default="1.5"),
     # The ranks' device, from the leader's Hello.
     Column("device", Text),
@@ -311,8 +312,8 @@ runs = Table(
     # What an operator allows `auto` to do: {"mode", "relaxed", "requested_at", "requested_by"}.
     # NULL: nothing.
     Column("auto", JSON(none_as_null=True)),
-    # Blocks of steps from this step on may lack roll-ups, see `rollups.writing.fill`. NULL: no
-    # roll-up is due.
+    # From this step on, roll-ups of blocks may be missing, see `rollups.writing.fill`. NULL: none
+    # is missing.
     Column("rollups_due", BigInteger),
     # The scenario of a simulated run. NULL: the run is not simulated.
     Column("scenario", JSON(none_as_null=True)),
@@ -408,7 +409,7 @@ switches = Table(
     Column("parameters", JSON, nullable=False),
     Column("requested_at", Double, nullable=False),
     Column("requested_by", Text, nullable=False),
-    # First step that the policy planned.
+    # First step that was planned with the policy.
     Column("effective_step", BigInteger),
     Column("effective_at", Double),
     # The reason that the requester gave.
@@ -464,7 +465,7 @@ steps = Table(
     Column("sync_min", Double, nullable=False),
     # Mean step time over ranks.
     Column("step_s", Double, nullable=False),
-    # Σ |ETT − T| / T over ranks with an ETT.
+    # Σ |ETT − T| / T over ranks with an ETT; T is the compute time.
     Column("ett_error_sum", Double),
     Column("ett_count", Integer, nullable=False),
     # Loss of the global batch: mean over ranks with the weights that their gradients have.
@@ -555,7 +556,7 @@ rounds = Table(
     Column("step", BigInteger, nullable=False),
     Column("world", Integer, nullable=False),
     Column("contributors", Integer, nullable=False),
-    # Number of gradients of each age, a list as MessagePack.
+    # Numbers of gradients with staleness 0, 1, 2, …: a list as MessagePack.
     Column("staleness", LargeBinary, nullable=False),
     Column("dropped", Integer, nullable=False),
     Column("waited_s", Double, nullable=False),
@@ -585,8 +586,8 @@ long_phases = Table(
     sqlite_with_rowid=False,
 )
 
-# For data that lives on nodes: one row per epoch and rank. Only the first rank of each node reports
-# the data that moved to the node.
+# For data sets that are stored on the nodes: one row per epoch and rank. Only the first rank of
+# each node reports the data that moved to the node.
 data_epochs = Table(
     "data_epochs",
     metadata,
@@ -600,7 +601,8 @@ data_epochs = Table(
     # Number of samples that moved to the node.
     Column("moved", BigInteger, nullable=False),
     Column("moved_s", Double, nullable=False),
-    # Bytes and samples that steps read from the source.
+    # Bytes and samples that steps read from the data set's source, because the node did not have
+    # them.
     Column("read_bytes", BigInteger, nullable=False),
     Column("read", BigInteger, nullable=False),
     # Number of steps that waited for data from the source.
@@ -736,8 +738,8 @@ run_days = Table(
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("steps", BigInteger, nullable=False),
     Column("step_s_sum", Double, nullable=False),
-    # Duration of these steps, summed over all ranks, and the part of it in which ranks waited for
-    # slower ranks.
+    # Duration of the steps, summed over all ranks, and the part of this sum in which ranks waited
+    # for slower ranks.
     Column("worker_s", Double, nullable=False),
     Column("waited_s", Double, nullable=False),
     Column("se_sum", Double, nullable=False),
@@ -848,7 +850,7 @@ alerts = Table(
     metadata,
     Column("key", BigKey, primary_key=True),
     Column("rule", Text, nullable=False),
-    # An empty string means that the alert is about the control plane.
+    # Public id of the run. Empty: the alert is about the control plane.
     Column("run", Text, nullable=False),
     Column("severity", Text, nullable=False),
     Column("value", Double, nullable=False),
@@ -865,7 +867,7 @@ alerts = Table(
     Column("acknowledged_why", Text),
     Index("ix_alerts_raised_at", "raised_at"),
     Index("ix_alerts_run", "run"),
-    # Two concurrent workers cannot raise the same alert twice.
+    # Unique, so that two concurrent worker processes cannot raise the same alert twice.
     Index(
         "uq_alerts_open",
         "rule",
@@ -901,8 +903,9 @@ alert_deliveries = Table(
     Column("event", Text, nullable=False),
     # Exactly the bytes that are sent and signed.
     Column("body", LargeBinary, nullable=False),
-    # Time of the next attempt. While a worker makes an attempt, the time at which the row is due
-    # again if the worker dies. NULL: it was sent or given up.
+    # Time of the next attempt to send it. During an attempt: the time at which another worker
+    # process may try, in case this one dies. NULL: no further attempt, because it was sent or given
+    # up.
     Column("due_at", Double),
     Column("tries", Integer, nullable=False),
     Column("tried_at", Double),

@@ -18,10 +18,10 @@ SHOWN = [column for column in segments.c if column.name not in ("run", "body")]
 
 @dataclass(frozen=True)
 class RelaxedSegment:
-    """A segment with relaxed synchronisation, in which ranks ran ahead of each other or fell back.
+    """A segment with relaxed synchronisation.
 
-    `end` is one past the last step. `fallback` is why gradients were all-reduced, empty if they
-    were not. `plan` is None if it cannot be decoded.
+    `end` is one past the last step. `fallback` is the reason if gradients were nevertheless
+    all-reduced, empty if they were not. `plan` is None if it cannot be decoded.
     """
 
     first_step: int
@@ -132,7 +132,7 @@ def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tu
 
 
 def apart_in(step: sa.Table) -> sa.ColumnElement[bool]:
-    """Return the condition that ranks did not wait for each other in a step.
+    """Return the SQL condition that ranks did not wait for each other in a step.
 
     `step` is a table of the outer query with the columns `run` and `step`.
     """
@@ -149,9 +149,9 @@ def apart_in(step: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def _apart(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return the condition of the index `ix_segments_apart`.
+    """Return the SQL condition of the index `ix_segments_apart`.
 
-    It has literals instead of parameters, so that the database can use the index.
+    The condition has literals instead of parameters, so that the database can use the index.
     """
     relaxed = c.synchroniser != sa.literal_column(f"'{ALLREDUCE.name}'")
     return relaxed, c.fallback == sa.literal_column("''")
@@ -175,7 +175,7 @@ def versions(
 
 
 def equal_because(connection: sa.Connection, run: int, attempt: int | None) -> str:
-    """Return why ranks get equal local batches whatever the policy plans; empty if they need not.
+    """Return why ranks get equal local batches whatever the policy plans; empty if they do not.
 
     `attempt` is the newest attempt, None if there is none.
     """

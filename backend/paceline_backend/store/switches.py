@@ -83,7 +83,7 @@ def rows(store: Store, run: str) -> list[dict[str, Any]]:
 
 
 def rows_of(connection: sa.Connection, run: str) -> list[dict[str, Any]]:
-    """Return the same as `rows`, read with an open connection."""
+    """Return all switches of a run, like `rows`, but in the caller's transaction."""
     columns = [column for column in switches.c if column.name != "run"]
     query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
     in_order = connection.execute(query.order_by(switches.c.version))

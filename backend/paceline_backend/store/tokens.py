@@ -27,9 +27,9 @@ from paceline_backend.store.schema import tokens
 
 Scope = Literal["viewer", "operator", "agent", "admin"]
 
-# Lifetime of a login link.
+# Lifetime of a login link, in seconds.
 LINK_S = 600.0
-# Lifetime of a browser's login.
+# Lifetime of a browser's login, in seconds.
 BROWSER_S = 30 * 24 * 3600.0
 PREFIX = "pl"
 # Key in the table `meta` for the id of the server's own token.
@@ -43,7 +43,7 @@ _SHOWN = (
 
 
 class Secret(NamedTuple):
-    """Id and secret of a token or link; as a string, the text that its holder has."""
+    """Id and secret of a token or login link; `str()` returns the text that the user gets."""
 
     id: str
     secret: str
@@ -54,7 +54,7 @@ class Secret(NamedTuple):
 
 @dataclass(frozen=True)
 class Holder:
-    """Identity and rights of a token or browser, as the check of a request returns them.
+    """Identity and rights of the token or browser that authenticated a request.
 
     Args:
         id: id of the row.
@@ -106,8 +106,8 @@ def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret
     """Store a link that logs in one browser, once, within `LINK_S` seconds.
 
     `parent` is the id of the token or browser that requests the link, `name` the name of its
-    holder, and `scope` what the new browser may do. If a browser requests the link, the new browser
-    becomes a child of the token that the requesting browser logged in with.
+    holder, and `scope` what the new browser may do. If a browser requests the link, the parent of
+    the new browser is the token that the requesting browser logged in with.
     """
     now = time.time()
     unused = (tokens.c.kind == "browser", tokens.c.used_at.is_(None), tokens.c.expires_at <= now)
@@ -123,9 +123,10 @@ def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret
 
 
 def use_link(connection: Connection, code: str) -> Holder | None:
-    """Consume a login link and return its holder; of concurrent callers only one succeeds.
+    """Consume a login link and return the new browser's holder.
 
-    Return None if the link is unknown, used, revoked or expired.
+    Return None if the link is unknown, used, revoked or expired. If several callers use a link at
+    the same time, only one of them gets the holder.
     """
     given = parsed(code)
     if given is None:
@@ -161,7 +162,7 @@ def checked(connection: Connection, text: str) -> Holder | None:
 
 
 def enter(connection: Connection, holder: Holder) -> Holder:
-    """Store a browser that logs in with a token; return the browser's own holder."""
+    """Store a browser that logs in with the token `holder`; return the browser's own `Holder`."""
     now = time.time()
     over = (tokens.c.kind == "browser", tokens.c.expires_at <= now)
     connection.execute(sa.delete(tokens).where(*over))
@@ -231,7 +232,11 @@ def get(connection: Connection, identity: str) -> Mapping[str, Any] | None:
 
 
 def revoke(connection: Connection, identity: str) -> bool:
-    """Revoke a token and all browsers that logged in through it; return False if it is unknown."""
+    """Revoke a token or browser; return False if it is unknown.
+
+    With a browser, also revoke the browsers whose login links it requested. With a token, no other
+    row changes, because `of_cookie` checks the token that a browser logged in with.
+    """
     ended = sa.select(tokens.c.id).where(tokens.c.id == identity).cte("ended", recursive=True)
     let_in = sa.select(tokens.c.id).join(ended, tokens.c.via == ended.c.id)
     query = sa.update(tokens).where(tokens.c.id.in_(sa.select(ended.union(let_in).c.id)))
@@ -268,8 +273,8 @@ def embedded(store: Store) -> Secret:
 def of_run(store: Store, run: str) -> Secret:
     """Return the token for a run's nodes: the same at each call until an operator revokes it.
 
-    The token's secret is derived from the server's secret, so that after a process was killed while
-    it submitted a job, another process can compute the secret again.
+    The token's secret is derived from the server's secret. So if a process dies while it submits a
+    job with the token, another process can compute the same secret.
     """
     master = meta.secret(store)
     valid = sa.select(tokens.c.id).where(tokens.c.run == run, *_valid(time.time()))

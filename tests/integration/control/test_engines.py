@@ -627,7 +627,9 @@ def test_nodes_join_and_leave(table: TableRuns) -> None:
     table.after(4)
     assert table.jobs(run) == {"0": "1", "1": "2", "2": "3"}
     assert TableEngine.orders[-1].nodes == 1
-    with pytest.raises(ConflictError, match="has 1 nodes and waits for 1 more, and at most 2"):
+    with pytest.raises(
+        ConflictError, match="has 1 nodes and waits for 1 more, and may have at most 2"
+    ):
         table.ask(join, run, 1, {})
     become("3", "ended", "CANCELLED")
     table.after(4)

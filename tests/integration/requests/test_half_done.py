@@ -169,12 +169,15 @@ def test_what_worked_is_no_error_although_the_bus_goes_away(
         add_run(store, "r", node="n1", state="failed")
         requests.resume(store, bus_url, RequestedChange("r", ME), requests.Resumption(start=True))
         assert [type(order) for order in orders(bus_url)] == [Launch]
-        assert "run r has changed; open pages show it later: gone" in caplog.text
+        assert "run r has changed; open dashboard pages show it later: gone" in caplog.text
     else:
         add_run(store, "r")
         requests.stop(store, bus_url, RequestedChange("r", ME), "by me")
         assert runs.get(store, "r")["state"] == "stopped"
-        assert "run r has ended; open pages show it when the bus is back: gone" in caplog.text
+        assert (
+            "run r has ended; open dashboard pages show it when the bus is back: gone"
+            in caplog.text
+        )
 
 
 def test_a_resume_is_not_stored_if_earlier_orders_cannot_be_deleted(

@@ -237,12 +237,12 @@ def test_upgrade(main: Main, tmp_path: Path) -> None:
         connection.execute("DELETE FROM alembic_version")
     code, out, _ = main("db", "check", *where)
     assert code == 1
-    assert "it has no tables: run paceline db upgrade" in out
+    assert "the database has no tables: run `paceline db upgrade`" in out
     with sqlite3.connect(tmp_path / "paceline.db") as connection:
         connection.execute("INSERT INTO alembic_version VALUES ('0001')")
     code, out, _ = main("db", "check", *where)
     assert code == 1
-    assert "it has the tables of another version (revision 0001, this version needs" in out
+    assert "has the tables of another version of Paceline (revision 0001, this version needs" in out
 
 
 def test_a_mistyped_name_makes_no_database(main: Main, tmp_path: Path) -> None:

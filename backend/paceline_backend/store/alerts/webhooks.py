@@ -1,8 +1,8 @@
 """Webhooks, the receivers of alerts, and the queue of notifications to them.
 
-`queue` enqueues an event of an alert, `claim` returns those that are due, and `note` records the
-result of each attempt. `get` and `delete` raise `UnknownWebhookError` if there is no webhook
-with this id.
+`queue` enqueues the notifications of an event, `claim` returns the notifications that are due, and
+`note` records the result of each attempt. `get` and `delete` raise `UnknownWebhookError` if there
+is no webhook with this id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All stored details of one run, in the form in which they are stored.
+"""Read all details of one run: records, assignments of samples, and totals of epochs.
 
 - `rows`: a run's tables in chunks, for exports with bounded memory.
 - `samples`: the assignment of samples to ranks and steps.

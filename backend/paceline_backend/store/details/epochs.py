@@ -51,10 +51,10 @@ def epochs(connection: sa.Connection, run: int, limit: int) -> list[dict[str, An
 def _before(connection: sa.Connection, run: int, limit: int) -> int | None:
     """Return a step before which no step belongs to the newest `limit` epochs; None if unknown.
 
-    The step is found with roll-ups, each of which has the epoch of its first step. It is the first
-    step of the last roll-up that begins before the newest `limit` epochs of roll-ups. This roll-up
-    may end in a later epoch, so its steps must be read, too. Newer epochs may have no roll-up yet,
-    so the result can be earlier than necessary.
+    Each roll-up has the epoch of its first step. The result is the first step of the last roll-up
+    before the newest `limit` epochs that have roll-ups. Steps of this roll-up may belong to the
+    next epoch, so they must be read, too. The newest epochs may have no roll-ups yet, so the result
+    can be earlier than necessary.
     """
     r = step_rollups.c
     begun = sa.select(sa.func.max(r.step)).where(r.run == run).group_by(r.epoch)
@@ -149,9 +149,10 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(("came", "came_load", "went", "went_loa
 def _moves(
     connection: sa.Connection, run: int, epoch: int, world: int
 ) -> dict[int, dict[str, Any]]:
-    """Return, by rank, number and load of the samples that moved to or from it; empty if unknown.
+    """Return, by rank, number and load of the samples that moved to or from the rank.
 
-    A sample moves to a rank if another rank had it in the epoch before.
+    A sample moves to a rank if another rank had it in the epoch before. The result is empty if this
+    is unknown.
     """
     hello = runs.hello(connection, run)
     # All samples of a stream are new.

@@ -1,7 +1,7 @@
 """Read a run's tables in chunks of some thousand rows, each in a transaction of its own.
 
-So the export of a long run holds only one chunk in memory. And it needs no long transaction, which
-would keep the database from cleaning up old rows.
+So an export of a long run holds only one chunk in memory, and needs no long transaction. During a
+long transaction, the database could not clean up deleted rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record how far runs have come; one worker process writes on behalf of all."""
+"""Record the newest steps of runs; only one worker process at a time writes them."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def known(connection: sa.Connection) -> dict[int, RunProgress]:
 def note(
     connection: sa.Connection, run: Running, before: RunProgress | None, at: float
 ) -> RunProgress | None:
-    """Store how far a run has come; return the new progress, or None if nothing changed.
+    """Store a run's progress; return the new progress, or None if nothing changed.
 
-    `before` is the stored progress, if any; `at` is now, by the database's clock.
+    `before` is the stored progress, if any; `at` is the current time by the database's clock.
     """
     if before is None:
         lost_at = at if run.dropped else None

@@ -50,13 +50,13 @@ def newest(connection: sa.Connection, runs: Sequence[str]) -> dict[str, Kept]:
 def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
     """Store a verdict: extend the newest row if it names the same causes, else add a row.
 
-    `made` is the new verdict; its `at` and `until` are both the time of the verdict. Rows that
-    ended more than `gap_s` seconds before that time are not extended.
+    `made` is the new verdict; its `at` and `until` are both the time of the verdict. A row whose
+    period ended more than `gap_s` seconds before the verdict is not extended.
     """
     before = newest(connection, [made.run]).get(made.run)
     row = dict(vars(made))
-    goes_on = before is not None and made.until - before.until < gap_s
-    if before is None or not goes_on or causes_of(before) != causes_of(made):
+    recent = before is not None and made.until - before.until < gap_s
+    if before is None or not recent or causes_of(before) != causes_of(made):
         connection.execute(sa.insert(verdicts).values(row))
         return
     c = verdicts.c
@@ -67,7 +67,7 @@ def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
 def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:
     """Extend the period of a run's newest verdict to `at`, because its causes are unchanged.
 
-    A row that ended more than `gap_s` seconds before `at` is not extended.
+    A verdict whose period ended more than `gap_s` seconds before `at` is not extended.
     """
     c = verdicts.c
     last = sa.select(sa.func.max(c.at)).where(c.run == run).scalar_subquery()

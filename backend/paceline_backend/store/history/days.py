@@ -21,9 +21,10 @@ from paceline_backend.store.rollups.metrics import BLOCK, METRICS, named, rolled
 from paceline_backend.store.schema import run_days, runs, step_rollups, steps, switches
 
 DAY_S = 86_400.0
+# Maximum time in seconds from the storing of a record until its transaction is committed.
 _SETTLE_S = 30.0
-# A run's sums are computed again only after this time.
-_REST_S = 10.0
+# Minimum time in seconds between two computations of a run's sums.
+_INTERVAL_S = 10.0
 _SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
 # Columns of `steps` that roll-ups lack. For a block, the values of its first step are used.
 _OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
@@ -32,14 +33,14 @@ _OF_RANKS = (steps.c.workers, segments.apart_in(steps).label("apart"))
 def due(connection: sa.Connection, limit: int) -> list[int]:
     """Return the keys of runs whose sums may lack newer steps, runs with the oldest sums first.
 
-    Other transactions may see a row somewhat later than it was stored. So a run is summed up until
-    `_SETTLE_S` after its newest record.
+    `seen_at` can be earlier than the commit of the newest rows. So the sums of a run are recomputed
+    until `_SETTLE_S` after `seen_at`.
     """
     c = runs.c
     stale = c.summed_at < sa.func.coalesce(c.seen_at, c.created_at) + _SETTLE_S
-    rested = sa.and_(c.summed_at < time.time() - _REST_S, stale)
+    again = sa.and_(c.summed_at < time.time() - _INTERVAL_S, stale)
     known = (c.attempt.is_not(None), c.pruned_at.is_(None))
-    query = sa.select(c.key).where(sa.or_(c.summed_at.is_(None), rested), *known)
+    query = sa.select(c.key).where(sa.or_(c.summed_at.is_(None), again), *known)
     query = query.order_by(sa.func.coalesce(c.summed_at, 0.0), c.key.desc()).limit(limit)
     return [int(key) for key in connection.scalars(query)]
 
@@ -74,7 +75,7 @@ def _sums(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
 def _planned(connection: sa.Connection, run: int) -> list[tuple[int, int]]:
     """Return (first step, policy version) of all ranges of steps that no restart discarded.
 
-    An attempt that began at an earlier step may have repeated steps under a later version.
+    The steps that an attempt repeats may have a later policy version than in the earlier attempt.
     """
     s = switches.c
     query = sa.select(s.version, s.effective_step).where(
@@ -159,12 +160,12 @@ def of_runs(
     first: int | None,
     last: int | None,
 ) -> list[dict[str, Any]]:
-    """Return rows of `run_days`, each with facts about its run, such as name, policy and device.
+    """Return rows of `run_days`, each with columns of its run, such as name, policy and device.
 
     `where` comes from `RunFilter.conditions`. `first` and `last` are days since 1970-01-01 UTC.
     """
     d, c = run_days.c, runs.c
-    # A run may be stored without its switches.
+    # If a version has no row in `switches`, use the policy that was requested last.
     policy = sa.func.coalesce(switches.c.policy, c.policy).label("policy")
     of_run = (c.key, c.id, c.name, policy, c.device, c.backend, c.node)
     sums = [column for column in d if column.name != "run"]

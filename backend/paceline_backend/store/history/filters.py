@@ -17,8 +17,8 @@ from paceline_backend.store.schema import run_days, run_nodes, run_tags, runs, s
 Conditions = list[sa.ColumnElement[bool]]
 FIGURES = ("step_s", "se", "waste")
 _COLUMNS = ("created_at", "started_at", "ended_at", "name", "policy", "state")
-# Names of costs → columns of `run_days` with times. A cost is proportional to its time, so a list
-# that should be sorted by a cost is sorted by the time.
+# Name of a cost → column of `run_days` with the time to which it is proportional. A list that
+# should be sorted by a cost is sorted by this time.
 COSTS = {"cost": "worker_s", "waited_cost": "waited_s"}
 # Names by which a list can be sorted.
 SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)
@@ -26,7 +26,7 @@ SORTS = (*_COLUMNS, "steps", *FIGURES, *COSTS)
 
 @dataclass(frozen=True)
 class FigureBounds:
-    """Inclusive bounds of a figure; None: no bound."""
+    """Inclusive bounds of a figure of runs, such as the waste; None: no bound."""
 
     least: float | None = None
     most: float | None = None
@@ -148,7 +148,7 @@ def _mentions(text: str) -> sa.ColumnElement[bool]:
 
 
 def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
-    """Return the condition that a parameter of the policy in force has a value.
+    """Return the SQL condition that a parameter of the policy in force has the given value.
 
     Numbers are compared as numbers, so that 3 equals 3.0. Each type is compared only with itself,
     because Postgres refuses to convert text to a number.
@@ -164,8 +164,8 @@ def _parameter(dialect: str, name: str, value: Any) -> sa.ColumnElement[bool]:
         kinds, same = ("number", "integer", "real"), entry.as_float() == float(value)
     else:
         kinds, same = ("string", "text"), entry.as_string() == str(value)
-    # CASE evaluates the condition before it reads the value as a number; AND does not guarantee
-    # that.
+    # CASE checks the type before it converts the value to a number; AND does not guarantee this
+    # order.
     equal = sa.case((kind.in_(kinds), same), else_=sa.false())
     in_force = sa.and_(switches.c.run == runs.c.key, switches.c.version == runs.c.version)
     return sa.exists().where(in_force, equal).correlate(runs)
@@ -194,7 +194,7 @@ def _time(name: str) -> sa.ColumnElement[Any]:
 
 
 def _of_run(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    # Correlate explicitly, because the outer query may use the same table.
+    # Correlate explicitly with `runs`, because the outer query may also select from `run_days`.
     return sa.select(value).where(run_days.c.run == runs.c.key).correlate(runs).scalar_subquery()
 
 
@@ -231,7 +231,7 @@ class RunOrder:
         return [self.value.is_(None), directed, runs.c.key.desc()]
 
     def after(self, value: Any, key: int) -> sa.ColumnElement[bool]:
-        """Return the condition for runs that come after the run with this sort value and key."""
+        """Return the SQL condition for the runs after the run with this sort value and key."""
         below = runs.c.key < key
         if self.newest_first:
             return below

@@ -56,10 +56,10 @@ NODE_ALIVE_S = 7.0
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return all nodes that ever registered, alive ones first.
 
-    `cordoned` has author, time and reason of a cordon; `in_engine` its effect in the node's engine;
-    `spare_of` the run that the node is held back for, or None. Nodes that an engine started for a
-    run are listed only while they are alive or cordoned, so that an operator can lift the cordon
-    after the run.
+    `cordoned` has author, time and reason of a cordon, `in_engine` has the cordon's effect in the
+    node's engine, and `spare_of` is the run that the node is held back for, or None. A node that
+    serves only one run is listed only while it is alive or cordoned: after the run, an operator
+    must still be able to lift the cordon.
     """
     rows, named = _rows(connection), cordons.standing(connection).by_node
     shown = [each for each in rows if each["alive"] or not each["only_run"] or each["id"] in named]
@@ -84,7 +84,8 @@ _HIDDEN = ("token", "seed")
 def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
     """Return the nodes that ever registered.
 
-    A heartbeat in the future dates from before the database's clock was set back and is ignored.
+    A node does not count as alive if its heartbeat is more than `NODE_ALIVE_S` in the future: such
+    a heartbeat was stored before the database's clock was set back.
     """
     at = now(connection)
     some = (nodes.c.heartbeat_at > UNHEARD, *conditions)

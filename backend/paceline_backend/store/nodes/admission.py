@@ -1,12 +1,12 @@
-"""Admission of nodes: the token that a node's session on the bus depends on, and its validity.
+"""Admission of nodes: which token a node's session on the bus depends on, and whether it is valid.
 
 `expect` records that an agent gets a session, and `bind` that a node requests to join its run. A
-node of the fleet is admitted by an agent's or an admin's token and stays a node of the fleet: no
-token of a run can take it over. A node of a run is admitted by the run's token and stays bound to
-this run. Its name ends with the run's id (`is_name`), so that a run cannot occupy other names.
+node that was admitted by an agent's or an admin's token can serve any run, and no token of a run
+can take over its name. A node that was admitted by a run's token serves only this run. Its name
+must end with the run's id (`is_name`), so that a run cannot occupy other names.
 
-A session ends when its token is revoked or expires. No row has to change for that, because each
-query checks `admitted`. The next session under the same name has a new seed, and so other keys.
+A session ends when its token is revoked or expires. No row has to change then, because each query
+checks `admitted`. The next session of the same node has a new seed, and so other keys.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CONFIGURED = "token "
 
 
 def admitted() -> sa.ColumnElement[bool]:
-    """Return the condition for nodes whose session is valid, because the session's token is valid.
+    """Return the SQL condition for nodes whose session's token is valid, or that have no token.
 
-    Agents without a session, and agents that a proxy authenticated, have no token, so nothing can
-    end their admission.
+    Agents without a session have no token, and neither have agents that a proxy authenticated.
+    Their admission does not end.
     """
     t, n = tokens.c, nodes.c
     unexpired = t.expires_at.is_(None) | (t.expires_at > time.time())
@@ -81,9 +81,9 @@ def expect(
     """Record that a node's agent gets a session, so that ingest accepts its reports.
 
     `token` is the id of the requesting token (None: the session depends on no token), and `run`
-    the run that it belongs to (None: a token of the fleet). Return the seed of the node's keys.
-    Return None if the name belongs to another run or to the fleet, or if the token has ended; then
-    the caller must not commit the transaction.
+    the run that the token belongs to (None: no run). Return the seed of the node's keys. Return
+    None if a node with this name was admitted with another value of `run`, or if the token is no
+    longer valid; then the caller must not commit the transaction.
     """
     parent = sa.select(tokens.c.parent).where(tokens.c.id == token)
     # For a browser, use the token that it logged in with.

@@ -1,9 +1,9 @@
 """Cordons: an operator excludes a node from new runs until the cordon is lifted.
 
 Active runs on the node continue. If an engine provides the node, the cordon applies to the machine,
-that is to all nodes for which the engine reports this host. A worker process forwards the cordon
-and its end to the engine: `untold` returns these changes, and `note_told` records the engine's
-replies.
+that is, to all nodes with the same `host` (the engine's name of the machine). A worker process
+sends the cordon, and later its end, to the engine: `untold` returns the changes to send, and
+`note_told` records the engine's replies.
 
 `cordon`, `lift` and `check` raise `UnknownNodeError` if the node never registered.
 """
@@ -30,12 +30,12 @@ class UnknownNodeError(PacelineError):
 
 
 class CordonedError(PacelineError):
-    """The node is already cordoned (raised by `cordon`), or is not cordoned (by `lift`)."""
+    """The node is already cordoned (raised by `cordon`), or is not cordoned (raised by `lift`)."""
 
 
 @dataclass(frozen=True)
 class Cordon:
-    """An active row of `cordons`: not lifted, or its engine has not accepted the end yet."""
+    """A row of `cordons` that is not lifted, or whose engine has not accepted the lifting yet."""
 
     key: int
     node: str
@@ -57,7 +57,7 @@ class Cordon:
 
     @property
     def in_engine(self) -> dict[str, Any] | None:
-        """Return the cordon's effect in the engine; None if the node belongs to no engine."""
+        """Return the cordon's effect in the engine; None if no engine provides the node."""
         if self.backend is None:
             return None
         names = ("backend", "host", "told_at", "refusal")
@@ -118,7 +118,9 @@ def _refuse_second(
 
 
 def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
-    """Lift a node's cordon on behalf of `by`; if the engine refused to lift it before, retry that.
+    """Lift a node's cordon on behalf of `by`.
+
+    If the engine refused to lift the cordon before, the request is sent to the engine again.
 
     Raises:
         CordonedError: the node is not cordoned.
@@ -129,7 +131,7 @@ def lift(connection: sa.Connection, node: str, by: str, why: str) -> None:
     if host is not None:
         mine |= (c.backend == backend) & (c.host == host)
     at = time.time()
-    # A cordon that the engine refused need not be lifted there.
+    # If the engine refused the cordon, it need not lift the cordon.
     values = {
         "told_at": sa.case((c.refusal.is_not(None), at)),
         "refusal": None,
@@ -167,7 +169,7 @@ def check(connection: sa.Connection, node: str) -> tuple[str | None, str | None]
 
 
 def words(node: str, cordoned: Mapping[str, Any]) -> str:
-    """Return the sentence about a cordoned node, without a full stop."""
+    """Return a text for messages, such as "node n1 is cordoned by ann (slow disk)"."""
     why = f" ({cordoned['reason']})" if cordoned["reason"] else ""
     return f"node {node} is cordoned by {cordoned['by']}{why}"
 
@@ -218,9 +220,9 @@ def _reason(by: str, why: str) -> str:
 def note_told(connection: sa.Connection, word: Word, refusal: str | None) -> None:
     """Record that an engine accepted a change, or why it refused.
 
-    Rows that changed since `word` was sent are sent again, even if another worker has sent them,
-    because it is unknown which of the two messages arrived last. `refusal` is the engine's error
-    message, None if it accepted.
+    Rows of `cordons` that changed since `word` was read are sent again. This includes changes that
+    another worker has sent, because it is unknown which of the two messages reached the engine
+    last. `refusal` is the engine's error message, None if it accepted.
     """
     c = cordons.c
     said = {"told_at": None if refusal else time.time(), "refusal": refusal}
@@ -234,7 +236,7 @@ def note_told(connection: sa.Connection, word: Word, refusal: str | None) -> Non
 
 
 def untaken(connection: sa.Connection, backend: str) -> list[str]:
-    """Return an engine's machines that are cordoned here, but not (yet) by the engine."""
+    """Return an engine's machines that are cordoned in Paceline, but not (yet) in the engine."""
     c = cordons.c
     query = sa.select(c.host).where(c.backend == backend, c.host.is_not(None), c.told_at.is_(None))
     return sorted(set(connection.execute(query.where(c.lifted_at.is_(None))).scalars()))

@@ -52,7 +52,7 @@ def note_end(connection: sa.Connection, run: str, attempt: int) -> bool | None:
 
 
 def beyond(connection: sa.Connection, run: int, step: int | None) -> int:
-    """Count the ranks' records after a step; if the count grows, a rank still trains."""
+    """Count the ranks' records after a step (None: all); if this grows, a rank still trains."""
     c = worker_steps.c
     query = sa.select(sa.func.count()).where(c.run == run, c.step > (-1 if step is None else step))
     return int(connection.execute(query).scalar_one())

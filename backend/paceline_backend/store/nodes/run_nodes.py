@@ -130,7 +130,7 @@ def launch(
 
 
 def of_runs(connection: sa.Connection, keys: Collection[int]) -> dict[int, list[RunNode]]:
-    """Return the nodes of all launches of the runs, ordered by name, by the run's key."""
+    """Return the nodes of each run's launches: key of the run → its nodes, ordered by name."""
     by_run: dict[int, list[RunNode]] = {key: [] for key in keys}
     if not keys:
         return by_run

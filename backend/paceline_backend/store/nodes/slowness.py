@@ -29,7 +29,7 @@ class RunOnNodes:
 class Slow:
     """A node that is currently named slow: a row of `slow_nodes` without an end.
 
-    `run` is the run's key; `step` is the newest step that the first verdict used.
+    `run` is the run's key. `step` is the newest step that the first verdict about the node used.
     """
 
     run: int
@@ -65,8 +65,8 @@ def present(connection: sa.Connection, run: int) -> Slow | None:
 def name(connection: sa.Connection, slow: Slow) -> Slow:
     """Record a verdict that names a node slow; return the row as it is stored.
 
-    While verdicts about the same attempt name the same node, the row stays and only its figures are
-    updated.
+    While verdicts about the same attempt name the same node, the row stays, and only `factor` and
+    `words` are updated.
     """
     known = present(connection, slow.run)
     if known is None or (known.node, known.attempt) != (slow.node, slow.attempt):

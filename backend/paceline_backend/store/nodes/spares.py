@@ -22,7 +22,7 @@ def held(connection: sa.Connection) -> dict[str, str]:
 
 
 def hold(connection: sa.Connection, run: int, names: Iterable[str]) -> None:
-    """Reserve exactly these nodes for a run."""
+    """Reserve exactly these nodes for a run, and release its other spares."""
     query = sa.update(runs).where(runs.c.key == run)
     connection.execute(query.values(spare_nodes=sorted(set(names)) or None))
 

@@ -84,7 +84,7 @@ def state(connection: sa.Connection, run: int) -> str:
 
 
 def auto(connection: sa.Connection, run: int) -> dict[str, Any]:
-    """Return `mode`, `relaxed`, `requested_at` and `requested_by`; the default mode is off."""
+    """Return `mode`, `relaxed`, `requested_at` and `requested_by` of a run; default mode: off."""
     query = sa.select(runs_table.c.auto).where(runs_table.c.key == run)
     kept: dict[str, Any] | None = connection.execute(query).scalar()
     off = {"mode": "off", "relaxed": False, "requested_at": None, "requested_by": None}

@@ -4,6 +4,6 @@
 the script on held-out data (`Evaluation`). `evaluations` and `metrics` read these values, combined
 over ranks. `target` finds when a run met the operator's target.
 
-`runs` shows a summary of each run, and when it will end or how long it took; `insight` and `api`
-read the rest.
+`store.runs` includes the newest evaluation and the target in its description of each run. `insight`
+and `api` read the other values.
 """

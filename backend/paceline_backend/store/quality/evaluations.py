@@ -20,8 +20,8 @@ class Evaluated:
     Args:
         step: the last step before the evaluation; -1: none.
         epoch: epoch of that step.
-        attempt: attempt of the run.
-        trained: number of samples that the run had trained on by then.
+        attempt: the attempt that ran the evaluation.
+        trained: number of samples that the run had trained on before the evaluation.
         at: Unix time of the evaluation.
         ranks: number of ranks whose values are combined.
         metrics: value by name; None if the value was not a finite number.
@@ -47,8 +47,9 @@ def read(
 ) -> list[Evaluated]:
     """Return the evaluations of a run, oldest first.
 
-    If rank 0 reported a metric without a number of samples, only rank 0's value counts. If not, the
-    value is the mean over the ranks that reported a number of samples, weighted by this number.
+    If rank 0 reported a metric without a number of evaluated samples, only rank 0's value counts.
+    Otherwise, the value is the mean over all ranks that reported a number of evaluated samples,
+    weighted by these numbers.
 
     Args:
         connection: connection to read from.
@@ -123,10 +124,10 @@ def _combined(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
 
 
 def _counts(counting: Sequence[AttemptSpan]) -> sa.ColumnElement[bool]:
-    """Return the condition for evaluations that no later attempt has discarded.
+    """Return the SQL condition for evaluations that no later attempt has discarded.
 
-    An attempt that resumes at a step may evaluate before it trains that step, so its first
-    evaluation can have the step before.
+    An attempt may evaluate before it trains its first step. The `step` of such an evaluation is the
+    step before the attempt's first step.
     """
     c = evaluations.c
     parts = []

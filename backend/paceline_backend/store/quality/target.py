@@ -19,7 +19,8 @@ from paceline_backend.store.quality import evaluations
 from paceline_backend.store.rollups.metrics import BLOCK, ratio
 from paceline_backend.store.schema import runs, step_rollups, steps
 
-# This many seconds after a run's newest record was stored, every transaction sees all its records.
+# An ended run's result is cached only if its newest record was stored at least this many seconds
+# ago. By then, all transactions with records of the run have been committed.
 _SETTLE_S = 30.0
 MEETS = {">=": operator.ge, "<=": operator.le}
 
@@ -126,7 +127,10 @@ def _losses(
     run: Mapping[str, Any],
     target: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return the first block of steps whose mean loss meets a target, if any, and the best one."""
+    """Return the first block of steps whose mean loss meets a target, if any, and the best block.
+
+    The best block has the lowest mean loss, or the highest if the direction is ">=".
+    """
     c = step_rollups.c
     loss = ratio(c.loss_sum, c.loss_count)
     query = sa.select(c.step, c.ended_at, loss.label("loss"))
@@ -149,7 +153,7 @@ def _losses(
 
 
 def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return the same values as `_in_whole_epochs`, for a stream (epochs of unknown length)."""
+    """Return a step's epoch, and the number of samples trained up to its end, for a stream."""
     c = steps.c
     query = sa.select(c.epoch).where(c.run == run["key"], c.step <= step)
     epoch = connection.execute(query.order_by(c.step.desc()).limit(1)).scalar()
@@ -157,7 +161,10 @@ def _of_stream(connection: sa.Connection, run: Mapping[str, Any], step: int) -> 
 
 
 def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
-    """Return a step's epoch, and the number of samples that the run has trained on after it."""
+    """Return a step's epoch, and the number of samples trained up to its end.
+
+    `steps_per_epoch` must be known, so the data must not be a stream.
+    """
     batch, samples = run["global_batch"] or 1, run["samples"] or 0
     per_epoch = run["steps_per_epoch"]
     if run["token_budget"] is None:

@@ -2,10 +2,10 @@
 
 A block is 100 steps that begin at a multiple of 100. A block whose steps are all complete has one
 row in ``step_rollups`` and one per rank in ``rank_rollups``. The transaction that completes the
-block writes both, and each transaction that changes one of its steps writes them again. **A roll-up
-that exists is correct; a block without one is read step by step.** So only speed depends on
-roll-ups: blocks with lost records and the newest steps need no special case. `writing.fill` adds
-roll-ups for steps that were stored without them.
+block writes these rows, and each transaction that changes a step of the block writes them again.
+**A roll-up that exists is correct; a block without a roll-up is read step by step.** So results
+never depend on roll-ups, only the speed does. `writing.fill` adds roll-ups for steps that were
+stored without them.
 
 `metrics` defines what is rolled up, and `writing` writes it. `reading` returns ranges of steps in
 buckets, and sums over whole runs.

@@ -19,8 +19,8 @@ from paceline_backend.store.rollups.metrics import (
 )
 from paceline_backend.store.schema import rank_rollups, step_rollups, steps, worker_steps
 
-# Maximum number of gaps in a range. If there are more, every step is read, because the SQL grows
-# with the number of gaps.
+# Maximum number of gaps in a range. If there are more, all steps are read individually, because the
+# SQL grows with the number of gaps.
 _MOST_GAPS = 50
 # Columns of `CELLS` that a record may lack. For these, roll-ups also store the number of records
 # that have a value.
@@ -54,17 +54,17 @@ class Cover:
     gaps: list[tuple[int, int]]
 
     def rolled(self, table: sa.Table) -> _Where:
-        """Return the condition for the range's roll-ups.
+        """Return the SQL conditions for the range's roll-ups.
 
-        Roll-ups that were written in a gap since then are left out, because the steps of gaps are
-        read individually.
+        A roll-up that was written in a gap after this object was made is left out, because the
+        steps of gaps are read individually.
         """
         c = table.c
         inside = c.step.between(-(-self.first // BLOCK) * BLOCK, self.last - BLOCK + 1)
         return [c.run == self.run, inside, *(~c.step.between(a, b) for a, b in self.gaps)]
 
     def single(self, table: sa.Table) -> _Where:
-        """Return the condition for the steps that are read individually."""
+        """Return the SQL conditions for the steps that are read individually."""
         c = table.c
         gaps = (c.step.between(a, b) for a, b in self.gaps)
         return [c.run == self.run, sa.or_(sa.false(), *gaps)]
@@ -135,7 +135,7 @@ class RankChoice:
     every: int = 1
 
     def conditions(self, column: sa.ColumnElement[int]) -> _Where:
-        """Return the condition for a column of ranks."""
+        """Return the SQL conditions that a column of ranks has one of the selected ranks."""
         if self.ranks is not None:
             return [column.in_(self.ranks)]
         return [column % self.every == 0] if self.every > 1 else []
@@ -179,7 +179,7 @@ def rank_buckets(
     whole = sa.select(*rolled).where(*of.rolled(rank_rollups), *which.conditions(r.rank))
     # Without a union, the database reads in the order of the key, in two thirds of the time.
     c = (whole.union_all(sa.select(*single)) if of.gaps else whole).subquery().c
-    # Each bucket is exactly one roll-up, so no aggregation is needed.
+    # In this case, each bucket is exactly one roll-up, so no aggregation is needed.
     if bucket == BLOCK and not of.gaps and together == 1:
         means = [ratio(sa.cast(c[f"{name}_sum"], sa.Double), c[f"{name}_count"]) for name in cells]
         query = sa.select(c.rank, c.step, *means, c.compute_s_min, c.compute_s_max)

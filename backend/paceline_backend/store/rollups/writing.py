@@ -1,7 +1,7 @@
 """Write roll-ups: in the transaction that changes the steps, or later, a few at a time.
 
 Ingest calls `renew` for the steps that it wrote. While more telemetry is waiting, it calls
-`put_off` instead, and the worker process calls `fill` until nothing is due.
+`put_off` instead, and the worker process later calls `fill` until no roll-up is due.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from paceline_backend.store.schema import (
 
 log = logging.getLogger(__name__)
 
-# Numbers of blocks that one query handles. There are only a few different numbers, so
-# that few different statements are prepared: databases cache them by their text.
+# The possible numbers of blocks in one query. Databases cache prepared statements by their text,
+# which depends on this number, so there are only a few.
 _CHUNKS = (64, 8, 1)
 # Number of blocks that one call of `fill` writes. Its transaction then takes some milliseconds.
 _FILLED = 5
@@ -70,8 +70,8 @@ def _insert_ranks() -> sa.Insert:
     """Build the INSERT of one block's rows, one for each rank that reported the first step.
 
     Each record is looked up by its whole key, in the order of the groups. Both databases then
-    choose a good plan whatever their statistics are. A new database has no statistics, and there a
-    join of two ranges once took Postgres hours.
+    choose a fast query plan even without statistics of the tables. In a new database, which has no
+    statistics, a join of two ranges once took Postgres hours.
     """
     w = worker_steps.c
     first = worker_steps.alias("first")
@@ -124,7 +124,7 @@ _ROLLED = sa.select(step_rollups.c.step).where(*_within(step_rollups))
 
 
 def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
-    """Delete the roll-ups of all blocks that contain some of these steps.
+    """Delete the roll-ups of all blocks that contain a touched step.
 
     `touched` has the keys of runs, whose rows must be locked, each with a range of steps.
     """
@@ -135,11 +135,11 @@ def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> N
 
 
 def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
-    """Write the roll-ups of all blocks that contain some of these steps; delete earlier ones.
+    """Write the roll-ups of all blocks that contain a touched step; delete earlier roll-ups.
 
-    Incomplete blocks get no roll-ups. The runs' rows must be locked. Without the locks, two
-    transactions that each see a part of a block would both find the block incomplete. `touched` has
-    the keys of runs, each with a range of steps.
+    Incomplete blocks get no roll-ups. `touched` has the keys of runs, each with a range of steps.
+    The runs' rows must be locked: without the locks, two transactions that each see a part of a
+    block would both find the block incomplete.
     """
     blocks = sorted({(run, at) for run, part in touched for at in _starts(part)})
     full: dict[int, list[int]] = {}
@@ -190,7 +190,7 @@ def add(connection: sa.Connection, run: int, within: range) -> None:
 def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
     """Record that the roll-ups of runs are due; the runs' rows must be locked.
 
-    `starts` maps the key of each run to the step from which on its roll-ups are due.
+    `starts` maps the key of each run to the first step whose block needs a roll-up.
     """
     if not starts:
         return
@@ -215,7 +215,8 @@ def fill(store: Store, after: int = 0) -> int | None:
     if run is None:
         return None
     with store.write() as connection:
-        # Lock the run like ingest does, so that neither transaction sees only a part of a block.
+        # Lock the run's row like ingest does: otherwise, both transactions could see only a part of
+        # a block.
         query = sa.select(c.rollups_due).where(c.key == run).with_for_update(key_share=True)
         due = connection.execute(query).scalar()
         if due is not None:
@@ -238,13 +239,19 @@ def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:
     for part in _blocks(range(at, at + BLOCK) for at in sorted(blocks)):
         each = [_span(run, range(at, at + BLOCK)) for at in part[::BLOCK]]
         try:
-            # Postgres raises an error if a value overflows a double. Such values are no reason to
-            # reject a record, so the block stays without roll-ups.
+            # Postgres raises an error if a sum overflows a double. Then the block stays without
+            # roll-ups, and its records remain stored.
             with connection.begin_nested():
                 connection.execute(_INSERT_STEPS, _span(run, part))
                 connection.execute(_INSERT_RANKS, each)
         except exc.DataError as error:
-            log.warning("steps %d to %d are not rolled up: %s", part.start, part.stop - 1, error)
+            log.warning(
+                "steps %d to %d of the run with key %d get no roll-ups: %s",
+                part.start,
+                part.stop - 1,
+                run,
+                error,
+            )
 
 
 def _starts(part: range) -> range:

@@ -1,8 +1,9 @@
 """Write what ranks and agents report: in bulk, each batch in one transaction.
 
 Ingest calls `decode` for each bus entry, `problem` to validate a single message, and `write` for
-each batch. Messages may arrive late, in any order and repeatedly. The resulting tables are the
-same, except if a `Fallback` arrives in a batch before its `Adopted`:
+each batch. Messages may arrive late, in any order and repeatedly, without an effect on the
+resulting tables. The only exception is a `Fallback` in an earlier batch than its `Adopted`, which
+is lost. Messages are stored as follows:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; if several attempts trained a step,
   the row of the latest attempt stays. Steps that all ranks reported, in one attempt, are summed up
@@ -14,18 +15,19 @@ same, except if a `Fallback` arrives in a batch before its `Adopted`:
 * `Fallback` → ``segments.fallback``, if the segment is stored.
 * `LongPhase` → ``long_phases``: the newest report of each rank.
 * `DataEpoch` → ``data_epochs``: one row for each epoch and rank.
-* `Hello`, `RunState` → ``runs``: the latest attempt's Hello. States only advance; an end is final
-  unless it was only assumed. Any message of a run is a sign of life.
+* `Hello`, `RunState` → ``runs``: the latest attempt's Hello, and the state. States only advance. A
+  final state changes only if it was assumed because no messages arrived. Any message of a run
+  updates ``seen_at``.
 * `RunState` of a run on several nodes → ``run_nodes``; `several` combines their states.
 * `Hello`, `HelloPart` → ``hello_parts``: `write` returns the Hellos that are complete now.
-* `Hello` → ``attempts``, too: its first step, and how far earlier attempts had come.
+* `Hello` → ``attempts``, too: its first step, and the end of the steps of earlier attempts.
 * `NodeState` → ``nodes``: the latest heartbeat of each node.
 
 `locked` locks the runs' rows during the transaction; `steps`, `phases` and `handlers` write the
 tables. `validation` validates messages, most of them while it decodes them. `writers` decides who
 may send which message. Functions that store messages raise `StoreRefusedError` if a message has
-values that no database accepts, except for segments: validating one takes time for each of its
-samples, so `write` trusts that its caller has done that with `problem`.
+values that no database accepts. Only segments are not validated by `write`, because that takes
+time for each of their samples: the caller must validate segments with `problem` before.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ class Written:
         rows: number of records of worker steps, repeated ones included.
         unknown: runs that the store does not have; nothing about them was written.
         ended: runs that have ended.
-        backends: training backend of each known run that is not only observed.
-        steps: earliest new step of each run.
+        backends: backend of each known run, except observed runs, which are not planned.
+        steps: run → the earliest step that the batch may have completed.
         complete: Hellos whose parts have all arrived, with the run's id. Such a Hello becomes the
             run's Hello only when it is written.
         again: runs whose current Hello was complete already when a part of it arrived again.
@@ -93,11 +95,11 @@ def write(
 ) -> Written:
     """Write telemetry in one transaction; on any `StoreError`, nothing is written.
 
-    `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` maps
-    the index of a message to its Hello, as it is stored, if the caller has
-    validated it; other Hellos are validated and encoded here. Without `roll_up`, new roll-ups are
-    left to `rollups.fill`, because more telemetry is waiting. Parts of the Hellos in `assembling`
-    stay, whatever else arrives.
+    `messages` has public run id and message, as `paceline.wire.decode` returns them. `packed` has
+    the Hellos that the caller has validated and encoded already, by their index in `messages`;
+    other Hellos are validated and encoded here. If `roll_up` is false, new roll-ups are left to
+    `rollups.fill`, because more telemetry is waiting. Parts of the Hellos in `assembling` are never
+    deleted.
     """
     known_hellos = packed or {}
     new = {

@@ -3,7 +3,7 @@
 `telemetry.write` calls one function per kind of message, each with all messages of this kind in the
 batch, in the transaction of the batch. Order and repetitions of messages do not change the result:
 rows are inserted once, or the newest report replaces older ones. `settle_stops` comes last, because
-it reads what the others wrote.
+it reads the rows that the other functions wrote.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def write_attempts(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, 
 
 
 def write_segments(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
-    """Store the segments that are not stored yet; `validation.problem` has accepted all of them."""
+    """Store the segments that are not stored yet.
+
+    The caller has validated the segments with `validation.problem`.
+    """
     if not adopted:
         return
     connection.execute(
@@ -127,9 +130,9 @@ def write_fallbacks(
 ) -> None:
     """Store each fallback with its segment; drop it if the segment is not stored.
 
-    Rank 0 sends the segment's `Adopted` first. An outage of the bus can swap the two messages,
-    because spooled messages arrive later, and two ingest threads can store them in the other order.
-    Then only the fallback of this segment is lost, because each segment has its own.
+    Rank 0 sends the segment's `Adopted` before its `Fallback`. An outage of the bus can swap the
+    two messages, because spooled messages arrive later. Two ingest threads can also store them in
+    the wrong order. Then the fallback of this segment is lost, but not those of other segments.
     """
     c = schema.segments.c
     for run, message in fallbacks:
@@ -185,7 +188,7 @@ def write_metrics(
 ) -> None:
     """Store metrics of steps, and their means over ranks, from the newest attempt at each step.
 
-    If a run has more names than `MOST_METRICS`, further names are dropped.
+    A run can have `MOST_METRICS` different metrics; values of further metrics are dropped.
     """
     of_runs: dict[int, tuple[LockedRun, list[MetricRecord]]] = {}
     for run, batch in batches:
@@ -211,7 +214,12 @@ def _metric_rows(
     for record in records:
         for name, value in record.values.items():
             if name not in known and len(known) >= MOST_METRICS:
-                logger.debug("run %s has too many metrics: %s is dropped", run.id, name)
+                logger.debug(
+                    "run %s: the metric %s is dropped, because the run already has %d metrics",
+                    run.id,
+                    name,
+                    MOST_METRICS,
+                )
                 continue
             known.add(name)
             yield {
@@ -322,7 +330,7 @@ def settle_stops(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
         if run.changes.get("state") is not State.FINISHED:
             continue
         stop = stop_of(connection, run.id)
-        if stop is None or _is_through(connection, run.key):
+        if stop is None or _has_completed(connection, run.key):
             continue
         message = f"stopped by {stop['who']}"
         if stop["why"]:
@@ -332,7 +340,7 @@ def settle_stops(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
         connection.execute(query.values(state=State.STOPPED, message=message))
 
 
-def _is_through(connection: sa.Connection, run: int) -> bool:
+def _has_completed(connection: sa.Connection, run: int) -> bool:
     hello = runs.hello(connection, run)
     return (
         hello is not None and hello.epochs is not None and segments.through(connection, run, hello)

@@ -21,8 +21,8 @@ from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import RunNode
 from paceline_backend.store.telemetry import several
 
-# A run's `seen_at` is updated at most once in this time and not with every batch, because SQLite
-# reads and compares the whole row to write it.
+# Minimum interval, in seconds, between two updates of a run's `seen_at`. It is not updated with
+# every batch, because SQLite reads and compares the whole row to write it.
 _SEEN_EVERY_S = 2.0
 
 
@@ -30,14 +30,14 @@ _SEEN_EVERY_S = 2.0
 class LockedRun:
     """A run's locked row, with the changes that the batch makes.
 
-    The first fields are columns of `runs`; `hello` is the digest of the run's Hello.
+    Fields that are not described here are columns of `runs`.
 
     Args:
         changes: new values of columns.
         nodes: nodes of the run's latest launch, for a multi-node run.
         changed_nodes: new values of these nodes' rows.
-        touched: steps with new rows.
-        repeated: whether some of those rows are of an attempt after the first.
+        touched: steps with new rows in `worker_steps`.
+        repeated: whether some of these new rows are of an attempt after the first.
         all_steps: whether the number of ranks has changed, so that any step may be complete now.
         new_step: the earliest step that may be complete now.
     """
@@ -69,7 +69,7 @@ class LockedRun:
     new_step: int | None = field(default=None, init=False)
 
     def set(self, **columns: Any) -> None:
-        """Record new values of columns."""
+        """Record new values of columns of the run's row, which `save` writes."""
         self.changes |= columns
         for name in columns.keys() & _READ:
             setattr(self, name, columns[name])
@@ -83,9 +83,10 @@ class LockedRun:
             raise StoreRefusedError(f"run {self.id}: {what}.{reason}")
 
     def check_rank(self, attempt: int, rank: int) -> None:
-        """Raise `StoreRefusedError` if, by its Hello, the attempt does not have this rank.
+        """Raise `StoreRefusedError` if the attempt cannot have this rank.
 
-        Other attempts than the latest may have had more ranks.
+        The number of ranks is known only for the latest attempt. For other attempts, the limit is
+        `MOST_RANKS`.
         """
         world = refusals.MOST_RANKS
         if self.world is not None and attempt == self.attempt:
@@ -97,8 +98,8 @@ class LockedRun:
 
     def take_hello(self, hello: Hello, packed: hellos.PackedHello) -> bool:
         """Apply a validated Hello; return whether it is the Hello of the latest attempt."""
-        self._started(hello.started_at)
-        self._tells_of(hello.attempt)
+        self._note_start(hello.started_at)
+        self._note_attempt(hello.attempt)
         may = TransitionCause.REPORT.allows(State(self.state), State.RUNNING)
         if may and hello.attempt >= self.first_attempt:
             self._advance(State.RUNNING)
@@ -113,7 +114,7 @@ class LockedRun:
             hello=packed.digest,
             device=hello.device,
         )
-        # The program that started the ranks did not report their number.
+        # When an observed run on one node is recorded, its number of ranks is unknown.
         if self.policy == OBSERVED and self.nodes_max == 1:
             self.set(nproc=hello.world)
         return True
@@ -130,38 +131,38 @@ class LockedRun:
         """Apply a state change of the run."""
         self.refuse("RunState", refusals.of_run_state(change))
         if change.state is State.RUNNING:
-            self._started(change.at)
+            self._note_start(change.at)
         if change.dropped > self.dropped:
             self.set(dropped=change.dropped)
         if self.node is None and change.node and not self.nodes:
             self.set(node=change.node)
-        self._tells_of(change.attempt)
+        self._note_attempt(change.attempt)
         if change.attempt < self.first_attempt:
-            # The message comes from the supervisor of an earlier launch.
+            # The message is about an earlier launch.
             return
         if not self.nodes:
-            self._become(change)
+            self._apply(change)
         elif change.node in self.nodes:
             self.change_node(change.node, several.changes(self.nodes[change.node], change))
             self.sum_up(change)
 
     def change_node(self, node: str, values: Mapping[str, Any]) -> None:
-        """Record new values of a node's row."""
+        """Record new values of columns of a node's row, which `save` writes."""
         self.nodes[node] = replace(self.nodes[node], **values)
         self.changed_nodes.setdefault(node, {}).update(values)
 
     def sum_up(self, change: RunState) -> None:
         """Apply the combined state of all nodes, after a change of one of them."""
         together = several.summed(list(self.nodes.values()), change)
-        # While the run is relaunched because its host was lost, nodes report only the end of the
-        # previous launch.
+        # While the run is relaunched because its rendezvous host was lost, nodes report only the
+        # end of the previous launch.
         lost = self.rendezvous == Rendezvous.HOST_LOST
         if together is not None and not (together.state.final and lost):
-            self._become(together)
+            self._apply(together)
 
-    def _become(self, change: RunState) -> None:
+    def _apply(self, change: RunState) -> None:
         before, after = State(self.state), change.state
-        # The end was only assumed because no messages arrived; this message is a sign of life.
+        # If the run was ended only because no messages arrived, this message makes it active again.
         cause = TransitionCause.REVIVE if self.lost else TransitionCause.REPORT
         allowed = cause.allows(before, after)
         if allowed and after.final:
@@ -178,7 +179,7 @@ class LockedRun:
         elif allowed:
             self._advance(after)
         if change.message is not None and (allowed or not before.final):
-            # In a report of a state before the end, the message is the reason of the restart.
+            # The message of a report that the run has not ended is the reason for a restart.
             self.set(message=change.message)
 
     def _advance(self, state: State) -> None:
@@ -187,11 +188,11 @@ class LockedRun:
             self.set(message=None)
         self.set(state=state)
 
-    def _tells_of(self, attempt: int) -> None:
+    def _note_attempt(self, attempt: int) -> None:
         if attempt >= self.attempts:
             self.set(attempts=attempt + 1)
 
-    def _started(self, at: float) -> None:
+    def _note_start(self, at: float) -> None:
         if self.started_at is None or at < self.started_at:
             self.set(started_at=at)
 
@@ -215,8 +216,9 @@ _LOCK = (
 def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
     """Return the runs that exist among `ids`, locked until the transaction ends.
 
-    The lock makes concurrent ingest threads take turns at a run: two that each see only their own
-    rows of a step would both find the step incomplete. (SQLite has only one writer anyway.)
+    The lock prevents two ingest threads from writing rows of the same run at the same time.
+    Otherwise, both could write a part of a step's rows, see only their own rows, and find the step
+    incomplete. SQLite needs no such lock, because it has only one writer at a time.
     """
     if not ids:
         return {}
@@ -234,8 +236,8 @@ def read_nodes(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
 def lose(connection: sa.Connection, run: str, node: str, message: str) -> str | None:
     """Mark a node of an active run as failed because it is assumed lost.
 
-    A later report of the node reverts that. Return the run's new state, or None if the run or the
-    node had ended already.
+    A later report of the node replaces this state. Return the run's new state, or None if the run
+    or the node had ended already.
     """
     locked = runs(connection, {run}).get(run)
     if locked is None or State(locked.state).final:

@@ -1,4 +1,4 @@
-"""Store phases in which ranks have been for a long time; read them with the newest step times."""
+"""Store and read reports of ranks that have been in the same phase for a long time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline_backend.store.database import insert
 from paceline_backend.store.schema import long_phases, runs, steps, worker_steps
 from paceline_backend.store.telemetry.locked import LockedRun
 
-# Phases that are over when the step has ended.
+# Phases that end before their step ends.
 _IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)
 # `standing` returns the times of this many newest steps.
 _STANDING_STEPS = 50
@@ -46,7 +46,7 @@ class RunPhases:
 
 
 def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPhase]]) -> None:
-    """Store the newest report of each rank; older ones change nothing."""
+    """Store the newest report of each rank, unless the stored report is newer."""
     c = long_phases.c
     for run, message in messages:
         run.refuse("LongPhase", refusals.of_long_phase(message))
@@ -65,9 +65,9 @@ def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPha
 def long_since(
     connection: sa.Connection, runs: Collection[int], fresh_s: float, least_s: float
 ) -> set[int]:
-    """Return the `runs` (keys) in which a rank has been in one phase for at least `least_s`.
+    """Return those of `runs` (keys) in which a rank has been in one phase for `least_s` seconds.
 
-    Reports older than `fresh_s` do not count, because the phase may be over since.
+    Reports older than `fresh_s` do not count, because the phase may have ended since then.
     """
     c = long_phases.c
     heard = (c.heard_at >= time.time() - fresh_s, c.since_s >= least_s)
@@ -77,7 +77,7 @@ def long_since(
 def standing(connection: sa.Connection, run: int, fresh_s: float) -> RunPhases:
     """Return the progress of a run and its ranks' long phases.
 
-    `fresh_s` is the maximum age of a report, because the phase may be over since.
+    Reports older than `fresh_s` do not count, because the phase may have ended since then.
     """
     attempt, world, parts = records.counting(connection, run)
     newest = attempts.newest_complete(connection, run, parts)

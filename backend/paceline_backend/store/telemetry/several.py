@@ -1,6 +1,6 @@
 """Compute the state of a multi-node run from the reports of its nodes.
 
-* If a node trains, the run trains.
+* If any node is in state `running`, the run is in state `running`.
 * A node that ends while others continue changes only its own row.
 * If all nodes have ended, the run has ended: see `outcome`.
 """
@@ -19,7 +19,7 @@ _NAMED = 8
 
 
 def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
-    """Return the columns of a node's row that a report of its latest launch changes."""
+    """Return the columns that a report about the latest launch changes in a node's row."""
     before, after = State(row.state), report.state
     if before.final and not row.lost:
         return {}
@@ -45,10 +45,10 @@ def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
     `report` is the newest report of a node. Return None if all nodes have ended but the result is
     not known yet, because the rendezvous was lost (see `control.multi_node`).
     """
-    going_on = {row.state for row in rows if not row.ended}
-    if not going_on:
+    active = {row.state for row in rows if not row.ended}
+    if not active:
         return outcome(rows)
-    state = State.RUNNING if State.RUNNING in going_on else State.STARTING
+    state = State.RUNNING if State.RUNNING in active else State.STARTING
     attempt = max(row.attempt for row in rows)
     # The message of a node that has ended is stored only in the node's own row.
     message = None if report.state.final else _named(report.node, report.message)
@@ -61,9 +61,9 @@ def outcome(rows: Collection[RunNode]) -> RunState | None:
     Return None if the result is not known yet: nodes failed only because the rendezvous was lost,
     and no node finished.
 
-    A node's failure fails the run, unless other nodes continued without it. Attempt numbers are the
-    same on all nodes, so nodes that finished or were stopped in a later attempt than the failed
-    node's continued without the failed node.
+    If a node failed, the run fails, unless other nodes continued without this node. Attempt numbers
+    are the same on all nodes. So if a node finished or was stopped in a later attempt, it continued
+    without the nodes that failed in an earlier attempt.
     """
     heard = [row for row in rows if not row.lost] or list(rows)
     finished = [row for row in heard if row.state == State.FINISHED]
@@ -88,11 +88,11 @@ def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
     at = max(row.reported_at or row.launched_at for row in rows)
     message = _named(first.node, first.message)
     if first.lost:
-        message = _silent([row for row in ends if row.lost])
+        message = _lost_message([row for row in ends if row.lost])
     return RunState(State(first.state), at, first.node, first.attempt, first.exit_code, message)
 
 
-def _silent(lost: Collection[RunNode]) -> str:
+def _lost_message(lost: Collection[RunNode]) -> str:
     """Return the message of a run that failed because nodes were lost."""
     in_order = sorted(lost, key=lambda row: row.node)
     said = [_named(row.node, row.message) or row.node for row in in_order[:_NAMED]]

@@ -23,8 +23,8 @@ from paceline_backend.store.telemetry.validation import STEPS
 _ALL_STEPS = range(2**62)
 # For runs with at least this many ranks, `sum_up` first counts rows to find the complete steps.
 _MANY = 64
-# Numbers of steps that one query handles. There are only a few different numbers, so
-# that few different statements are prepared: databases cache them by their text.
+# The possible numbers of steps in one query. Databases cache prepared statements by their text,
+# which depends on this number, so there are only a few.
 _CHUNKS = (64, 8, 1)
 
 _COLUMNS = ("run", *STEPS.names)
@@ -39,8 +39,8 @@ _NEWER_ATTEMPT_WINS = (
 )
 # SQL placeholders of one row. `?1` is the run, which is the same for all rows of a statement.
 _ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"
-# Python's driver releases the GIL once per statement, and may then wait for other threads, so a
-# statement inserts many rows. There are few sizes, so that each statement is prepared once.
+# By number of rows: the statement that inserts so many rows. Python's SQLite driver releases the
+# GIL once per statement, and may then wait for other threads, so a statement inserts many rows.
 _INSERTS = {
     rows: f"INSERT INTO worker_steps ({_NAMES}) VALUES {', '.join([_ROW] * rows)} "
     + _NEWER_ATTEMPT_WINS
@@ -68,15 +68,15 @@ def _weighted_loss(weight: str) -> str:
 
 
 _OF_RANK = "CASE WHEN samples = 0 THEN 0.0 ELSE loss END"
-# Condition for records that have an ETT error. A rank without samples has none, but it counts in
-# all other sums, because it runs forward and backward passes, too.
+# Condition for records that have an ETT error. A rank without samples has no ETT error. It counts
+# in all other sums, because it runs the forward and backward pass of a filler sample.
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
 # The mean loss of the global batch, by `loss_mean`. A rank's loss has the weight that its gradient
 # has in the update.
 _LOSSES = {
     "samples": _weighted_loss("samples"),
     "size": _weighted_loss("(CASE WHEN load > 1e-100 THEN load ELSE 0 END)"),
-    # Losses are scaled for a mean over all ranks, to which ranks without samples add nothing.
+    # The mean over all ranks. The loss of a rank without samples counts as 0.
     "ranks": f"CASE WHEN count(loss) > 0 THEN sum({_OF_RANK}) / count({_OF_RANK}) END",
 }
 _SUMS = {
@@ -113,7 +113,8 @@ def _sum_up(loss: str) -> sa.TextClause:
 
 
 _SUM_UP = {loss_mean: _sum_up(loss) for loss_mean, loss in _LOSSES.items()}
-# If the records of a step belong to different attempts, no attempt completed the step.
+# If the records of a step belong to different attempts, a later attempt has replaced only some of
+# them, so the step is not complete any more.
 _DROP_MIXED = sa.text(
     "DELETE FROM steps WHERE run = :run AND step >= :first AND step < :end AND step IN ("
     "SELECT step FROM worker_steps WHERE run = :run AND step >= :first AND step < :end "
@@ -122,10 +123,11 @@ _DROP_MIXED = sa.text(
 
 
 def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatch]]) -> int:
-    """Store records and return their number; a later attempt at a step replaces an earlier one."""
+    """Store records and return their number; records of later attempts replace earlier ones."""
     of_runs: list[tuple[int, Sequence[StepRecord]]] = []
     for run, of_run in _by_run(batches):
-        # Sorted rows are appended to the table, which is cheaper than inserting at many places.
+        # The tables are sorted by step. Inserting rows in this order is cheaper, because most are
+        # appended at the end.
         records = sorted(STEPS.all_checked(of_run), key=_STEP)
         for attempt, rank in {(record.attempt, record.rank) for record in records}:
             run.check_rank(attempt, rank)
@@ -165,8 +167,8 @@ def _latest(rows: Iterable[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
 def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool) -> None:
     """Sum up the steps with new rows that all ranks have reported.
 
-    All runs are handled together, because most batches have a few rows of each of many runs.
-    Without `roll_up`, roll-ups are not written but recorded as due.
+    All runs are handled together, because most batches have a few rows of each of many runs. If
+    `roll_up` is false, roll-ups are only recorded as due.
     """
     touched = {run.key: list(ranges(run.touched)) for run in runs}
     parts = {run.key: [_ALL_STEPS] if run.all_steps else touched[run.key] for run in runs}
@@ -199,8 +201,8 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
 def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
     """Return the touched steps of large runs that are complete, by key of the run.
 
-    A batch has only a few rows of each step of a large run, and counting a step's rows is much
-    faster than summing them up.
+    A batch has only a few rows of each step of a large run, so most touched steps are not complete
+    yet. Counting a step's rows is much faster than summing them up.
     """
     large = [run for run in runs if (run.world or 0) >= _MANY and not run.all_steps]
     asked = [(run.key, step, run.world) for run in large for step in sorted(run.touched)]
@@ -216,7 +218,7 @@ def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int,
 
 @cache
 def _counted(steps: int) -> sa.TextClause:
-    """Build the query of `_complete`, with one lookup by key per step."""
+    """Build the query of `_complete` for `steps` steps, with one lookup by key per step."""
     rows = ", ".join(
         f"(CAST(:r{place} AS bigint), CAST(:s{place} AS bigint), CAST(:w{place} AS bigint))"
         for place in range(steps)
@@ -253,7 +255,7 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
 
 
 def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
-    """Write rows to Postgres with COPY; a later attempt at a step replaces an earlier one.
+    """Write rows to Postgres with COPY; rows of later attempts replace earlier ones.
 
     `new` means that the rows are probably new and distinct. Then first try to copy them directly
     into the table, which takes half the time.

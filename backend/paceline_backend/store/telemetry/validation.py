@@ -30,7 +30,7 @@ R = TypeVar("R", wire.StepRecord, wire.RoundRecord)
 
 
 class Columns(Generic[R]):
-    """Validator of a kind of record, each field of which is stored in a column of the same name.
+    """Validator of a kind of record. Each field is stored in the column of the same name.
 
     Integers must fit into their columns. Required numbers must be finite and at least 0, and their
     sum below `HUGE`. An optional number counts as missing if it is infinite or NaN.
@@ -72,7 +72,7 @@ class Columns(Generic[R]):
         """Return the record in the form in which it can be stored.
 
         Raises:
-            StoreRefusedError: it cannot be stored.
+            StoreRefusedError: the record cannot be stored in any form.
         """
         for name, bound in self._whole:
             if not 0 <= getattr(record, name) < bound:
@@ -147,7 +147,7 @@ STEPS = Columns(wire.StepRecord, schema.worker_steps)
 ROUNDS = Columns(wire.RoundRecord, schema.rounds)
 
 
-# Decodes step batches whose records can all be stored unchanged, as most can.
+# Decoder for step batches whose records can all be stored unchanged, which is most batches.
 _fitting = msgspec.msgpack.Decoder(
     msgspec.defstruct(
         wire.StepBatch.__name__,
@@ -160,9 +160,9 @@ _fitting = msgspec.msgpack.Decoder(
 
 
 def decode(fields: dict[bytes, bytes]) -> tuple[str, wire.Message]:
-    """Decode an entry like `paceline.wire.decode`, but validate steps while decoding.
+    """Decode an entry like `paceline.wire.decode`, but validate step records while decoding.
 
-    Steps that can be stored unchanged need no further check.
+    Step records that can be stored unchanged need no further check.
 
     Raises:
         WireError: another protocol version, or an invalid message.
@@ -175,9 +175,9 @@ def problem(
 ) -> str | None:
     """Return why a message cannot be stored; None if the message on its own is valid.
 
-    `write` refuses the same messages, except segments, and with them their whole batch, so ingest
-    calls this function to reject single messages. `world` and `samples` are the number of ranks and
-    of samples in the message's attempt, None if unknown.
+    `write` refuses a whole batch if one of its messages is invalid. So ingest first calls this
+    function for each message, and rejects only the invalid ones. `world` and `samples` are the
+    number of ranks and of samples in the message's attempt, None if unknown.
     """
     name = type(message).__name__
     match message:
@@ -224,6 +224,6 @@ def _of_records(batch: wire.StepBatch | wire.RoundBatch) -> str | None:
 
 
 def check_staleness(record: wire.RoundRecord) -> None:
-    """Refuse a record whose `staleness` has numbers that are no counts."""
+    """Refuse a record whose `staleness` has numbers below 0 or of more than 31 bits."""
     if not all(0 <= count < 2**31 for count in record.staleness):
-        raise StoreRefusedError(f"staleness contains a number that is not a count in {record}")
+        raise StoreRefusedError(f"staleness must have numbers from 0 to {2**31 - 1}, in {record}")

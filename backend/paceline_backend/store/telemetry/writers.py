@@ -1,4 +1,4 @@
-"""Decide who may report on the bus: nodes and runs with a session, and the nodes of each run."""
+"""Decide which nodes and runs may send messages on the bus, and which nodes report on which run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from paceline.wire.states import ACTIVE
 from paceline_backend.store.nodes import admitted, run_nodes
 from paceline_backend.store.schema import nodes, runs, tokens
 
-# An ended run keeps its streams and its user on the bus for this long.
+# An ended run keeps its streams and its user on the bus for this many seconds.
 WRITERS_KEPT_S = 3_600.0
-# A run whose end is only assumed may still train without a connection, so it keeps them longer.
+# A run whose end was only assumed keeps its streams and its user for this many seconds, because it
+# may still train without a connection and send its messages later.
 _LOST_KEPT_S = 30 * 86_400.0
 
 
@@ -31,8 +32,9 @@ class Owner:
 def signed_nodes(connection: sa.Connection) -> list[str]:
     """Return the nodes whose sessions are valid.
 
-    Also return the nodes of runs that ended recently, even if the run's token is revoked: that
-    happens when the engine has no more jobs of the run, and the nodes' last reports may be unread.
+    Nodes of runs that ended recently are included even if the run's token is revoked. The token is
+    revoked when the engine has no more jobs of the run, and ingest may not have read the nodes'
+    last reports by then.
     """
     only = nodes.c.only_run
     of_run = only.in_(_lately_signed())
@@ -63,7 +65,7 @@ def _lately_signed() -> sa.Select[Any]:
 
 
 def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:
-    """Return the owners of the runs, by public id; unknown runs are left out."""
+    """Return the `Owner` of each run, by public id; unknown runs are left out."""
     c = runs.c
     query = sa.select(c.key, c.id, c.node, c.signed, c.nodes_max).where(c.id.in_(of))
     rows = connection.execute(query).all()
@@ -72,7 +74,7 @@ def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:
 
 
 def sign(connection: sa.Connection, run: str) -> bool:
-    """Record that a run has a session; return False if it started without one."""
+    """Record that a run has a session; return False if the run was started without a session."""
     may = runs.c.signed | (runs.c.state == State.PENDING)
     update = sa.update(runs).where(runs.c.id == run, may)
     return connection.execute(update.values(signed=True)).rowcount > 0

@@ -40,7 +40,8 @@ def backup(store: Store, file: Path) -> None:
     """Write a snapshot of the database to a new file that only its owner can read.
 
     Raises:
-        BackupError: the file exists, or the copy failed; then the file is deleted.
+        BackupError: the file already exists, or the copy failed. A file with a failed copy is
+            deleted.
     """
     try:
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -59,12 +60,13 @@ def backup(store: Store, file: Path) -> None:
 
 
 def restore(store: Store, file: Path, *, replace: bool) -> None:
-    """Restore a file of `backup` in one transaction, so that others see all of it or nothing.
+    """Restore a file of `backup` in one transaction: other processes see all of it or nothing.
 
     `replace` allows overwriting existing tables.
 
     Raises:
-        BackupError: there are tables, or the file is no backup of a database of this kind.
+        BackupError: the database has tables and `replace` is false, or the file is not a backup of
+            the same kind of database.
     """
     if not file.is_file():
         raise BackupError(f"there is no file {file}")
@@ -81,7 +83,7 @@ def restore(store: Store, file: Path, *, replace: bool) -> None:
         except sqlite3.DatabaseError as error:
             raise BackupError(f"{file} is not a backup of a Paceline database: {error}") from error
     if not whole:
-        raise BackupError(f"{file} is damaged")
+        raise BackupError(f"{file} is damaged: use another backup")
     _copy(file, _path(store))
 
 
@@ -109,7 +111,10 @@ def _in_use(store: Store) -> bool:
 
 
 def _postgres(program: str, store: Store, *options: str) -> None:
-    """Run a program of PostgreSQL; it gets the password in the environment, which is private."""
+    """Run a program of PostgreSQL, with the password in its environment.
+
+    Other users of the machine can read the arguments of a process, but not its environment.
+    """
     path = shutil.which(program)
     if path is None:
         raise BackupError(
@@ -137,21 +142,21 @@ _MOST_FAULTS = 20
 
 
 def faults(store: Store) -> Iterator[str]:
-    """Yield a description of each fault; nothing if the database is sound."""
+    """Yield a description of each fault of the database; nothing if it has no fault."""
     with store.read() as connection:
         known, head = migrate.revision(connection), migrate.head()
         if known is None:
-            yield "it has no tables: run paceline db upgrade"
+            yield "the database has no tables: run `paceline db upgrade`"
             return
         if known != head:
             yield (
-                f"it has the tables of another version (revision {known}, this version needs "
-                f"{head}): start with a new data folder or an empty database"
+                f"the database has the tables of another version of Paceline (revision {known}, "
+                f"this version needs {head}): start with a new data folder or an empty database"
             )
             return
         if store.is_sqlite:
             yield from _file(connection)
-        yield from _untrue(connection)
+        yield from _wrong_rollups(connection)
 
 
 def _file(connection: sa.Connection) -> Iterator[str]:
@@ -163,7 +168,7 @@ def _file(connection: sa.Connection) -> Iterator[str]:
         yield f"{table} has a row that refers to a missing row of {parent}"
 
 
-def _untrue(connection: sa.Connection) -> Iterator[str]:
+def _wrong_rollups(connection: sa.Connection) -> Iterator[str]:
     """Find roll-ups that do not match the rows of their steps."""
     s, r = steps.c, step_rollups.c
     block = (s.step - s.step % sa.literal_column(str(BLOCK))).label("block")
@@ -185,7 +190,7 @@ def _untrue(connection: sa.Connection) -> Iterator[str]:
 
 
 def active_runs(connection: Connection) -> list[str]:
-    """Return the runs that a new secret would disconnect, because ranks keep their old keys."""
+    """Return the active runs. A new secret would disconnect them: ranks keep their old keys."""
     query = sa.select(runs.c.id).where(runs.c.state.in_(ACTIVE)).order_by(runs.c.key)
     return list(connection.execute(query).scalars())
 

@@ -2,9 +2,9 @@
 
 A run is deleted as a whole. First, the run is marked: from then on it is hidden, and ingest accepts
 nothing about it. Then the run's rows are deleted, `_ROWS_PER_DELETE` per transaction, or
-`_LONG_ROWS` if a row can have 100 kB. After each transaction, `prune` pauses for at least as long
-as it took, so that other processes can write. If `prune` is interrupted, the next call continues
-its work.
+`_LONG_ROWS` if a row can have 100 kB. After each transaction, `prune` pauses for at least the
+duration of this transaction, so that other processes can write. If `prune` is interrupted, the next
+call continues its work.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Keep:
 def prune(store: Store, keep: Keep, pause: Callable[[float], bool]) -> Iterator[str]:
     """Delete runs beyond the limits; yield the id of each deleted run.
 
-    `pause` waits for some seconds and returns whether to stop. Postgres before version 15 updates
-    its row counts seconds late, so there at most one run per call is deleted for `keep.bytes`.
+    `pause` waits for the given number of seconds and returns whether to stop. Postgres before
+    version 15 updates its row counts seconds late, so with such a Postgres, one call deletes at
+    most one run because of `keep.bytes`.
     """
     while (chosen := next_run(store, keep)) is not None:
         key, run = chosen
@@ -113,10 +114,9 @@ def next_run(store: Store, keep: Keep) -> tuple[int, str] | None:
 def used_bytes(connection: sa.Connection) -> int:
     """Return the size of all rows, in bytes.
 
-    This is not the size of a file, which does not shrink when rows are deleted, but reuses their
-    space.
-
-    For Postgres this is an estimate from the number of rows and the length of some of them.
+    The size of the database's file is not used, because a file does not shrink when rows are
+    deleted. For Postgres, the result is an estimate from the number of rows and the length of some
+    of them.
     """
     if connection.dialect.name == "sqlite":
         pages, free, size = (
