@@ -100,7 +100,7 @@ def samples(seen: ScriptRecord) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Made:
-    """A value that a function made, with the states of random numbers before and after."""
+    """A function's result, and the states of the random generators before and after the call."""
 
     value: Any
     before: _States
@@ -128,10 +128,10 @@ def _states() -> _States:
 
 
 def _drawn(first: _Made, second: _Made) -> bool:
-    """Return whether a function draws from the process's random numbers.
+    """Return whether a function draws from the process's global random generators.
 
-    A function that seeds the random numbers itself leaves the same state after both calls, and does
-    not count.
+    The two calls began with different seeds. A function that seeds a generator itself leaves the
+    same state after both calls, and does not count.
     """
     states = zip(first.before, first.after, second.before, second.after, strict=True)
     return any(a != b and (a != was_a or b != was_b) for was_a, a, was_b, b in states)
