@@ -34,7 +34,7 @@ class Signals(Feature):
 
     def __init__(self, ask: Callable[[], bool], close: Callable[[], None]) -> None:
         self._ask, self._close, self._process = ask, close, os.getpid()
-        # Handlers that the script had set, or default actions, by signal.
+        # The handlers that the script had set, or the default actions, by signal number.
         self._previous: dict[int, Any] = {}
         # Received signals that are not yet delivered to the script.
         self._came: list[int] = []
