@@ -59,8 +59,8 @@ class Directory:
         """
         descriptor = os.open(self.path / "claimed", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # This kind of lock belongs to one process and is not inherited: a forked data loading
-            # process that outlives this process does not block the next claim.
+            # This kind of lock belongs to one process and is not inherited. So a forked data
+            # loading process that outlives this process does not block the next claim.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)

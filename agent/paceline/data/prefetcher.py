@@ -54,7 +54,7 @@ class Moved:
     planned_bytes: int = 0
     bytes: int = 0
     samples: int = 0
-    # Seconds from the plan until the last sample was stored.
+    # Seconds from the arrival of the plan until the last sample was stored.
     seconds: float = 0.0
 
 
@@ -121,7 +121,7 @@ class Prefetcher:
         self._thread.start()
 
     def take(self, shard: NodeShard) -> None:
-        """Process a segment's plan. Call it in the order of the segments, from any thread."""
+        """Add a segment's plan. Call this in the order of the segments, from any thread."""
         trained = np.frombuffer(shard.trained, "<u4")
         with self._changed:
             if shard.epoch != self._epoch:
@@ -138,7 +138,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def moved(self, epoch: int) -> Moved:
-        """Return the samples moved to the node for an epoch so far. Any thread may call this."""
+        """Return the counts of samples moved to the node for an epoch so far. Thread-safe."""
         with self._changed:
             return self._moved.get(epoch, Moved())
 

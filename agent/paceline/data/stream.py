@@ -20,7 +20,7 @@ from paceline.core.streaming.reading import PARTS, Claim, SeenSamples
 
 logger = logging.getLogger(__name__)
 
-# Number of consecutive samples that a rank claims at once, if the source cannot be split.
+# Number of consecutive samples that a rank claims at once, if the source has no shards.
 CLAIMED_SAMPLES = 64
 
 # A function that takes the number of shards and returns this rank's next claim, or None if no data
@@ -36,7 +36,7 @@ class Reading(Protocol):
 
     @property
     def pieces(self) -> int | None:
-        """Return the number of shards in the source; None if ranks do not claim shards."""
+        """Return the number of shards or blocks that ranks can claim; None if they claim none."""
         ...
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
@@ -154,10 +154,11 @@ class Stream:
         buffer: int = 2048,
         shuffle: bool = True,
     ) -> Stream:
-        """Make a stream of ``datasets.load_dataset(…, streaming=True)``, not split by rank.
+        """Make a stream from ``datasets.load_dataset(…, streaming=True)``.
 
-        Ranks share its shards, as in `Stream.shards`, with the same arguments and errors. If there
-        is only one shard, each rank reads all samples and keeps its own.
+        The data set must not be split by rank: ranks claim its shards, as in `Stream.shards`. If
+        the data set has only one shard, each rank reads all samples and keeps its own. For the
+        arguments and errors see `Stream`.
         """
         if not (hasattr(dataset, "num_shards") and hasattr(dataset, "shard")):
             raise TypeError(

@@ -46,7 +46,7 @@ def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, 
 
 
 def budgeted(token_budget: float | None, token_limits: Any) -> list[float]:
-    """Return the checked token limits: one per rank, one for all ranks, or an empty list.
+    """Return the checked token limits: one per rank, or one for all ranks; empty if none are given.
 
     Raises:
         TypeError, ValueError: a limit is not a finite number ≥ 0, or limits are given without a

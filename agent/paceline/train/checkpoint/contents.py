@@ -48,7 +48,7 @@ class Contents:
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Return, for the key of each sharded entry, a tensor that is split over ranks like it.
+        """Return, by key, a tensor that is split over ranks like the state's entry with this key.
 
         The tensors of an optimiser's state may not exist yet, so those of one parameter have a
         common key, ``optimizer/PARAMETER``, and are split like the parameter.

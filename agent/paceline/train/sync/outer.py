@@ -33,7 +33,7 @@ class Outer:
         self._velocities: list[torch.Tensor] = []
 
     def keep_for(self, what: Synchronisation) -> None:
-        """Drop the state if a synchronisation with other rules, or no outer optimiser, takes effect."""
+        """Drop the state if the new synchronisation has other rules or no outer optimiser."""
         needed = isinstance(what, Averaging) and what.parameters.outer is not None
         if not needed or self._what not in (None, what):
             self._anchors, self._velocities = [], []
