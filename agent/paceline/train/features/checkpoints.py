@@ -18,7 +18,7 @@ from paceline.train.state import TrainingState
 
 
 class Checkpoints(Feature):
-    """Checkpoints of a session that declares them."""
+    """Feature that saves checkpoints, for a session whose script declares them."""
 
     def __init__(self, state: TrainingState, saver: Saver) -> None:
         self._state, self._saver = state, saver

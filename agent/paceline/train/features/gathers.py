@@ -48,7 +48,7 @@ _LISTS = ("allgather", "reduce_scatter")
 
 
 class GatherCheck(Feature):
-    """Check of the script's own gathers."""
+    """Feature that refuses the script's own gathers if shapes differ; see `refuse_uneven`."""
 
     def __init__(self, state: TrainingState) -> None:
         models = state.gate.models
@@ -59,7 +59,7 @@ class GatherCheck(Feature):
 
 
 def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Callable[[], None]:
-    """Install the check; return a function that removes it.
+    """Check the shapes of the script's own gathers; return a function that ends the check.
 
     `any_sharded` returns True if the session has wrapped a model that `fully_shard` has sharded.
     """

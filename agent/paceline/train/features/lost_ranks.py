@@ -225,9 +225,9 @@ class RankMonitor(Feature):
         self._wake.set()
 
     def explained(self, error: BaseException, most_s: float = _EXPLAIN_S) -> PacelineError:
-        """Return an error that names the rank because of which a collective failed.
+        """Search for the rank that made a collective fail; return an error that names this rank.
 
-        The search for that rank ends after `most_s` seconds.
+        The search ends after `most_s` seconds. If it finds no rank, the error repeats `error`.
         """
         with self._changed:
             self._explaining = True

@@ -16,7 +16,7 @@ from paceline.train.timing import RunningStep
 
 logger = logging.getLogger(__name__)
 
-# The suggested grid (`Session(shapes=…)`) is at most the size of an equal local batch divided by
+# The suggested value of `Session(shapes=…)` is at most the size of an equal local batch divided by
 # this number.
 _GRID_PARTS = 4
 

@@ -62,7 +62,7 @@ class _UnevenLoops(Feature):
 
 
 class MicroBatches(_UnevenLoops):
-    """Steps with several iterations of the script's loop."""
+    """Handling of steps that have several iterations of the script's loop."""
 
     def connect(self) -> None:
         terms, limits = self._state.context.terms, self._state.context.limits
@@ -80,7 +80,7 @@ class MicroBatches(_UnevenLoops):
 
 
 class WorkSharing(_UnevenLoops):
-    """Batches that ranks take over from each other, under most kinds of relaxed synchronisation."""
+    """Handling of batches that ranks take over from each other under relaxed synchronisation."""
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
