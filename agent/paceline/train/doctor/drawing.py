@@ -44,7 +44,7 @@ def model(seen: ScriptRecord) -> Iterator[Finding]:
                 "random numbers",
                 Level.NOTE,
                 f"The model draws random numbers in its forward pass{named if dropping else ''}, "
-                "for the whole batch of a rank. Which of them a sample gets depends on its rank "
+                "for the whole batch of a rank. Which numbers a sample gets depends on its rank "
                 "and on the other samples of the batch: training matches plain DDP in "
                 "distribution, but not number by number.",
                 "No action needed if that is acceptable. session.generator(index) draws random "
@@ -89,9 +89,10 @@ def samples(seen: ScriptRecord) -> Iterator[Finding]:
             yield Finding(
                 "random numbers",
                 Level.NOTE,
-                "collate_fn draws random numbers for a whole batch. Which of them a sample gets "
+                "collate_fn draws random numbers for a whole batch. Which numbers a sample gets "
                 "depends on its rank and on the other samples of the batch.",
-                "Draw them in the data set's __getitem__ instead, from paceline.generator(index).",
+                "Draw random numbers in the data set's __getitem__ instead, from "
+                "paceline.generator(index).",
             )
         else:
             says = "Loading a sample uses no random numbers that depend on the rank."

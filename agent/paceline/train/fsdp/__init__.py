@@ -8,5 +8,5 @@ and `units` is the only module that reads FSDP's private attributes::
 
     refuse(model)
     wrapped = WeightedFSDP(model, current)  # by `Session.wrap`
-    begin([wrapped])  # before each step, on all ranks
+    wrapped.begin()  # before each step, on all ranks
 """

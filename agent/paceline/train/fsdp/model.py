@@ -29,7 +29,7 @@ _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class WeightedFSDP(nn.Module):
-    """A session's representation of a sharded model; the script keeps the model itself.
+    """A session's representation of a sharded model; the script continues to use the model itself.
 
     FSDP computes with unsharded parameters. It creates these tensors at the first gather, and fills
     the same tensors at each later gather. The gradient of an unsharded parameter is weighted as

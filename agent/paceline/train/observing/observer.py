@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 # About this many of a model's parameters get a hook that detects the start of a backward pass.
 _HOOKED = 16
-# Maximum number of spans in a step. Real steps have far fewer: under FSDP2 about 6 for each group
-# of parameters and micro-batch.
+# Maximum number of spans (of computing, then waiting) in a step. Real steps have far fewer: under
+# FSDP2 about 6 for each group of parameters and micro-batch.
 _MOST_SPANS = 20_000
 
 

@@ -91,10 +91,10 @@ def _tensors(value: Any, deep: int) -> Iterator[torch.Tensor]:
 class ObservedStep:
     """A step of the script's optimiser. Durations are in seconds.
 
-    `data_s` is the wait for the loader, `step_s` the time until the next step's batch arrived.
-    `began` and `ended` are on the host's monotonic clock; `began` is when the batch arrived.
-    `spans` has three stamps for each part of the step: the start of computing, the start of waiting
-    for other ranks, and the end of waiting.
+    `data_s` is the wait for the loader. `step_s` is the time from the arrival of the step's batch
+    to the arrival of the next step's batch. `began` and `ended` are the arrival of the batch and
+    the optimiser's step, on the host's monotonic clock. `spans` has three stamps for each part of
+    the step: the start of computing, the start of waiting for other ranks, and the end of waiting.
     """
 
     number: int
@@ -122,7 +122,7 @@ class ObservedStep:
 
 
 class Timeline:
-    """State of a rank between two steps of its optimiser. For one thread at a time.
+    """State of a rank between two steps of its optimiser. Not thread-safe, except `activity`.
 
     A step begins when its batch arrives. Then the rank computes until it waits for other ranks.
     The script's work after the reduction, such as the optimiser's step, logging or an evaluation,
@@ -186,6 +186,7 @@ class Timeline:
         """Mark the wait for a loader's next batch."""
         self._loads = True
         # Within a step, the script may load a batch, compute, and load a batch from another loader.
+        # Then the time of loading does not count as computing.
         self._paused = self._clock.stamp() if self._counted and self._ready is None else None
         try:
             yield

@@ -49,8 +49,9 @@ PROPOSAL_WAIT_S = 0.05
 # Maximum number of steps that are coasted in one segment, because a switch of the policy takes
 # effect only after these steps.
 MOST_COASTED = 16
-# The same maximum in seconds of training, if plans arrive too late even for `MOST_COASTED` steps:
-# on an overloaded machine planning takes seconds, in which small models train for many steps.
+# Maximum number of seconds of training in one coasted segment, if plans arrive too late even for
+# `MOST_COASTED` steps. On an overloaded machine planning takes seconds, in which small models train
+# for many steps.
 MOST_COASTED_S = 10.0
 # If there is no control plane, or local batches must stay equal, a coasted segment lasts at least
 # `ALONE_S` seconds, but has at most `MOST_ALONE` steps. Planning it takes 0.5 ms. Segments may be

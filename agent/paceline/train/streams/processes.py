@@ -32,8 +32,8 @@ class _Pieces(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._reading.pieces is not None:
             _hide_worker()
-        # If the rank has died already, its PID is no longer the parent's PID. So the parent process
-        # is checked in two ways.
+        # If the rank has died before this line, `parent` is the PID of another process, which never
+        # changes. So `claim` also checks `is_alive`.
         rank, parent = multiprocessing.parent_process(), os.getppid()
 
         def claim(shards: int) -> Claim | None:
