@@ -56,7 +56,7 @@ def budgeted(token_budget: float | None, token_limits: Any) -> list[float]:
         if token_limits is not None:
             raise ValueError(
                 "token_limits needs token_budget: give Session token_budget instead of "
-                "global_batch, or replace token_limits by limits, in samples"
+                "global_batch, or replace token_limits by limits, which are in samples"
             )
         return []
     return [] if token_limits is None else _listed(token_limits)

@@ -313,7 +313,12 @@ class Leader:
                 refusal = f"it begins at step {plan.first_step}, not {self._step}"
             if refusal is None:
                 return plan if self._stream is None else self._stream.ledger.filled(plan)
-            logger.warning("segment %d of %s refused: %s", plan.seq, proposal.controller, refusal)
+            logger.warning(
+                "proposal for segment %d from controller %s refused: %s",
+                plan.seq,
+                proposal.controller,
+                refusal,
+            )
         return None
 
     def _consider_lateness(self, proposals: Proposals) -> None:

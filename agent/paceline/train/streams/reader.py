@@ -51,7 +51,7 @@ def refuse_small(stream: Stream, global_batch: int) -> None:
     if stream.buffer < LEAST_BATCHES * global_batch:
         raise ValueError(
             f"Stream(buffer={stream.buffer}): must be at least {LEAST_BATCHES} times global_batch, "
-            f"{LEAST_BATCHES * global_batch}, to leave a choice for balanced steps"
+            f"{LEAST_BATCHES * global_batch}, to leave a choice of samples for balanced steps"
         )
 
 

@@ -95,7 +95,7 @@ class Round:
 
     `staleness` counts the applied gradients by age in rounds; its last entry includes older ones.
     `dropped` is the number of samples whose gradients were too old. `waited_s` is the response
-    time, see the glossary.
+    time, which docs/glossary.md defines.
     """
 
     number: int

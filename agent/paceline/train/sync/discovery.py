@@ -6,7 +6,7 @@ limits:
 - **Optimisers and gradient scalers**: a search finds every living object of the class in the whole
   process. A dropped object may live until Python collects it, so a second search follows a
   collection. An optimiser or an enabled scaler that the script keeps but never uses is found, too:
-  then there are two, and gradients are still all-reduced. If a framework's wrapper is not a
+  then there are two candidates, and gradients are still all-reduced. If a framework's wrapper is no
   subclass of torch's class, a search finds only the torch object inside it. A search visits all
   objects that the collector tracks, which takes some tenths of a second in a large process.
   Searches happen when relaxed synchronisation should take effect, again after the optimiser's first

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 _ANOTHER_OPTIMISER = (
     "relaxed synchronisation supports one optimiser of the wrapped models, but this script steps "
-    "another: give all parameters to one optimiser, and that to session.optimizer before a "
-    "framework wraps it; or switch to a policy that reduces all gradients in each step"
+    "another: give all parameters to one optimiser, and give that optimiser to session.optimizer "
+    "before a framework wraps it; or switch to a policy that reduces all gradients in each step"
 )
 _CLOSURE = (
-    "relaxed synchronisation supports no closure, but this script gives one to its optimiser for "
-    "the first time: call step() without it, or use a policy that reduces all gradients in each "
-    "step, such as bsp"
+    "relaxed synchronisation supports no closure, but this script passes a closure to its "
+    "optimiser for the first time: call step() without it, or use a policy that reduces all "
+    "gradients in each step, such as bsp"
 )
 
 _CLOSURE_OF_MICRO = (
@@ -448,8 +448,8 @@ class SyncGate:
 
 
 def _closure(args: Any, kwargs: Any) -> Any:
-    """Return the closure passed to an optimiser's step, or None. Accelerate passes None itself."""
-    # args[0] is the optimiser.
+    """Return the closure that was passed to an optimiser's step; None if there is none."""
+    # args[0] is the optimiser. Accelerate passes None as the closure.
     return args[1] if len(args) > 1 else kwargs.get("closure")
 
 

@@ -31,7 +31,7 @@ class Gradient:
 
 
 class Flat:
-    """Layout of gradients as a vector, with flags of present gradients and optimiser settings.
+    """Layout of a vector: gradients, a flag for each gradient that exists, and optimiser settings.
 
     The sum of the ranks' vectors gives the summed gradients, the parameters for which any rank has
     a gradient, the contributors' weight, and their mean settings (learning rate, momentum, …). So

@@ -380,7 +380,7 @@ class RoundVector:
         clock: int,
         through: bool,
     ) -> torch.Tensor:
-        """Build one rank's vector from its weighted gradients and facts; see `RoundFacts`."""
+        """Build one rank's vector; the arguments are its part of the sum and of `RoundFacts`."""
         world, vector = self._world, torch.empty(self._size)
         own, facts = vector[: self._length], vector[self._length :].zero_()
         if not gradients:
@@ -397,7 +397,7 @@ class RoundVector:
         return vector
 
     def unpack(self, vector: torch.Tensor) -> tuple[torch.Tensor, RoundFacts]:
-        """Split the sum of all ranks' vectors into the sum of the gradients and the facts."""
+        """Split the sum of all ranks' vectors into the sum of gradients and the `RoundFacts`."""
         world = self._world
         facts = [round(value) for value in vector[self._length :].tolist()]
         contributors, dropped, extra = facts[:_COUNTS]

@@ -56,7 +56,7 @@ class Suitability:
 
     def __init__(self, script: ScriptOptimiser, models: Models) -> None:
         self._script, self._models = script, models
-        # Number of steps in which the optimiser did not step.
+        # Number of all-reduced steps in which some rank's optimiser had not stepped yet.
         self._waited = 0
         self.answer = Suits.NO
         # The reason to report; empty if there is no reason, or if the optimiser has not stepped yet
@@ -137,6 +137,6 @@ class Suitability:
         if any(shares_statistics(model) for model in self._models):
             return (
                 "ranks wait for each other in each synchronised BatchNorm layer: wrap the model "
-                "with batchnorm='local' for such a policy"
+                "with batchnorm='local' to use relaxed policies"
             )
         return self._script.choose(trained(self._models))
