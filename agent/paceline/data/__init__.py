@@ -5,8 +5,8 @@ With data on nodes, each node keeps its shard of the samples in a directory.
 - `sources`: sources of samples: files, ranges of large files, HTTP;
 - `directory`: the samples on a node, within a limit, shared by its ranks;
 - `sharded`: the data set that a script gives to `Session`;
-- `prefetcher`: the thread that fetches samples ahead, one on each node;
-- `stream`: data without a length and an index, and how ranks share its source.
+- `prefetcher`: fetches samples before they are needed, in one thread on each node;
+- `stream`: data without a length or an index, and how ranks divide its source among them.
 
     data = paceline.data.Sharded(
         paceline.data.Ranges("https://store/train.bin", offsets),

@@ -1,4 +1,4 @@
-"""Directory of a node's samples: files within a limit, shared by the node's processes.
+"""Directory of a node's samples: files of a limited total size, shared by the node's processes.
 
 `Sharded` reads and adds samples in all processes. In one process of the node,
 `prefetcher.Prefetcher` claims the directory and removes samples.
@@ -24,7 +24,7 @@ from paceline.core.errors import PacelineError
 _FOLDER = 1000
 # First character in the names of files that are being written.
 _HIDDEN = "."
-# Number of characters of the number in the file ``used``.
+# Width of the number in the file ``used``, in characters.
 _NUMBER_WIDTH = 20
 
 
@@ -33,11 +33,11 @@ class Directory:
 
     Every process of the node may read and add samples. Only the process that has called `claim` may
     remove samples. A sample is written under a hidden name and renamed, so other processes see
-    either no file or a complete one. The file ``used`` contains the number of bytes in use. This
-    number is raised before a sample is written. So if a process is killed, the number may be too
-    high, until the next `claim` corrects it.
+    either no file or a complete one. The file ``used`` contains the number of bytes in use, which
+    is raised before a sample is written. So after a process was killed, the number may be too high,
+    until the next `claim` corrects it.
 
-    `path` is for this node alone, and for one training at a time.
+    No other node may use `path`, and only one training may use it at a time.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -48,19 +48,19 @@ class Directory:
         self._claimed: int | None = None
 
     def claim(self, sizes: npt.NDArray[np.int64]) -> list[int]:
-        """Claim the directory for this process; return its samples, ascending.
+        """Claim the directory for this process; return the indices of its samples, ascending.
 
-        `sizes` [N] has the number of bytes of each sample. Incomplete files, and files with another
-        number of bytes, are removed.
+        `sizes` [N] has the number of bytes of each sample. Files with another number of bytes, and
+        samples beyond the directory's limit, are removed.
 
         Raises:
-            PacelineError: another training uses the directory, or it has samples of other data.
+            PacelineError: another training uses the directory, or its samples are from other data.
             OSError: the directory cannot be written.
         """
         descriptor = os.open(self.path / "claimed", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # This kind of lock belongs to one process and is not inherited: a forked data loading
-            # process that outlives this process does not block the next claim.
+            # This kind of lock belongs to one process and is not inherited. So a forked data
+            # loading process that outlives this process does not block the next claim.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -85,7 +85,7 @@ class Directory:
             return _read(descriptor)
 
     def has(self, index: int) -> bool:
-        """Return True if the directory has a sample."""
+        """Return whether the directory has the sample `index`."""
         return self._file(index).exists()
 
     def read(self, index: int, size: int) -> bytes | None:
@@ -97,7 +97,7 @@ class Directory:
         return data if len(data) == size else None
 
     def put(self, index: int, data: bytes) -> bool:
-        """Add a sample; return False if the limit or the disk has no room for it."""
+        """Add a sample; return False if it exceeds the limit or cannot be written."""
         file = self._file(index)
         if file.exists() or not self._take(len(data)):
             return file.exists()
@@ -129,7 +129,7 @@ class Directory:
         self._take(-size)
 
     def samples(self) -> list[int]:
-        """Return the samples in the directory, ascending."""
+        """Return the indices of the samples in the directory, ascending."""
         return sorted(int(file.name) for file in self._files() if file.name.isdecimal())
 
     def _file(self, index: int) -> Path:
@@ -147,12 +147,16 @@ class Directory:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
         finally:
-            # Closing is not enough: a process that was forked meanwhile has the descriptor, too.
+            # Closing alone would not release the lock if a process was forked meanwhile, because
+            # the child has a copy of the descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
-        """Add `size`, negative or not, to the bytes in use; return False if there is no room."""
+        """Add `size` (which may be negative) to the bytes in use.
+
+        Return False, and add nothing, if the sum would exceed the limit.
+        """
         with self._locked() as descriptor:
             used = _read(descriptor) + size
             if size > 0 and used > self.limit_bytes:
@@ -173,7 +177,10 @@ class Directory:
             )
 
     def _count(self, sizes: npt.NDArray[np.int64]) -> list[int]:
-        """Remove samples that are broken or exceed the limit; return the others, ascending."""
+        """Remove broken samples, and samples beyond the limit.
+
+        Return the indices of the samples that remain, ascending.
+        """
         used, kept = 0, []
         for file in sorted(self._files()):
             size = file.stat().st_size
@@ -194,6 +201,6 @@ def _read(descriptor: int) -> int:
 
 
 def _write(descriptor: int, used: int) -> None:
-    # The number always has the same width and is written at once, so a process that is killed, or
-    # that finds no disk space, leaves a valid number.
+    # The number always has the same width and is written in one call. So the file has a valid
+    # number even after a process was killed or the disk was full.
     os.pwrite(descriptor, str(used).rjust(_NUMBER_WIDTH).encode(), 0)

@@ -1,6 +1,6 @@
-"""Prefetcher of the samples that a node will need: one on each node, in its first rank.
+"""Prefetcher of the samples that a node will need.
 
-The node's first rank makes a `Prefetcher` and passes it the plan of each segment as a `NodeShard`.
+The first rank of each node makes a `Prefetcher` and passes it each segment's plan as a `NodeShard`.
 Training never waits for the prefetcher: a step reads missing samples itself.
 """
 
@@ -26,7 +26,8 @@ _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _JOIN_S = 2.0
 # Value of the current epoch's number until the first plan arrives.
 _NO_EPOCH = -1
-# Once this many further segments are planned, all ranks have read a segment's samples.
+# Number of later segments that must be planned before a segment's samples count as read by all
+# ranks.
 _PLANNED_SEGMENTS = 2
 
 Bools = npt.NDArray[np.bool_]
@@ -36,9 +37,11 @@ class NodeShard(msgspec.Struct, frozen=True, array_like=True):
     """Plan of a segment for one node."""
 
     epoch: int
-    # Little-endian uint32: samples that the node's ranks train, step by step.
+    # Indices of the samples that the node's ranks train, in the order of the steps, as
+    # little-endian uint32.
     trained: bytes
-    # Little-endian uint32: samples that the node holds in the next epoch; None: not decided yet.
+    # Indices of the samples that the node stores in the next epoch, as little-endian uint32; None:
+    # not decided yet.
     holds: bytes | None = None
 
 
@@ -46,25 +49,26 @@ class NodeShard(msgspec.Struct, frozen=True, array_like=True):
 class Moved:
     """Samples that were moved to a node for an epoch."""
 
-    # Number of bytes that the plan moves to the node and that the node did not have.
+    # Number of bytes of the samples that the plan moves to the node, without the samples that the
+    # node had already.
     planned_bytes: int = 0
     bytes: int = 0
     samples: int = 0
-    # Seconds from the plan until the last sample was stored.
+    # Seconds from the arrival of the plan until the last sample was stored.
     seconds: float = 0.0
 
 
 class Prefetcher:
     """Thread that keeps a node's directory up to date with the plan. Call `close` at the end.
 
-    The thread first fetches the samples of a planned segment, as soon as the segment is known. Then
-    it fetches the samples that the node holds in the next epoch, within the data's bandwidth. To
-    make room it removes samples that the node does not need: never a sample that the node has yet
-    to train in this epoch, or holds in the next. Steps do not depend on the thread: they read
-    missing samples themselves.
+    The thread first fetches the samples of planned segments. Then it fetches the samples that the
+    node stores in the next epoch, within the data set's bandwidth limit. To make room, the thread
+    removes other samples. It never removes a sample that the node will still train in this epoch or
+    that it stores in the next one. Steps do not depend on the thread: they read missing samples
+    themselves.
 
-    This process must have claimed the data set's directory, and `held` has the samples in that
-    directory. `filler` is the sample that ranks without samples load.
+    This process must have claimed the data set's directory. `held` has the indices of the samples
+    in that directory. `filler` is the index of the sample that ranks without samples load.
     """
 
     def __init__(self, data: Sharded, held: list[int], filler: int) -> None:
@@ -72,14 +76,14 @@ class Prefetcher:
         self._filler = filler
         samples = len(data)
         self._epoch = _NO_EPOCH
-        # Samples that the node holds in this epoch.
+        # Samples that the node stores in this epoch.
         self._now: Bools = np.zeros(samples, bool)
         self._now[held] = True
         # Samples that this node has trained in this epoch.
         self._trained: Bools = np.zeros(samples, bool)
         # The samples of each segment that ranks may still be reading.
         self._planned: deque[npt.NDArray[np.uint32]] = deque()
-        # Samples that the node holds in the next epoch; None: not decided yet.
+        # Samples that the node stores in the next epoch; None: not decided yet.
         self._next: Bools | None = None
         # Samples to fetch for planned segments, one list for each segment.
         self._steps: deque[list[int]] = deque([[filler]])
@@ -94,10 +98,11 @@ class Prefetcher:
         self._free_at = 0.0
         # True while a sample is being fetched.
         self._busy = False
-        # True if there is no room until the next plan.
+        # True if the directory is full; the next plan resets it.
         self._full = False
-        # Number of plans that had arrived: by now (`_plans`), when the sample that is being fetched
-        # was chosen (`_seen`), and when `_removable` was listed (`_listed`).
+        # `_plans` is the number of plans that have arrived so far. `_seen` and `_listed` are this
+        # number at earlier times: when the sample that is being fetched was chosen, and when
+        # `_removable` was listed.
         self._plans = 0
         self._seen = 0
         self._listed = -1
@@ -116,7 +121,7 @@ class Prefetcher:
         self._thread.start()
 
     def take(self, shard: NodeShard) -> None:
-        """Process a segment's plan. Any thread may call this, in the order of the segments."""
+        """Add a segment's plan. Call this in the order of the segments, from any thread."""
         trained = np.frombuffer(shard.trained, "<u4")
         with self._changed:
             if shard.epoch != self._epoch:
@@ -133,7 +138,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def moved(self, epoch: int) -> Moved:
-        """Return the samples moved to the node for an epoch so far. Any thread may call this."""
+        """Return the counts of samples moved to the node for an epoch so far. Thread-safe."""
         with self._changed:
             return self._moved.get(epoch, Moved())
 
@@ -143,7 +148,7 @@ class Prefetcher:
             return self._changed.wait_for(lambda: not self._busy and self._idle(), timeout_s)
 
     def close(self) -> None:
-        """End the thread, and wait for it unless a read takes too long."""
+        """End the thread and release the directory. Waits for the thread at most 2 s."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -164,7 +169,8 @@ class Prefetcher:
         holds: Bools = np.zeros(len(self._data), bool)
         assert shard.holds is not None
         holds[np.frombuffer(shard.holds, "<u4")] = True
-        # At the epoch's end the plan is sent again, because training has continued since.
+        # The leader sends the next epoch's samples a second time at the epoch's end. They may have
+        # changed, because ranks have trained further samples since.
         again = self._next is not None
         there = self._data.directory.has
         news = np.flatnonzero(holds & ~self._now).tolist()
@@ -203,8 +209,8 @@ class Prefetcher:
 
         The sample is None if nothing may be fetched now. The caller holds the lock.
 
-        A segment's samples are taken from its end, because ranks that have begun the segment read
-        its first samples themselves.
+        The last samples of a segment are fetched first, because ranks that have begun the segment
+        read its first samples themselves.
         """
         while self._steps:
             if self._steps[0]:
@@ -240,7 +246,7 @@ class Prefetcher:
             self._count(sample, size)
 
     def _no_room(self, sample: int, ahead: bool) -> None:
-        """Requeue a sample that does not fit, and pause until the next plan."""
+        """Requeue a sample that does not fit; pause until the next plan if none came meanwhile."""
         with self._changed:
             if ahead:
                 self._ahead.appendleft(sample)
@@ -253,8 +259,8 @@ class Prefetcher:
     def _count(self, sample: int, size: int) -> None:
         with self._changed:
             if sample not in self._comes:
-                # The plan does not move this sample here. The node trained it earlier, without room
-                # to store it.
+                # The plan does not move this sample to the node: the node trained it earlier, but
+                # had no room to store it.
                 return
             before = self._moved.get(self._ahead_for, Moved())
             self._moved[self._ahead_for] = Moved(
@@ -277,7 +283,10 @@ class Prefetcher:
         return False
 
     def _list_removable(self) -> None:
-        """List the unneeded samples once for each plan, as there may be millions of samples."""
+        """List the samples in the directory that the plan does not need.
+
+        Listing takes long if there are millions of samples, so it is done once for each plan.
+        """
         with self._changed:
             needed = self._now if self._next is None else self._next | (self._now & ~self._trained)
             needed = needed.copy()

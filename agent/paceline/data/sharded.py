@@ -38,11 +38,11 @@ class Misses:
 
 
 class Sharded:
-    """Map-style data set of which each node keeps a shard in a directory of its own.
+    """Map-style data set of which each node stores a shard in its own directory.
 
-    Give it to `paceline.Session` with the same arguments on all ranks. A sample that the node has
-    is read from its directory. Other samples are read from the source, and stored if there is
-    room::
+    Give the data set to `paceline.Session`, with the same arguments on all ranks. A sample that is
+    in the node's directory is read from there. Other samples are read from the source, and stored
+    in the directory if there is room::
 
         data = paceline.data.Sharded(
             paceline.data.Files(paths), directory="/scratch/shard", limit_bytes=200 << 30
@@ -86,8 +86,8 @@ class Sharded:
         self.directory = Directory(Path(directory).absolute(), limit_bytes)
         self.bandwidth = bandwidth
         self._decode = decode
-        # True if samples that are read from the source are also stored in the directory. A session
-        # sets it after it has claimed and checked the directories of all nodes.
+        # True if samples that are read from the source are also stored in the directory. The
+        # session sets this attribute after the directories of all nodes are claimed and checked.
         self.keeps = False
         self._lengths: npt.NDArray[np.int64] | None = None
         self._misses = Misses()
@@ -133,6 +133,6 @@ class Sharded:
         return data
 
     def take_misses(self) -> Misses:
-        """Return the samples that this process did not find on the node since the last call."""
+        """Return and reset the count of samples that this process did not find on the node."""
         taken, self._misses = self._misses, Misses()
         return taken

@@ -18,25 +18,28 @@ from paceline.core.errors import PacelineError
 if TYPE_CHECKING:
     import httpx
 
-# Maximum number of tries of an HTTP read, and seconds before the second try. Each later wait is
-# twice as long as the one before.
+# Maximum number of attempts at an HTTP read, and seconds before the second attempt. Each later
+# wait is twice as long as the wait before it.
 _READ_TRIES = 4
 _RETRY_S = 0.25
 _TIMEOUT_S = 30.0
 # Status codes of temporary errors.
-_STUMBLES = (429, 500, 502, 503, 504)
+_TEMPORARY = (429, 500, 502, 503, 504)
 
 
 @runtime_checkable
 class Source(Protocol):
-    """All samples, as bytes. Any rank may read any sample, from any thread and any process."""
+    """Source of all samples, as bytes. Any rank may read any sample, in any thread or process."""
 
     def __len__(self) -> int:
         """Return the number of samples, N."""
         ...
 
     def size(self, index: int) -> int:
-        """Return a sample's length in bytes, ≤ 2³² − 1. A new session calls it once per sample."""
+        """Return a sample's length in bytes, at most 2³² − 1.
+
+        Each new session calls this method once for every sample.
+        """
         ...
 
     def read(self, index: int) -> bytes:
@@ -63,7 +66,7 @@ class Files:
 
 
 class Ranges:
-    """Source in one large file: sample i is its bytes from offsets[i] to before offsets[i + 1].
+    """Source in one large file: sample i has the file's bytes offsets[i] to offsets[i + 1] − 1.
 
     Args:
         place: a path, or a URL (http or https) whose server supports range requests.
@@ -110,7 +113,7 @@ class Ranges:
 
 
 class _Http:
-    """Reader of ranges of one URL; the threads of a process share its connections."""
+    """Reader of byte ranges of one URL; the threads of a process share its connections."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._url = url
@@ -128,10 +131,11 @@ class _Http:
             self._client.close()
 
     def read(self, start: int, size: int) -> bytes:
-        """Read a range of the file.
+        """Read `size` bytes of the file, from byte `start`.
 
-        A PacelineError means that the server does not support range requests, or refuses this one.
-        An OSError means that the server cannot be reached.
+        Raises:
+            PacelineError: the server does not support range requests, or refuses the request.
+            OSError: the server cannot be reached, or has a temporary error at each attempt.
         """
         import httpx
 
@@ -153,7 +157,7 @@ class _Http:
                 if len(data) != size:
                     raise _TemporaryError(f"received {len(data)} of {size} bytes")
                 return data
-        if status in _STUMBLES:
+        if status in _TEMPORARY:
             raise _TemporaryError(f"the server returned {status}")
         plain = status == HTTPStatus.OK
         why = "does not support range requests" if plain else "refuses the request"
@@ -169,7 +173,7 @@ class _Http:
 
 
 class _TemporaryError(Exception):
-    """Temporary error of a server: another try may succeed."""
+    """Temporary error of a server: another attempt may succeed."""
 
 
 def sizes_of(source: Source) -> npt.NDArray[np.int64]:

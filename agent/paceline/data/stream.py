@@ -1,8 +1,8 @@
 """`Stream`, a data set without a length and without an index: samples come one after the other.
 
-A script makes a `Stream` and gives it to `Session`. On each rank
-`train.streams.reader.StreamReader` reads the rank's samples through a `Reading`, which claims
-shards, so that no two ranks read the same sample.
+A script makes a `Stream` and gives it to `Session`. On each rank,
+`train.streams.reader.StreamReader` reads the rank's samples through a `Reading`. If ranks share the
+source, the `Reading` claims shards, so that no two ranks train the same sample.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from paceline.core.streaming.reading import PARTS, Claim, SeenSamples
 
 logger = logging.getLogger(__name__)
 
-# Number of consecutive samples that a rank claims at once, if the source cannot be split.
+# Number of consecutive samples that a rank claims at once, if the source has no shards.
 CLAIMED_SAMPLES = 64
 
-# A function of the number of shards that returns this rank's next claim; None: nothing is left.
+# A function that takes the number of shards and returns this rank's next claim, or None if no data
+# is left to claim.
 Claiming = Callable[[int], "Claim | None"]
 
 
 class Reading(Protocol):
-    """Reader of a rank's samples of a source."""
+    """Reader of those samples of a source that one rank trains."""
 
     # Seed of the shards' random order; None: shards are read in the listed order.
     seed: int | None
 
     @property
     def pieces(self) -> int | None:
-        """Return the number of shards that ranks claim; None: ranks claim nothing."""
+        """Return the number of shards or blocks that ranks can claim; None if they claim none."""
         ...
 
     def samples(self, epoch: int, claim: Claiming) -> Iterator[Any]:
         """Yield the samples of this rank in an epoch, in order.
 
-        After the samples of a shard that other ranks also read, yield the shard's `ShardOrder`.
+        After the samples of a shard that other ranks read, too, yield the shard's `ShardOrder`:
+        digests by which the ranks check that they read its samples in the same order.
         """
         ...
 
@@ -52,18 +54,19 @@ class Stream:
     Give each rank the same arguments. ``Stream(dataset, size=…, split=…)`` accepts every object
     that yields samples, such as a ``torch.utils.data.IterableDataset``. If the source is in shards,
     use `Stream.shards`: each rank reads shards at the speed at which it trains, so that all ranks
-    end together.
+    finish the epoch together.
 
     Args:
         source: yields samples, and can be iterated over again in each epoch. Its
             ``set_epoch(epoch)``, if it has one, is called before each epoch.
         size: returns the size λ > 0 of a sample: its cost relative to other samples.
         split: "ranks": on each rank the source yields that rank's own samples, as after
-            ``split_by_node``. "none": it yields all samples on each rank, in the same order; each
-            rank reads all of them and keeps its own.
-        buffer: number of samples, over all ranks, that are held in memory and from which steps are
-            made.
-        shuffle: a rank's samples leave its buffer in a random order, by the session's seed.
+            ``split_by_node``. "none": on each rank the source yields all samples in the same order;
+            each rank reads all of them and keeps its own.
+        buffer: number of samples that all ranks together hold in memory, and from which each step's
+            samples are chosen.
+        shuffle: if True, a rank's samples leave its buffer in a random order, which depends on the
+            session's seed.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -114,7 +117,7 @@ class Stream:
         buffer: int = 2048,
         shuffle: bool = True,
     ) -> Stream:
-        """Make a stream of a source in shards, such as tar files.
+        """Make a stream from a source that consists of shards, such as tar files.
 
         When a rank's buffer has room, the rank reads the next shard that no rank has claimed.
         Towards the epoch's end several ranks may read the same shard; each trains a different part
@@ -127,8 +130,8 @@ class Stream:
                 epoch.
             size: see `Stream`.
             buffer: see `Stream`.
-            shuffle: see `Stream`; shards are also read in a random order, another one in each
-                epoch.
+            shuffle: see `Stream`; if True, shards are also read in a random order, which differs
+                between epochs.
         """
         if not hasattr(shards, "__len__"):
             raise TypeError(f"shards is {type(shards).__name__}: give a list of shards")
@@ -151,17 +154,18 @@ class Stream:
         buffer: int = 2048,
         shuffle: bool = True,
     ) -> Stream:
-        """Make a stream of ``datasets.load_dataset(…, streaming=True)``, not split by rank.
+        """Make a stream from ``datasets.load_dataset(…, streaming=True)``.
 
-        Ranks share its shards, as in `Stream.shards`, with the same arguments and errors. If there
-        is only one shard, each rank reads all samples and keeps its own.
+        The data set must not be split by rank: ranks claim its shards, as in `Stream.shards`. If
+        the data set has only one shard, each rank reads all samples and keeps its own. For the
+        arguments and errors see `Stream`.
         """
         if not (hasattr(dataset, "num_shards") and hasattr(dataset, "shard")):
             raise TypeError(
                 f"dataset is {type(dataset).__name__}: give a datasets.IterableDataset, as "
                 "load_dataset(…, streaming=True) returns it"
             )
-        # The attribute is private; a test compares it with the public function that sets it.
+        # The attribute is private; a test checks that the public split_dataset_by_node sets it.
         split = getattr(dataset, "_distributed", None)
         if getattr(split, "world_size", 1) > 1:
             raise ValueError(
@@ -218,7 +222,7 @@ class Whole:
     """Reader of a source that yields all samples on each rank; ranks claim blocks of samples."""
 
     seed: int | None = None
-    # The number of blocks is unknown; no source has this many.
+    # The number of blocks is unknown; this number is larger than that of any source.
     pieces: int = 2**40
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -258,7 +262,7 @@ class Sharding:
     def _read(self, name: Any, piece: Claim, *, checks_order: bool) -> Iterator[Any]:
         """Yield the samples of a shard that belong to a claim.
 
-        With `checks_order`, also yield the order of all samples if other ranks read other parts of
+        With `checks_order`, also yield the shard's `ShardOrder`, if other ranks read other parts of
         the shard. Checking the order takes time for each sample, so it is done in one epoch only.
         """
         number = 0
@@ -306,10 +310,11 @@ def _name(shard: Any) -> str:
 
 
 def _shuffled(dataset: Any) -> str:
-    """Return a text with a digest of how a Hugging Face data set is shuffled; empty: it is not.
+    """Return a text with a digest of a Hugging Face data set's random generators, empty if none.
 
-    ``dataset.shuffle()`` without a seed draws another order on each rank. The generators of a data
-    set are in private attributes; if no generator is found, ranks do not compare their orders.
+    Ranks compare the texts, because ``dataset.shuffle()`` without a seed draws a different order on
+    each rank. The generators are in private attributes; if none is found, the order is not
+    compared.
     """
     states, pending, seen = [], [dataset], set()
     while pending:

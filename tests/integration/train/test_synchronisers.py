@@ -211,7 +211,7 @@ def test_an_optimiser_of_something_else_may_step_with_a_closure(ranks: Ranks) ->
 def test_a_closure_that_comes_too_late_is_told_of(tmp_path: Path) -> None:
     given = {"closure_from": 6}
     for message in failures("rna", given, tmp_path):
-        assert "gives one to its optimiser for the first time" in str(message)
+        assert "passes a closure to its optimiser for the first time" in str(message)
 
 
 def test_gradients_are_reduced_again_where_the_next_synchroniser_does_not_suit(

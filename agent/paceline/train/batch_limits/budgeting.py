@@ -31,8 +31,8 @@ def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, 
     """Return the samples per step (1 if there is a token budget) and the checked token budget.
 
     Raises:
-        TypeError, ValueError: not exactly one of the two is given, or the budget is no number above
-        0.
+        TypeError, ValueError: neither or both of the arguments are given, or the budget is not a
+            number above 0.
     """
     if (global_batch is None) == (token_budget is None):
         given = "neither" if global_batch is None else "both"
@@ -46,16 +46,17 @@ def counted(global_batch: int | None, token_budget: float | None) -> tuple[int, 
 
 
 def budgeted(token_budget: float | None, token_limits: Any) -> list[float]:
-    """Return the checked token limits: one per rank, or a single one for all; empty if none.
+    """Return the checked token limits: one per rank, or one for all ranks; empty if none are given.
 
     Raises:
-        TypeError, ValueError: a limit is no finite number ≥ 0, or there is no token budget.
+        TypeError, ValueError: a limit is not a finite number ≥ 0, or limits are given without a
+            token budget.
     """
     if token_budget is None:
         if token_limits is not None:
             raise ValueError(
                 "token_limits needs token_budget: give Session token_budget instead of "
-                "global_batch, or limits, which counts samples"
+                "global_batch, or replace token_limits by limits, which are in samples"
             )
         return []
     return [] if token_limits is None else _listed(token_limits)
@@ -74,7 +75,7 @@ def _listed(token_limits: Any) -> list[float]:
 
 
 def of_ranks(token_limits: list[float], world: int) -> list[float]:
-    """Expand a single limit to `world` ranks; raise a ValueError for a wrong number of limits."""
+    """Repeat a single limit for `world` ranks; raise a ValueError for a wrong number of limits."""
     if len(token_limits) not in (0, 1, world):
         raise ValueError(
             f"token_limits is {token_limits}: give one number, or one for each of {world} ranks"
@@ -91,11 +92,12 @@ def checked_sizes(
 ) -> Floats:
     """Return the sizes λ, [N], after checking them against the budget and the limits.
 
-    Each sample must fit into the budget. The limits must have room for the largest sample and,
-    without micro-batches, for a whole step.
+    Each sample must fit into the budget. With micro-batches, the largest sample must fit into each
+    limit. Without micro-batches, it must fit into one limit, and the limits together must have room
+    for every step.
 
     `token_limits` has one limit for each worker of the plan (a rank, or a group of ranks), or one
-    for all; empty if there are none.
+    limit for all workers; it is empty if there are no limits.
 
     Raises:
         ValueError: a sample is too large, or the limits are too tight.
@@ -111,7 +113,11 @@ def checked_sizes(
 def refuse_limits(
     limits: Sequence[float], longest: float, budget: float, micro_batches: bool
 ) -> None:
-    """Raise a ValueError if token limits have no room for the longest sample, or for a step."""
+    """Raise a ValueError if token limits are too small.
+
+    With micro-batches, each limit must have room for the sample of size `longest`. Without
+    micro-batches, the limits together must have room for every step.
+    """
     if micro_batches:
         refuse_small(np.array(limits), longest)
     else:
@@ -119,9 +125,10 @@ def refuse_limits(
 
 
 def planned(terms: Terms, startup: Startup) -> tuple[Terms, EpochSteps]:
-    """Return a pair: the terms, and the counter of the steps of each epoch. Collective.
+    """Return the terms, and an `EpochSteps`, which counts the steps of each epoch. Collective.
 
-    With a token budget, the terms' `global_batch` is the mean number of samples of a step.
+    With a token budget, `global_batch` of the returned terms is the mean number of samples per step
+    in the first epoch.
     """
     if terms.token_budget is None:
         return terms, EpochSteps(terms)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Packed(NamedTuple):
-    """Sequences end to end: n sequences with T positions together.
+    """Sequences end to end: n sequences with T positions in total.
 
     The fields are the arguments of attention over sequences of different lengths, such as
     ``flash_attn_varlen_func`` of FlashAttention. `values` has one tensor, [T, …], for each field of
@@ -26,7 +26,7 @@ class Packed(NamedTuple):
 
 
 def packed(samples: Sequence[Tensor | Sequence[Tensor]]) -> Packed:
-    """Put a batch's sequences end to end, in their order; for ``session.loader(collate_fn=…)``.
+    """Put a batch's sequences end to end, in order; use it as ``session.loader(collate_fn=…)``.
 
     Args:
         samples: for each sample a tensor, [L_i, …], or a tuple of tensors of the same length L_i,
@@ -34,7 +34,8 @@ def packed(samples: Sequence[Tensor | Sequence[Tensor]]) -> Packed:
 
     Raises:
         TypeError: a sample is neither a tensor nor a tuple of tensors.
-        ValueError: there is no sample, or a sample's tensors differ in length.
+        ValueError: there is no sample, a sample's tensors differ in length, or samples have
+            different numbers of tensors.
     """
     if not samples:
         raise ValueError("packed: the list of samples is empty")

@@ -21,11 +21,12 @@ _FIX = "give one positive number per sample, for example max(1, number of frames
 def resolve(sizes: Sizes, dataset: Any) -> npt.NDArray[np.float64]:
     """Return the size λ of every sample, shape [N], float64, all > 0.
 
-    A size of 0 is refused: in a batch of such samples, the mean per size unit would be 0/0.
+    A size of 0 is refused: for a batch whose sizes are all 0, the mean per unit of size would be
+    0/0.
 
     Args:
         sizes: one number per sample; or a callable, which is called once with every sample; or
-            "auto": ``dataset.sizes``, or all 1 if the data set has no sizes.
+            "auto": ``dataset.sizes``, or 1 for every sample if the data set has no ``sizes``.
         dataset: a map-style data set.
 
     Raises:

@@ -42,16 +42,16 @@ class Contents:
         return state
 
     def shards(self) -> State:
-        """Return the state's sharded tensors, of which each rank has a part; empty if unsharded."""
+        """Return this rank's parts of the sharded tensors; empty if the model is not sharded."""
         if not is_sharded(self.model):
             return {}
         return {key: value for key, value in self.state().items() if is_dtensor(value)}
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Return, by key of each sharded entry, a tensor that is split over ranks like the entry.
+        """Return, by key, a tensor that is split over ranks like the state's entry with this key.
 
-        An optimiser's state may not exist yet, so its key ends with the parameter:
-        ``optimizer/PARAMETER``.
+        The tensors of an optimiser's state may not exist yet, so those of one parameter have a
+        common key, ``optimizer/PARAMETER``, and are split like the parameter.
         """
         return dict(self._layout()) if is_sharded(self.model) else {}
 
@@ -68,7 +68,8 @@ class Contents:
         """Load a state into the objects.
 
         Raises:
-            RuntimeError, ValueError: the model or the optimiser has other parameters.
+            RuntimeError, ValueError: the state is from a model or an optimiser with other
+                parameters.
         """
         prefix = "model/"
         model = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -136,7 +137,7 @@ def _joined(state: State) -> State:
 
 
 def copied(state: State) -> State:
-    """Return a copy on the CPU, which training does not change."""
+    """Return a copy of a state on the CPU, which training does not change."""
     return {
         key: value.detach().to("cpu", copy=True)
         if isinstance(value, torch.Tensor)
@@ -154,7 +155,7 @@ def random_state(rank: int) -> State:
 
 
 def of_rank(key: str, rank: int) -> bool:
-    """Return whether a rank reads an entry: any entry but other ranks' random numbers."""
+    """Return whether a rank reads an entry: every entry except other ranks' random numbers."""
     return not key.startswith("random/") or key.startswith(f"random/{rank}/")
 
 

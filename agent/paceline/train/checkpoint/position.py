@@ -38,7 +38,7 @@ class Position:
         """Restore a position.
 
         Raises:
-            ValueError: the state is of a data set of another length, or was not saved by rank 0.
+            ValueError: the state is from a data set of another length, or was not saved by rank 0.
         """
         if state["samples"] != samples:
             raise ValueError(

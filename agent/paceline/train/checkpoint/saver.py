@@ -1,9 +1,9 @@
 """Saves and loads checkpoints, on all ranks at once.
 
 `Session.checkpoint` makes a `Saver` and loads the newest checkpoint. The loop calls `due` after
-each step and `save` if a checkpoint is due. A failed save never ends training: the log has the
-reason. A `Folder` is the directory of the checkpoints: in it, a checkpoint is either whole or
-absent.
+each step and `save` if a checkpoint is due. A failed save never ends training: the reason is
+logged. A `Folder` is the directory of the checkpoints. It has only complete checkpoints, and hidden
+directories of unfinished ones.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)
 
-# Maximum wait in seconds until earlier steps are stored for the control plane, in case the bus or
-# its disk hangs.
+# Maximum number of seconds that a save waits until earlier steps are stored for the control plane.
+# The limit applies if the bus or its disk hangs.
 _REPORTED_S = 10.0
-_WHOLE = re.compile(r"step-(\d{9,})")
+_COMPLETE = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d{9,}\.(new|old)")
 
 
@@ -51,7 +51,7 @@ class Schedule:
     """Directory, frequency and number of checkpoints, the same on all ranks; validated.
 
     `every_steps` is the maximum number of steps that must be trained again if all ranks are killed.
-    Only rank 0's clock decides if `every_s` has passed.
+    Only rank 0's clock decides whether `every_s` seconds have passed.
     """
 
     directory: Path
@@ -70,24 +70,27 @@ class Schedule:
 
     @property
     def interval(self) -> int | None:
-        """Return the number of steps between two saves: `every_steps` less 10 % for the writing."""
+        """Return the number of steps between two saves.
+
+        It is `every_steps` minus 10 %, to leave time for writing the checkpoint.
+        """
         return self.every_steps and self.every_steps - self.every_steps // 10
 
 
 class Saver:
     """Loader and writer of checkpoints. All ranks make the same calls.
 
-    A checkpoint has rank 0's model and optimiser, since replicas are equal when it is saved, and
-    each rank's random numbers. Each rank saves its part of sharded tensors. Training waits until
-    all this state is copied to the CPU; a thread writes the copy. Training also waits for the
+    A checkpoint has rank 0's model and optimiser, because replicas are equal when it is saved. It
+    also has each rank's random numbers, and each rank's parts of sharded tensors. Training waits
+    until all state is copied to the CPU; a thread writes the copy. Training also waits for the
     thread once `every_steps` steps have followed the newest checkpoint whose writing has ended.
     """
 
     def __init__(
         self, schedule: Schedule, contents: Contents, rank: int, samples: int, outer: Outer
     ) -> None:
-        # This import takes a second, so it is done here, and neither in a step nor in a thread
-        # while data loaders fork.
+        # This import takes a second. It is done here, so that it does not delay a step, and does
+        # not run in a thread while data loaders fork.
         importlib.import_module("paceline.train.checkpoint.storage")
         self._schedule, self._contents = schedule, contents
         self._rank, self._samples, self._outer = rank, samples, outer
@@ -99,8 +102,8 @@ class Saver:
         self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         # The thread that writes the newest checkpoint.
         self._thread: threading.Thread | None = None
-        # Number of steps before the newest checkpoint, and before the newest one whose writing has
-        # ended.
+        # Number of steps before the newest checkpoint (`_steps`), and before the newest checkpoint
+        # whose writing has ended (`_saved`).
         self._steps = 0
         self._saved = 0
         self._time = time.monotonic()
@@ -111,8 +114,8 @@ class Saver:
         """Load the newest checkpoint into the script's objects, if there is one.
 
         Raises:
-            ValueError: ranks have different arguments, or the checkpoint is of other data.
-            RuntimeError: the model or the optimiser has other parameters.
+            ValueError: ranks have different arguments, or the checkpoint is from another data set.
+            RuntimeError: the checkpoint is from a model or an optimiser with other parameters.
             PacelineError: the directory or the checkpoint cannot be read.
         """
         newest = self._agree()
@@ -134,10 +137,10 @@ class Saver:
         set_random_state(state, self._rank)
 
     def due(self, step: LocalStep, stepped: bool) -> bool:
-        """Return whether to save after a step that all ranks are done with. Collective.
+        """Return whether to save a checkpoint after a step that all ranks have ended. Collective.
 
-        If no optimiser has `stepped` in the step, gradients accumulate on this rank and would be
-        lost, so the checkpoint is postponed.
+        `stepped`: the optimiser stepped in this step. Otherwise gradients accumulate on this rank,
+        which a checkpoint does not contain, so the checkpoint is postponed.
         """
         self._hold(step.step + 1)
         steps, s = self._schedule.interval, self._schedule.every_s
@@ -148,10 +151,10 @@ class Saver:
         return self._all(stepped and (by_steps or by_time or self._rank > 0))
 
     def save_last(self, position: Position | None, reported: threading.Event | None) -> None:
-        """Save before this process ends; wait until all ranks have saved.
+        """Save a checkpoint before this process ends; wait until all ranks have saved. Collective.
 
-        `position` is the position after the last optimiser step; None if that step is in an earlier
-        epoch, where its position is unknown.
+        `position` is the position after the last optimiser step. It is None if that step was in an
+        earlier epoch: then the position is unknown, and no checkpoint is saved.
         """
         if position is None and self._rank == 0:
             logger.error(
@@ -162,10 +165,12 @@ class Saver:
         if self._all(position is not None and position.step > self._steps) and position is not None:
             self.save(position, reported)
         self.wait()
-        # Wait for all ranks: soon after the first node ends, the other nodes' ranks are ended.
+        # Wait for all ranks: once the ranks of one node have exited, the launcher soon ends the
+        # ranks of the other nodes.
         self._all(True)
 
     def _all(self, vote: bool) -> bool:
+        """Return whether the vote is True on all ranks. Collective."""
         votes = torch.tensor([vote], dtype=torch.int)
         if self._group is not None:
             dist.all_reduce(votes, dist.ReduceOp.MIN, self._group)
@@ -174,8 +179,9 @@ class Saver:
     def save(self, position: Position, reported: threading.Event | None = None) -> None:
         """Save a checkpoint, after the previous one is written. A failure is logged.
 
-        `reported` is set once all earlier steps are stored for the control plane. The checkpoint
-        becomes whole only then, because a resumed run does not train these steps again.
+        `reported` is set once all earlier steps are stored for the control plane. The checkpoint is
+        written only then, or after 10 s (`_REPORTED_S`). A run that resumes from the checkpoint
+        does not train, and so does not report, these earlier steps again.
         """
         self.wait()
         self._steps, self._time = position.step, time.monotonic()
@@ -211,9 +217,9 @@ class Saver:
             thread.join()
 
     def _hold(self, steps: int) -> None:
-        """Wait for the writing thread if `every_steps` steps follow the newest finished save.
+        """Wait for the writing thread if the newest written checkpoint is `every_steps` steps old.
 
-        Only rank 0 waits here. The other ranks then wait for rank 0.
+        Only rank 0 waits here; the other ranks wait for rank 0 in their next collective.
         """
         bound = self._schedule.every_steps
         if self._rank == 0 and bound is not None and steps - self._saved >= bound:
@@ -276,18 +282,21 @@ class Saver:
             ) from error
 
     def _agree(self) -> int | None:
-        """Return rank 0's newest checkpoint, and check that all ranks have the same arguments."""
+        """Return the step count of the newest checkpoint on rank 0; None if there is none.
+
+        Raise a ValueError if ranks have different arguments.
+        """
         arguments = {**asdict(self._schedule), "directory": str(self._schedule.directory)}
         given = arguments | self._contents.given
         mine = given, *(self._find_newest() if self._rank == 0 else (None, ""))
-        words: list[Any] = [mine]
+        gathered: list[Any] = [mine]
         if self._group is not None:
-            words = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(words, mine, self._group)
-        first, newest, error = words[0]
+            gathered = [None] * dist.get_world_size(self._group)
+            dist.all_gather_object(gathered, mine, self._group)
+        first, newest, error = gathered[0]
         if error:
             raise PacelineError(f"checkpoint directory {self._folder.path}: {error}")
-        for rank, (other, *_) in enumerate(words):
+        for rank, (other, *_) in enumerate(gathered):
             if other != first:
                 raise ValueError(
                     f"session.checkpoint was called with {other} on rank {rank} but with {first} "
@@ -307,7 +316,7 @@ class Folder:
     """The newest `keep` checkpoints of one training. Only rank 0 changes the directory.
 
     A checkpoint is written under a hidden name and then renamed. Before deletion it gets a hidden
-    name again. So a process that is killed at any time leaves whole checkpoints, and hidden
+    name again. So a process that is killed at any time leaves only complete checkpoints, and hidden
     directories that `clear` deletes.
     """
 
@@ -320,27 +329,27 @@ class Folder:
         self.clear()
 
     def steps(self) -> list[int]:
-        """Return the number of steps at each whole checkpoint, ascending."""
-        matches = [_WHOLE.fullmatch(entry.name) for entry in self.path.iterdir()]
+        """Return the step counts of the complete checkpoints, ascending."""
+        matches = [_COMPLETE.fullmatch(entry.name) for entry in self.path.iterdir()]
         return sorted(int(match[1]) for match in matches if match)
 
     def newest(self) -> int | None:
-        """Return the number of steps at the newest whole checkpoint, if there is one."""
+        """Return the step count of the newest complete checkpoint; None if there is none."""
         return max(self.steps(), default=None)
 
     def whole(self, steps: int) -> Path:
-        """Return the path of the whole checkpoint that follows `steps` steps."""
+        """Return the path of the complete checkpoint that was saved after `steps` steps."""
         return self.path / f"step-{steps:09d}"
 
     def unfinished(self, steps: int) -> Path:
-        """Return the path at which the checkpoint that follows `steps` steps is written."""
+        """Return the path at which the checkpoint after `steps` steps is written."""
         return self.path / f".step-{steps:09d}.new"
 
     def finish(self, steps: int) -> None:
-        """Turn a written checkpoint into a whole one, and delete the oldest beyond `keep`."""
+        """Rename a written checkpoint to its final name, and delete all but the newest `keep`."""
         written = self.unfinished(steps)
         _flush_directory(written)
-        # An earlier training may have left a checkpoint with as many steps.
+        # An earlier training may have left a checkpoint of the same step.
         self._remove(steps)
         written.rename(self.whole(steps))
         _flush_directory(self.path)

@@ -27,7 +27,7 @@ def write(directory: Path, state: State, group: dist.ProcessGroup | None) -> Non
     """Write the ranks' states into a directory; return once all of them are on the disk.
 
     Raises:
-        PacelineError: a rank failed, which the message names. Then all ranks raise.
+        PacelineError: a rank failed; the message names it. All ranks raise this error.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _failures_named():
@@ -46,7 +46,7 @@ def read(
     If `layout` splits an entry over ranks (see `Contents.layout`), a rank reads only its part.
 
     Raises:
-        PacelineError: a rank failed, which the message names.
+        PacelineError: a rank failed; the message names it.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     reader = FileSystemReader(directory)
@@ -81,9 +81,10 @@ def _empty(entry: TensorStorageMetadata, like: torch.Tensor | None) -> torch.Ten
 
 @contextmanager
 def _failures_named() -> Iterator[None]:
-    """Convert failures to a PacelineError; suppress PyTorch's warning that there is one process."""
+    """Convert failures to a PacelineError; suppress PyTorch's warning for a single process."""
     try:
-        # The filter is not removed later, because another thread may use the filters meanwhile.
+        # The filter stays installed, because warning filters are global: removing it could undo a
+        # change by another thread.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
     except CheckpointException as error:

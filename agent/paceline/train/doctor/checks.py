@@ -37,14 +37,13 @@ _FIVE_LINES = (
 )
 # Number of samples whose sizes are compared with their extents, the numbers of their elements.
 _COMPARED_SAMPLES = 16
-# Minimum rank correlation of sizes and extents. For 16 unrelated samples the correlation is smaller
-# in 97 of 100 cases.
+# Minimum rank correlation of sizes and extents. If the sizes of 16 samples are unrelated to their
+# extents, the correlation is smaller in 97 of 100 cases.
 _FITTING = 0.5
-# The imbalance of the ranks' loads is averaged over at most this many steps, each of which is split
-# evenly over the ranks.
+# Maximum number of steps over which the imbalance of the ranks' loads is averaged.
 _IMBALANCE_STEPS = 200
-# Loggers whose warnings are not repeated: another check reports them, or no report is needed.
-_TOLD = {"paceline.train.batch_limits.sizes", "paceline.train.wiring", "paceline.train.device"}
+# Loggers whose warnings `warnings` leaves out: another check reports them, or no report is needed.
+_LEFT_OUT = {"paceline.train.batch_limits.sizes", "paceline.train.wiring", "paceline.train.device"}
 _UNWRAPPED = "paceline.train.unwrapped"
 
 
@@ -86,7 +85,7 @@ def loader(seen: ScriptRecord) -> Iterator[Finding]:
     """Report whether the script trains on the session's loader."""
     if not any(known.session for known in seen.sessions):
         return
-    # Compare with None: `bool(loader)` asks for a length, which a stream's loader does not have.
+    # Compare with None: `bool(loader)` calls `len(loader)`, which fails for a stream's loader.
     if any(known.loader is not None for known in seen.sessions):
         yield Finding("loader", Level.OK, "The script's loop reads session.loader().")
     elif seen.outside:
@@ -128,7 +127,7 @@ def models(seen: ScriptRecord) -> Iterator[Finding]:
 
 
 def optimiser(seen: ScriptRecord) -> Iterator[Finding]:
-    """Report whether an optimiser trains the wrapped models and relaxed policies can find it."""
+    """Report whether an optimiser trains the wrapped models and suits relaxed policies."""
     for known in seen.sessions:
         if known.session is None or not known.calls or not known.steps:
             continue
@@ -218,8 +217,8 @@ def fitting(seen: ScriptRecord) -> Iterator[Finding]:
         order = np.argsort(given, kind="stable")
         numbers = order[np.linspace(0, len(given) - 1, _COMPARED_SAMPLES).astype(int)].tolist()
         extents = np.array([extent(load(known, number)) for number in numbers])
-        # All checked samples have the same number of elements. So the sizes may count something
-        # inside of a sample, such as valid tokens.
+        # If all checked samples have the same number of elements, their sizes may still differ:
+        # they may count something within a sample, such as tokens without padding.
         if extents.min() == extents.max():
             continue
         by_extent, by_size = _places(extents), _places(given[numbers])
@@ -247,10 +246,10 @@ def _plain(number: float) -> str:
 
 
 def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float, float]:
-    """Return two mean ratios over steps: the largest load of a rank to the ranks' mean load.
+    """Return two ratios: the largest load of a rank divided by the ranks' mean load.
 
-    Each step is split evenly over `world` ranks. The first ratio is for batches whose cost is the
-    sum of their sizes, the second for batches that are padded.
+    Each ratio is the mean over steps in which `world` ranks get equal numbers of samples. The first
+    ratio is for batches whose cost is the sum of their sizes, the second for padded batches.
     """
     order = np.random.default_rng(seed).permutation(len(given))
     ratios: list[tuple[float, float]] = []
@@ -264,7 +263,7 @@ def _imbalance(given: Floats, batch: int, world: int, seed: int) -> tuple[float,
 
 
 def load(known: SeenSession, index: int) -> Any:
-    """Load a sample as the session's loader does in its current epoch. The data set may raise."""
+    """Load a sample as the session's loader does. The data set may raise any error."""
     if known.loader is None:
         return known.dataset[index]
     with known.loader._epoch:
@@ -272,7 +271,7 @@ def load(known: SeenSession, index: int) -> Any:
 
 
 def collated(known: SeenSession, samples: list[Any]) -> Any:
-    """Collate samples as the session's loader does. The script's collate function may raise."""
+    """Collate samples as the session's loader does. The script's function may raise any error."""
     assert known.loader is not None
     with known.loader._epoch:
         made = known.loader._loader.collate_fn(samples)
@@ -295,7 +294,7 @@ def extent(sample: Any) -> int:
 
 
 def loss(seen: ScriptRecord) -> Iterator[Finding]:
-    """Report whether the loss can be balanced, as `paceline.train.proof` found."""
+    """Report whether the loss allows uneven local batches, as `paceline.train.proof` found."""
     for known in seen.sessions:
         answer = known.answer
         if answer is None:
@@ -328,7 +327,7 @@ def batchnorm(seen: ScriptRecord) -> Iterator[Finding]:
 
 
 def precision(seen: ScriptRecord) -> Iterator[Finding]:
-    """Report the precision in which the model computes, and how exact the results are then."""
+    """Report the precision in which the model computes, and its effect on the updates."""
     models = [calls for known in seen.sessions for calls in known.calls]
     if not models:
         return
@@ -406,9 +405,9 @@ def checkpoint(seen: ScriptRecord) -> Iterator[Finding]:
 
 
 def warnings(seen: ScriptRecord) -> Iterator[Finding]:
-    """Report the warnings that Paceline itself logged and no other check repeats."""
+    """Report the warnings that Paceline itself logged, except those that other checks report."""
     for record in seen.warnings:
-        if record.name not in _TOLD and record.name != _UNWRAPPED:
+        if record.name not in _LEFT_OUT and record.name != _UNWRAPPED:
             yield Finding("warning", Level.NOTE, record.getMessage())
 
 

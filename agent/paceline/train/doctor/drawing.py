@@ -44,7 +44,7 @@ def model(seen: ScriptRecord) -> Iterator[Finding]:
                 "random numbers",
                 Level.NOTE,
                 f"The model draws random numbers in its forward pass{named if dropping else ''}, "
-                "for the whole batch of a rank. Which of them a sample gets depends on its rank "
+                "for the whole batch of a rank. Which numbers a sample gets depends on its rank "
                 "and on the other samples of the batch: training matches plain DDP in "
                 "distribution, but not number by number.",
                 "No action needed if that is acceptable. session.generator(index) draws random "
@@ -89,9 +89,10 @@ def samples(seen: ScriptRecord) -> Iterator[Finding]:
             yield Finding(
                 "random numbers",
                 Level.NOTE,
-                "collate_fn draws random numbers for a whole batch. Which of them a sample gets "
+                "collate_fn draws random numbers for a whole batch. Which numbers a sample gets "
                 "depends on its rank and on the other samples of the batch.",
-                "Draw them in the data set's __getitem__ instead, from paceline.generator(index).",
+                "Draw random numbers in the data set's __getitem__ instead, from "
+                "paceline.generator(index).",
             )
         else:
             says = "Loading a sample uses no random numbers that depend on the rank."
@@ -100,7 +101,7 @@ def samples(seen: ScriptRecord) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Made:
-    """A value that a function made, with the states of random numbers before and after."""
+    """A function's result, and the states of the random generators before and after the call."""
 
     value: Any
     before: _States
@@ -128,10 +129,10 @@ def _states() -> _States:
 
 
 def _drawn(first: _Made, second: _Made) -> bool:
-    """Return whether a function draws from the process's random numbers.
+    """Return whether a function draws from the process's global random generators.
 
-    A function that seeds the random numbers itself leaves the same state after both calls, and does
-    not count.
+    The two calls began with different seeds. A function that seeds a generator itself leaves the
+    same state after both calls, and does not count.
     """
     states = zip(first.before, first.after, second.before, second.after, strict=True)
     return any(a != b and (a != was_a or b != was_b) for was_a, a, was_b, b in states)

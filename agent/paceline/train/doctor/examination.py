@@ -41,7 +41,7 @@ _CHECKS: list[tuple[str, _Check]] = [
     ("checkpoint", checks.checkpoint),
     ("warning", checks.warnings),
 ]
-# Checks that run on rank 0 only: it alone has the sizes, and loading samples there is enough.
+# Checks that run on rank 0 only: only rank 0 has the sizes, and it is enough to load samples there.
 _OF_RANK_0 = {checks.sizes, checks.fitting, drawing.samples}
 
 
@@ -62,7 +62,10 @@ class Examination:
         self._concluded = self._concluding = False
 
     def run(self, script: str) -> None:
-        """Run the script as Python runs it, up to its last examined step; exit as it does."""
+        """Run the script as Python runs it, up to its last examined step.
+
+        If the script fails or exits before that step, raise the script's exception.
+        """
         # When another rank has failed, the launcher sends SIGTERM to this rank.
         signal.signal(signal.SIGTERM, self._asked_to_end)
         watch(self._seen, self._folder, self._steps, self._end)
@@ -94,7 +97,7 @@ class Examination:
         raise EnoughError(0)
 
     def _in_trial(self, error: Exception) -> bool:
-        """Return True if the script failed in a trial of the proof; record the proof's answer."""
+        """Return whether the script failed in a rehearsal; if so, record the rehearsal's answer."""
         known = next((k for k in self._seen.sessions if k.rehearsal is not None), None)
         if known is None or known.rehearsal is None:
             return False
@@ -106,7 +109,7 @@ class Examination:
             raise _AskedToEndError(128 + number)
 
     def _conclude(self, failure: Finding | None) -> None:
-        """Run all checks on what was recorded and write the findings, once."""
+        """Run all checks on the record and write the findings, at the first call only."""
         if self._concluded:
             return
         self._concluded = self._concluding = True
@@ -158,7 +161,7 @@ def _finite(finding: Finding) -> Finding:
 
 
 def _failure(error: BaseException) -> Finding:
-    """Turn the script's last exception into a finding; Paceline's errors name the fix."""
+    """Turn the exception that ended the script into a finding."""
     frames = traceback.extract_tb(error.__traceback__)
     refused = isinstance(error, PacelineError) or (
         isinstance(error, ValueError | TypeError) and frames[-1].filename.startswith(_PACKAGE)

@@ -1,7 +1,7 @@
 """Runs and examines a script in each rank: ``python inside.py FOLDER STEPS script args…``.
 
-Python runs this file by path and puts its folder first in ``sys.path``. No import here may find a
-module of that folder, so `main` removes the entry before it imports anything else.
+Python runs this file by path, so it puts the file's folder first in ``sys.path``. `main` removes
+that entry before it imports anything else, so that no import finds a module of the folder.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Records what a script does, by wrapping functions of Paceline and torch.
 
 `Examination` calls `watch` before the script starts. The wrappers fill a `ScriptRecord` and end the
-script after its examined steps; the checks read it afterwards. `Calls` records the first calls of
-a model within training steps.
+script after its examined steps; the checks read the record afterwards. `Calls` records a model's
+calls in the first training step.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class ScriptRecord:
     """Record of a script's use of sessions, loaders and optimisers."""
 
     sessions: list[SeenSession] = field(default_factory=list)
-    # Lines at which the script reads a DataLoader of its own.
+    # Lines at which the script iterates over a DataLoader of its own.
     other_loaders: list[str] = field(default_factory=list)
-    # Number of steps that an optimiser made outside of any session, by the optimiser's `id`.
+    # Number of steps of each optimiser outside of any session, by the optimiser's `id`.
     outside: dict[int, int] = field(default_factory=dict)
     # Number of optimiser steps within a session's step, and the `id`s of the optimisers'
     # parameters.
@@ -76,15 +76,15 @@ class ScriptRecord:
     failed: bool = False
 
     def of(self, session: Any) -> SeenSession | None:
-        """Return the record of a session, if there is one."""
+        """Return the record of a session; None if there is none."""
         return next((seen for seen in self.sessions if seen.session is session), None)
 
 
 def watch(seen: ScriptRecord, folder: Path, steps: int, end: Callable[[], NoReturn]) -> None:
     """Install the wrappers, which fill `seen` for as long as the process lives.
 
-    `folder` receives checkpoints in place of the script's folder, whose files stay untouched.
-    After `steps` steps, `end` raises the exception that ends the script.
+    Checkpoints are saved in `folder` instead of the script's own folder. After `steps` steps, `end`
+    is called and raises the exception that ends the script.
     """
     _note_sessions(seen)
     _note_models(seen)
@@ -180,7 +180,8 @@ def _note_loaders(seen: ScriptRecord, steps: int, end: Callable[[], NoReturn]) -
             inner: Generator[Any] = original(loader)
             if known is None:
                 return inner
-            # The loader must not check the loss itself: a rehearsal does so after these steps.
+            # The loader must not check the loss itself: a rehearsal checks it after the examined
+            # steps.
             loader.proves = False
             return _watched(known, loader, inner, steps, end)
 
@@ -205,7 +206,7 @@ def _watched(
     steps: int,
     end: Callable[[], NoReturn],
 ) -> Generator[Any]:
-    """Yield the loader's batches. After the last step, close the epoch as a ``break`` does."""
+    """Yield the loader's batches; after the last examined step, close the loader and call `end`."""
     known.loader = loader
     try:
         for batch in inner:
@@ -267,13 +268,16 @@ def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 class Calls:
-    """Record of a model's calls in training. `in_step` returns whether the script is in a step."""
+    """Record of a model's calls in training steps, until `close`.
+
+    `in_step` returns whether the script is in a training step.
+    """
 
     def __init__(self, model: nn.Module, in_step: Callable[[], bool]) -> None:
         self.model = model
         # True if the model was called in a step.
         self.called = False
-        # True if the model draws random numbers in its forward pass.
+        # True if the model drew random numbers in a forward pass.
         self.draws = False
         # Hash of torch's random state before the model's first call.
         self.random = ""
@@ -309,8 +313,8 @@ class Calls:
 class _Hook:
     """A module hook that does nothing in a copy or an unpickled instance of the module.
 
-    So a teacher model, which is a copy, is not mistaken for the model, and a script that pickles
-    the model does not save the hook.
+    Calls of a copy, such as a teacher model, are therefore not recorded as calls of the model. A
+    script that pickles the model does not save the hook.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:

@@ -2,8 +2,8 @@
 
 `Session.checkpoint` makes the `Saver` and gives it to the loop, which makes this feature. After
 each planned step under the all-reduce, and after each epoch, all ranks agree on whether a
-checkpoint is due. If an operator or a signal ends the run, or nodes join or leave, they save once
-more.
+checkpoint is due. If an operator or a signal ends the run, or nodes join or leave, all ranks save
+once more.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from paceline.train.state import TrainingState
 
 
 class Checkpoints(Feature):
-    """Checkpoints of a session that declares them."""
+    """Feature that saves checkpoints, for a session whose script declares them."""
 
     def __init__(self, state: TrainingState, saver: Saver) -> None:
         self._state, self._saver = state, saver
         # The epoch's newest step that has ended but is not in a checkpoint yet.
         self._ended: LocalStep | None = None
         # The newest step after which no gradients accumulate: a step of this epoch, or the last
-        # step before it. None: gradients have been accumulating since the previous epoch.
+        # step before this epoch. None: gradients have been accumulating since the previous epoch.
         self._stepped: int | None = -1
 
     def restore_random(self) -> None:
@@ -50,10 +50,10 @@ class Checkpoints(Feature):
             self._save(step)
 
     def epoch_ended(self, ran_out: bool) -> None:
-        """Save a checkpoint if due or if the run ends; wait for the writer after the last epoch.
+        """Save a checkpoint if one is due or the run ends.
 
-        The script may destroy the process groups after its last epoch. A stop makes this epoch the
-        last one.
+        After the last epoch, also wait until the checkpoint is written, because the script may
+        destroy the process groups then. If the run is stopped, this epoch is the last one.
         """
         state = self._state
         if ran_out and self._ended is not None:
@@ -74,7 +74,7 @@ class Checkpoints(Feature):
         try:
             if self._saver.due(step, state.gate.stepped):
                 self._ended = None
-                # Finish the step first: saving is no part of its time.
+                # Finish the step first, so that its time does not include saving.
                 state.finish_step()
                 state.statistics.agree()
                 self._saver.save(state.position(), self._reported())

@@ -17,9 +17,9 @@ from paceline.train.nodedata import NodeData
 from paceline.train.state import TrainingState
 from paceline.train.streams.reader import StreamReader
 
-# Handlers of signals are installed before ranks wait for each other. Ranks are compared
-# (`lost_ranks`) before any other collective. Shared batches end before a save, and checkpoints are
-# saved before nodes change, which ends the process.
+# Signal handlers are installed before ranks wait for each other, and `RankMonitor` compares the
+# ranks before any other collective. Shared batches end before a checkpoint is saved. Checkpoints
+# are saved before `Reform` ends the process.
 _ORDER: tuple[type[Feature], ...] = (
     Signals,
     RankMonitor,
@@ -38,7 +38,7 @@ _ORDER: tuple[type[Feature], ...] = (
 def made(state: TrainingState, close: Callable[[], None]) -> Iterator[Feature]:
     """Make the features of a session; `close` is a function that closes the session.
 
-    Checkpoints and signals are missing: the script declares checkpoints later.
+    `Checkpoints` and `Signals` are not made here, because the script declares checkpoints later.
     """
     context, world = state.context, state.startup.world
     if world > 1:
@@ -49,8 +49,8 @@ def made(state: TrainingState, close: Callable[[], None]) -> Iterator[Feature]:
         yield MicroBatches(state)
     if context.uneven_steps and world > 1:
         yield WorkSharing(state)
-    # This feature is made after those that refuse collectives, because it calls a collective
-    # itself.
+    # `GatherCheck` calls a collective to check the script's collectives. It is made after the
+    # features that refuse collectives, so that a refused collective is not checked.
     if world > 1:
         yield GatherCheck(state)
     if (path := context.environment.reform) is not None:

@@ -48,7 +48,7 @@ _LISTS = ("allgather", "reduce_scatter")
 
 
 class GatherCheck(Feature):
-    """Check of the script's own gathers."""
+    """Feature that refuses the script's own gathers if shapes differ; see `refuse_uneven`."""
 
     def __init__(self, state: TrainingState) -> None:
         models = state.gate.models
@@ -59,9 +59,9 @@ class GatherCheck(Feature):
 
 
 def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Callable[[], None]:
-    """Install the check; return a function that removes it.
+    """Check the shapes of the script's own gathers; return a function that ends the check.
 
-    `any_sharded` returns True if the session has wrapped a model of `fully_shard`.
+    `any_sharded` returns True if the session has wrapped a model that `fully_shard` has sharded.
     """
     thread = threading.get_ident()
 
@@ -92,10 +92,10 @@ def refuse_uneven(current: CurrentStep, any_sharded: Callable[[], bool]) -> Call
 
 
 def _tensors(name: str, args: Sequence[Any]) -> tuple[torch.Tensor | None, Sequence[torch.Tensor]]:
-    """Return a pair: this rank's tensor of a collective, and the list with one tensor per rank.
+    """Return this rank's tensor in a collective, and the collective's tensors for all ranks.
 
-    If the collective is not checked, the tensor is None and the list empty. The list is also empty
-    if the collective has a single tensor for all ranks together.
+    If the collective is not checked, the tensor is None and the list is empty. The list is also
+    empty if the collective has a single tensor for all ranks together.
     """
     outputs, inputs = args[0], args[1]
     if name not in _LISTS:

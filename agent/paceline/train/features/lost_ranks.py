@@ -1,20 +1,21 @@
 """Detects ranks that have ended, are silent, left the loop or are out of step, and names them.
 
-No reduction may pair gradients of two different steps, and no rank may wait for one that is lost.
-The loop calls this feature for each step and when the script leaves a loop, and wrapped models call
-it for each reduction that begins. On each rank a thread publishes these events once a second
+No reduction may combine gradients of two different steps, and no rank may wait for a lost rank. The
+loop calls this feature for each step and when the script leaves a loop, and wrapped models call it
+for each reduction that begins. On each rank a thread publishes these events once a second
 (`PUBLISH_INTERVAL_S`) in the ranks' store, and rank 0's thread compares the entries of all ranks.
-If a rank is lost, the thread that notices it stores the reason, and every rank's thread logs it and
-ends the waits of its rank. No control plane is needed.
+If a rank is lost, the thread that detects this stores the reason in the store. Then every rank's
+thread logs the reason and ends the waits of its rank. No control plane is needed.
 
 Each comparison checks:
 
-- whether some rank can never match the others again (`core.rank_progress.conflict`, a proof);
+- whether the entries prove that some rank can never match the others again
+  (`core.rank_progress.conflict`);
 - whether the process of a rank on the same machine has ended (`_dead`).
 
 After a failed collective, `RankMonitor.explained` searches for the rank that caused the failure. On
-the ranks that call it, the threads also compare all ranks, every 0.05 s, for 8 s at most
-(`_EXPLAIN_S`). Only these comparisons consider signs that may be harmless otherwise (`_missing`):
+each rank that calls it, the thread compares all ranks every 0.05 s, for at most 8 s (`_EXPLAIN_S`).
+Only these comparisons (`_missing`) use signs that may be harmless if no collective has failed:
 
 - a rank that left its loop, or that closed its session and has ended;
 - a missing heartbeat: no new entry of a rank for 4 s (`_NO_BEAT_S`), so its process or node is
@@ -25,18 +26,18 @@ Three limits apply to waits:
 - 30 s (`LONG_WAIT_S`): if ranks have waited this long, the log names the ranks that they wait for,
   and nothing else happens; rank 0 checks this at each comparison;
 - 10 s (`BLOCKED_S`): a rank that is blocked in a collective, in C++, cannot raise. If the lost
-  rank's process ends, the collective fails, and `explained` names that rank. Otherwise the thread
-  ends the blocked process when this time has passed since the reason became known;
-- 10 s (`BLOCKED_S`): the store ends with rank 0. A rank that has then waited for others this long
-  names rank 0. A rank notices the end of the store at its next publication.
+  rank's process ends, the collective fails, and `explained` names that rank. If not, the thread
+  ends the blocked process 10 s after the reason became known;
+- 10 s (`BLOCKED_S`): the store ends with rank 0. After that, a rank that has waited for other ranks
+  for 10 s fails with an error that names rank 0. A rank detects the end of the store at its next
+  publication.
 
-The check adds no time to reductions that come in a regular rhythm, such as one in each step. The
-ranks agree on all earlier reductions, so they expect the same step and model for the next one. A
-reduction that comes as expected therefore pairs with the same reduction of the other ranks. In
-three other cases a rank waits until all ranks have reached the same point: before an unexpected
-reduction, after a step without a backward pass, and before a collective that follows a loop which
-the script left early. If a rank cannot reach the point, the comparison of ranks shows that, and the
-wait ends with an error.
+The check adds no time to reductions in a regular sequence, such as one in each step. The ranks have
+agreed on all earlier reductions, so they expect the same step and model for the next reduction. In
+three other cases a rank waits at a point of the program until all ranks have reached this point:
+before an unexpected reduction, after a step without a backward pass, and before a collective that
+follows a loop which the script left early. If a rank cannot reach the point, the comparison of the
+ranks shows this, and the wait ends with an error.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ logger = logging.getLogger(__name__)
 PUBLISH_INTERVAL_S = 1.0
 # Once ranks have waited this many seconds for another rank, the log names that rank.
 LONG_WAIT_S = 30.0
-# Seconds in which a blocked rank may raise before its process is ended.
+# Seconds that a blocked rank has to raise an error, before its process is ended.
 BLOCKED_S = 10.0
 # Seconds between two checks while this rank waits for the other ranks.
 _POLL_S = 0.002
@@ -80,7 +81,7 @@ _POLL_S = 0.002
 _SEARCH_S = 0.05
 # Maximum number of seconds of the search for the failed rank after a collective failed.
 _EXPLAIN_S = 8.0
-# Maximum number of seconds of that search after this rank itself raised.
+# Maximum number of seconds of the search for the failed rank after this rank's script raised.
 _NAMED_S = 0.5
 # If a process has not published for this many seconds, `_missing` reports it as gone.
 _NO_BEAT_S = 4.0
@@ -102,19 +103,21 @@ class RankMonitor(Feature):
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._rank, self._world = state.startup.rank, state.startup.world
-        # Processes with the same place, in the same PID namespace, can look up each other's PIDs.
+        # Processes with the same `place` are in the same PID namespace, so they can look up each
+        # other's PIDs.
         self._progress = RankProgress(place=f"{place()} {_namespace()}", process=os.getpid())
-        # This rank's newest activity, and the time at which it began.
+        # This rank's newest activity, and the monotonic time at which it began.
         self._since: tuple[object, float] = (None, 0.0)
         # Kind of the newest reduction: the number of steps since the reduction before it, and the
-        # model. `_follows` has, for each kind, the kind that followed it last.
+        # number of the model. `_follows` maps each kind to the kind of the reduction that followed
+        # it last.
         self._previous = (-1, -1)
         self._follows: dict[tuple[int, int], tuple[int, int]] = {}
         # The step of the newest reduction.
         self._reduced_in = -1
         self._changed = threading.Condition()
         self._wake = threading.Event()
-        # The point at which this rank waits for the other ranks; None: it does not wait.
+        # Name of the point at which this rank waits for the other ranks; None: it does not wait.
         self._point: str | None = None
         self._failure: str | None = None
         self._explaining = False
@@ -122,13 +125,14 @@ class RankMonitor(Feature):
         # True once the store has ended.
         self._store_ended = False
         # Except for `_thread`, only the monitor's thread changes the attributes below.
-        # The newest point at which the thread has counted this rank.
+        # The newest point at which the thread has counted this rank as present.
         self._counted: str | None = None
         # The newest point that all ranks have passed.
         self._passed: str | None = None
         # The newest publication of each rank: its number, and the time at which this rank read it.
         self._beats: dict[int, tuple[int, float]] = {}
-        # Number of rank 0's notes that this rank has logged.
+        # Rank 0 stores notes, which every rank logs. This is the number of notes that this rank has
+        # logged.
         self._notes = 0
         # On rank 0, the events for which a note was stored: skipped steps, and sets of late ranks.
         self._noted: set[object] = set()
@@ -156,14 +160,14 @@ class RankMonitor(Feature):
         self._progress.epoch, self._progress.in_loop = epoch, True
 
     def begin_step(self, step: LocalStep) -> None:
-        """Note that this rank begins a step; raise a PacelineError if ranks are out of step."""
+        """Record that this rank begins a step; raise a PacelineError if ranks are out of step."""
         if self._failure is not None:
             self._refuse()
         progress = self._progress
         progress.relaxed, progress.step = self._state.gate.relaxed is not None, step.step
 
     def _reducing(self, running: RunningStep, model: int) -> None:
-        """Note that this rank begins a reduction; wait for the other ranks if that is unexpected.
+        """Record that this rank begins a reduction; if it is unexpected, wait for the other ranks.
 
         `model` is the number of the wrapped model.
         """
@@ -178,16 +182,17 @@ class RankMonitor(Feature):
         self._previous, self._reduced_in = kind, step
 
     def end_turn(self, running: RunningStep) -> None:
-        """Note that a step's body has ended. Without a backward pass, wait for the other ranks.
+        """Record that the loop's body has ended for a step.
 
-        Under relaxed synchronisation, gradients are not reduced in each step, so there is nothing
-        to wait for.
+        If the body ran no backward pass, wait for the other ranks. Under relaxed synchronisation,
+        do not wait, because gradients are not reduced in each step.
         """
         if running.step.more:
             return
         step, gate = running.step.step, self._state.gate
         passes = running.passes or not gate.models
-        # The thread may publish in between, and must not miss the skip of a step that is through.
+        # The skip is recorded before the step's end: the thread may publish between the two
+        # statements, and the entry of an ended step must include its skip.
         if not passes:
             self._progress.skip(step)
         if step > self._progress.through:
@@ -199,7 +204,7 @@ class RankMonitor(Feature):
             self._refuse()
 
     def end_epoch(self, ran_out: bool, raised: bool) -> None:
-        """Note that the loop over the loader has reached its end, or that the script left it."""
+        """Record that the loop over the loader has reached its end, or that the script left it."""
         if raised:
             self._leave(raised=True)
             # Give the thread time to find and log the reason. The returned error is not needed.
@@ -220,9 +225,9 @@ class RankMonitor(Feature):
         self._wake.set()
 
     def explained(self, error: BaseException, most_s: float = _EXPLAIN_S) -> PacelineError:
-        """Return an error that names the rank because of which a collective failed.
+        """Search for the rank that made a collective fail; return an error that names this rank.
 
-        The search for that rank ends after `most_s` seconds.
+        The search ends after `most_s` seconds. If it finds no rank, the error repeats `error`.
         """
         with self._changed:
             self._explaining = True
@@ -243,7 +248,7 @@ class RankMonitor(Feature):
         self._wake.set()
 
     def disconnect(self) -> None:
-        """End the thread. Rank 0, the store's host, gives the others time to read the reason."""
+        """End the thread. Rank 0, which serves the store, first lets the others read the reason."""
         if self._thread is None:
             return
         if self._rank == 0 and self._failure is not None:
@@ -305,12 +310,13 @@ class RankMonitor(Feature):
             self._store_ended = True
             with self._changed:
                 self._changed.notify_all()
-            # The store also ends if rank 0 has finished the last epoch before this rank.
+            # The end of the store alone is not a failure: rank 0 may have finished the last epoch
+            # before this rank. So this rank fails only if it waits for other ranks for too long.
             while self._progress.in_loop and not self._closing:
                 self._observe()
                 waits = self._progress.phase in _WAITS and self._progress.since_s >= BLOCKED_S
                 if waits and self._failure is None:
-                    self._fell_out(self._without_store())
+                    self._fail_waits(self._without_store())
                 self._end_process_if_stuck()
                 time.sleep(PUBLISH_INTERVAL_S)
         finally:
@@ -326,13 +332,13 @@ class RankMonitor(Feature):
         if self._rank == 0 and store.check([_key("end")]):
             self._state.end_plan()
         if self._failure is None and store.check([_key("failure")]):
-            self._fell_out(store.get(_key("failure")).decode())
+            self._fail_waits(store.get(_key("failure")).decode())
         while store.check([_key(f"note/{self._notes}")]):
             logger.warning("%s", store.get(_key(f"note/{self._notes}")).decode())
             self._notes += 1
         self._end_process_if_stuck()
 
-    def _fell_out(self, failure: str) -> None:
+    def _fail_waits(self, failure: str) -> None:
         """Log that ranks are out of step, and end all waits on this rank."""
         self._failure, self._failed_at = failure, time.monotonic()
         logger.error("%s", failure)
@@ -352,14 +358,14 @@ class RankMonitor(Feature):
         store.set(_key(f"rank/{self._rank}"), _ENCODER.encode(self._progress))  # type: ignore[arg-type]
 
     def _arrive(self, store: Store, point: str) -> None:
-        """Count this rank at a point; end its wait once all ranks are there."""
+        """Count this rank as present at a point; end its wait once all ranks are present."""
         if self._counted != point:
             self._counted = point
             store.add(_key(point), 1)
         if store.add(_key(point), 0) < self._world:
             return
         if self._rank == 0 and self._passed is not None:
-            # All ranks had left the previous point before they reached this one.
+            # All ranks have left the previous point, so its key is no longer needed.
             store.delete_key(_key(self._passed))
         self._passed = point
         with self._changed:
@@ -369,7 +375,7 @@ class RankMonitor(Feature):
     def _compare(self, store: Store) -> None:
         keys = [_key(f"rank/{rank}") for rank in range(self._world)]
         here = list(range(self._world))
-        # Some ranks may not have begun yet.
+        # Some ranks may not have published an entry yet.
         if not store.check(keys):
             here = [rank for rank in here if store.check([keys[rank]])]
         values = store.multi_get([keys[rank] for rank in here])
@@ -398,7 +404,7 @@ class RankMonitor(Feature):
         return None
 
     def _missing(self, of: dict[int, RankProgress], now: float) -> str | None:
-        """Describe the rank because of which a collective has failed, if there are signs of it."""
+        """Describe the rank that probably caused the failed collective; None if no rank did."""
         for rank, progress in of.items():
             if rank == self._rank:
                 continue
@@ -454,7 +460,7 @@ class RankMonitor(Feature):
         self._stored += 1
 
     def _end_process_if_stuck(self) -> None:
-        """End the process if it is blocked in a collective long after ranks fell out of step."""
+        """End the process if it is still blocked in a collective 10 s after the failure."""
         if self._failure is None or not self._progress.in_loop or self._progress.closed:
             return
         if time.monotonic() - max(self._failed_at, self._since[1]) < BLOCKED_S:
@@ -486,7 +492,7 @@ def _is_alive(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        # Without /proc nothing is known, so the process counts as alive.
+        # Without /proc, the state of a process is unknown, so the process counts as alive.
         return not Path("/proc/self/stat").exists()
     except (OSError, IndexError):
         return True

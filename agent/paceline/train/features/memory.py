@@ -1,9 +1,10 @@
 """Learns a rank's memory limit when its memory runs out, for the run's later attempts.
 
-The script owns the training loop, so running out of memory ends the rank. The launcher restarts all
-ranks, and they repeat that step from the checkpoint. `Memory` stores the learned limit in a file of
-the run on the rank's node, because memory belongs to a device and not to a rank. `LearnedLimits`
-applies the limits of earlier attempts to a session with a token budget.
+The script runs the training loop, so Paceline cannot repeat a batch that did not fit: running out
+of memory ends the rank. The launcher restarts all ranks from the checkpoint. `Memory` stores the
+learned limit in a file of the run on the rank's node, because the limit is a property of the
+device, and a rank may get another device. `LearnedLimits` applies the limits of earlier attempts to
+a session with a token budget.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from paceline.wire import RankDevice
 
 logger = logging.getLogger(__name__)
 
-# Maximum of the new limit, as a fraction of the load that did not fit. There is a margin because
-# memory is fragmented, and batches with the same load differ.
+# Maximum of the new limit, as a fraction of the load that did not fit. The margin is needed because
+# memory is fragmented, and batches with the same load need different amounts of memory.
 _LIMIT_FRACTION = 0.9
 
 
 class LearnedLimits(Feature):
-    """Token limits of a session, from what ranks learned in earlier attempts."""
+    """Reduction of a session's token limits to those that ranks learned in earlier attempts."""
 
     def __init__(self, state: TrainingState, budget: Budget) -> None:
         self._state, self._budget = state, budget
@@ -72,8 +73,9 @@ class LearnedLimits(Feature):
 class Learned(msgspec.Struct, frozen=True):
     """Learned capacity of a device, in the unit of the sizes.
 
-    `limit` is the load that a rank may hold at once from now on. `ran_out` is the load of the batch
-    in which memory ran out, `held` the largest load before that, in the same attempt; 0: none.
+    `limit` is the maximum load that a rank may compute at once from now on. `ran_out` is the load
+    of the batch in which memory ran out. `held` is the largest load of the earlier batches in the
+    same attempt, which fitted; 0 if there were none.
     """
 
     limit: float
@@ -91,9 +93,10 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def learned_by(startup: Startup, known: Learned | None) -> list[Learned | None]:
-    """Return the limit that each rank or group learned, [W]; `known` is this rank's. Collective.
+    """Return what each rank or group learned, [W]. Collective.
 
-    If ranks share each batch, a group's limit is the smallest limit that its ranks learned.
+    `known` is what this rank learned. If several ranks share each batch, a group's limit is the
+    smallest limit that its ranks learned.
     """
     if startup.lanes is None:
         return gathered(startup.world, known)
@@ -111,14 +114,17 @@ def with_learned(
 ) -> Limits:
     """Reduce the limits to those that ranks learned when memory ran out in earlier attempts.
 
-    With micro-batches, a learned limit applies to all ranks with an equal device: this costs at
-    most one more micro-batch, and prevents these ranks from running out of memory, too. The limit
-    is at least the largest sample, unless a load of at most that size did not fit. Without
-    micro-batches, other ranks need room for the samples that no longer fit.
-    `learned` and `devices` are by rank, [W].
+    With micro-batches, a learned limit applies to all ranks with an equal device. This adds at most
+    one micro-batch, and prevents these ranks from running out of memory, too. The limit is at least
+    the size of the largest sample, unless a load of at most that size did not fit.
+
+    Without micro-batches, a learned limit applies only to the rank that learned it: the other ranks
+    need room for the samples that no longer fit on this rank.
+
+    `learned` and `devices` have one entry per rank, [W].
 
     Raises:
-        PacelineError: not every step fits into the ranks' memory.
+        PacelineError: some steps do not fit into the ranks' memory with these limits.
     """
     known = {rank: word for rank, word in enumerate(learned) if word is not None}
     if not known:
@@ -150,9 +156,9 @@ def _same(device: RankDevice, other: RankDevice) -> bool:
 class Memory:
     """Record of one rank's loads, which learns a limit when memory runs out. Not thread-safe.
 
-    The loop calls `fitted` after each iteration, `left` when an exception ended the loop, and
-    `close`, which learns a limit if that exception shows that memory ran out. `path` is the file of
-    this rank's device; None outside of a run.
+    The loop calls `fitted` after each iteration, and `left` when an exception ended the loop. At
+    the end it calls `close`, which learns a limit if the exception shows that memory ran out.
+    `path` is the file of this rank's device; None outside of a run.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:

@@ -2,8 +2,9 @@
 
 The leader ends the plan, and all ranks leave their loop after the same step. Before the processes
 end, declared checkpoints are saved (`features.checkpoints`). The launchers restart all ranks on
-other nodes. The script could not continue, because its process group and its wrapped models belong
-to the previous nodes. No code of the script runs after that, as if a launcher had killed the rank.
+other nodes. The script cannot continue, because its process group and its wrapped models belong to
+the previous nodes. So none of the script's code runs after the save, as if a launcher had killed
+the rank.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ class Reform(Feature):
     """End of this rank if nodes join or leave.
 
     Args:
-        state: shows if the plan ended for this reason.
-        path: the file whose creation shows the launcher that the exit is no failure.
+        state: its `reforms` is True if the plan ended because nodes join or leave.
+        path: this feature creates the file before the process exits, so that the launcher does not
+            count the exit as a failure.
         close: closes the session.
     """
 
@@ -48,8 +50,8 @@ class Reform(Feature):
 
 
 def _end_process(path: Path) -> NoReturn:
-    for last_word in (path.touch, logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+    for last_call in (path.touch, logging.shutdown, sys.stdout.flush, sys.stderr.flush):
         # The disk may be full, or the script may have closed the stream.
         with suppress(OSError, ValueError):
-            last_word()
+            last_call()
     os._exit(reform.EXIT_CODE)

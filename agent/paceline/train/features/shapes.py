@@ -16,18 +16,23 @@ from paceline.train.timing import RunningStep
 
 logger = logging.getLogger(__name__)
 
-# The suggested grid is at most the size of an equal local batch divided by this number.
+# The suggested value of `Session(shapes=…)` is at most the size of an equal local batch divided by
+# this number.
 _GRID_PARTS = 4
 
 
 def suggested_grid(global_batch: int, world: int) -> int:
-    """Return the largest divisor of the global batch up to a quarter of an equal local batch."""
+    """Return the value of `Session(shapes=…)` that `ShapeWarning` suggests.
+
+    It is the largest divisor of the global batch that is at most a quarter of an equal local batch,
+    or 1.
+    """
     most = max(1, global_batch // (_GRID_PARTS * world))
     return max(grid for grid in range(1, most + 1) if global_batch % grid == 0)
 
 
 class ShapeWarning(Feature):
-    """A single warning in this rank's log about the cost of changing numbers of samples.
+    """Warning in this rank's log that changing numbers of samples make steps slower.
 
     `device` is the device of the models. The session appends to `models` after construction.
     """
@@ -47,7 +52,7 @@ class ShapeWarning(Feature):
             logger.warning(
                 "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "
                 "rank gets: cuDNN benchmarks its kernels again for each new number, within the "
-                "step. Set it to False, or: %s",
+                "step. Set it to False. %s",
                 self._advice(),
             )
         if any(map(is_compiled, self._models)):

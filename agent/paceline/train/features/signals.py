@@ -1,11 +1,11 @@
-"""Signals that end a rank of a run with a declared checkpoint: the checkpoint is saved first.
+"""Saves a declared checkpoint before a signal ends the rank's process.
 
 Slurm, Kubernetes and the launcher of `paceline run` send SIGTERM some seconds before they kill a
 process; Slurm can send SIGUSR1 instead. A rank cannot save alone, and not in the middle of a step.
 So the handler only asks the leader to end the plan, as `paceline stop` does. All ranks leave their
 loop after the same step and save. Then the handler that the script had set runs, or the signal's
-default action. This module leaves alone a signal that the script ignores, or that has a handler
-outside of Python (such as faulthandler). Without a declared checkpoint nothing changes.
+default action. This module does not change a signal that the script ignores, or that has a handler
+outside of Python (such as faulthandler). Without a declared checkpoint, no signal is changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Signals(Feature):
 
     def __init__(self, ask: Callable[[], bool], close: Callable[[], None]) -> None:
         self._ask, self._close, self._process = ask, close, os.getpid()
-        # Handlers that the script had set, or default actions, by signal.
+        # The handlers that the script had set, or the default actions, by signal number.
         self._previous: dict[int, Any] = {}
         # Received signals that are not yet delivered to the script.
         self._came: list[int] = []

@@ -4,7 +4,7 @@ With ``Session(uneven_steps=True)`` ranks take batches of a segment over from ea
 (`sync.pool`), so a fast rank's loop has more iterations than a slow one's. With
 ``Session(micro_batches=True)`` a step has several iterations on a rank that computes its batch in
 parts. In both cases this module refuses the script's own collectives in iterations that not all
-ranks have, and steps its learning-rate schedules by planned steps.
+ranks have. It also makes the script's learning-rate schedules advance once per planned step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _UnevenLoops(Feature):
 
 
 class MicroBatches(_UnevenLoops):
-    """Steps with several iterations of the script's loop."""
+    """Handling of steps that have several iterations of the script's loop."""
 
     def connect(self) -> None:
         terms, limits = self._state.context.terms, self._state.context.limits
@@ -71,7 +71,7 @@ class MicroBatches(_UnevenLoops):
             logger.warning("micro_batches=True has no effect without limits: %s", _GIVE_LIMITS)
 
     def begin_turn(self, turn: LocalStep) -> None:
-        """Find the script's schedules, which are held back while micro-batches follow."""
+        """Find the script's schedules, whose steps are skipped before a step's last micro-batch."""
         gate = self._state.gate
         if turn.place == 0 and gate.relaxed is not None:
             self._schedules.look(gate.chosen())
@@ -80,7 +80,7 @@ class MicroBatches(_UnevenLoops):
 
 
 class WorkSharing(_UnevenLoops):
-    """Batches that ranks take over from each other, under most kinds of relaxed synchronisation."""
+    """Handling of batches that ranks take over from each other under relaxed synchronisation."""
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
@@ -95,8 +95,9 @@ class WorkSharing(_UnevenLoops):
     def may_differ(self) -> bool:
         """Return True if ranks may have different numbers of iterations from the next segment on.
 
-        In the first segment of relaxed synchronisation they may not: it is not known yet if the
-        script suits the synchronisation, and how the script steps its schedules.
+        In the first segment of relaxed synchronisation, ranks must have equal numbers of
+        iterations: it is not known yet whether the script suits the synchronisation, and how the
+        script steps its schedules.
         """
         return self._schedules.known
 
@@ -105,10 +106,11 @@ class WorkSharing(_UnevenLoops):
         self._pool = SharedBatches(startup.store, startup.rank, startup.world, limits)
 
     def claim(self, step: LocalStep) -> tuple[LocalStep, bool]:
-        """Return what this rank does in a step, and whether the step's batch is still its own.
+        """Return the step that this rank runs, and whether it still trains the step's batch.
 
-        Call it when `step` has begun. `step` is this rank's step, as planned or as
-        `take_over` returned it. False means that another rank has taken the batch over.
+        Call this method when `step` has begun. `step` is a planned step of this rank, or a step
+        that `take_over` returned. If another rank has taken the batch over, return the step without
+        its batch, and False.
         """
         gate = self._state.gate
         self._pools = gate.pools(step)
@@ -121,7 +123,7 @@ class WorkSharing(_UnevenLoops):
         if not taken and ends_span(step):
             step = replace(step, shared=True)
         if gate.relaxed is None and step.pooled:
-            # The script does not suit relaxed synchronisation, so all ranks make this step.
+            # The script does not suit relaxed synchronisation, so each rank trains its own batch.
             step = replace(step, pooled=False)
         return (step if mine else step.without_batch()), mine
 
@@ -134,7 +136,7 @@ class WorkSharing(_UnevenLoops):
         return self._pool.begins(step, may_leave=self._pools)
 
     def is_taken_over(self, step: LocalStep) -> bool:
-        """Return True if this rank need not load a batch, because other ranks will train it."""
+        """Return True if this rank need not load the step's batch: another rank will train it."""
         return self._pool is not None and step.pooled and self._pool.is_taken_over(step)
 
     def take_over(self, step: LocalStep) -> LocalStep | None:
@@ -164,8 +166,8 @@ class WorkSharing(_UnevenLoops):
 def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
     """Refuse the script's own collectives in iterations that not all ranks have.
 
-    Without this check, ranks that call such a collective would wait for the others for half an
-    hour. Return a function that removes the check.
+    Without this check, a rank that calls a collective in such an iteration would wait for the other
+    ranks for half an hour. Return a function that removes the check.
     """
     thread = threading.get_ident()
 
@@ -187,11 +189,11 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
 class Schedules:
     """Control of the script's learning-rate schedules, which must follow the work of all ranks.
 
-    A script that calls ``scheduler.step()`` in each iteration would be at different points of its
-    schedule on fast and slow ranks, and fast ranks would pass the schedule's end. So while ranks
-    share batches, these calls do nothing, and this class steps the schedule once for each planned
-    step instead. A schedule that was not stepped exactly once in each iteration before is left
-    alone. Not thread-safe.
+    If a script calls ``scheduler.step()`` in each iteration, fast and slow ranks would get
+    different learning rates, and fast ranks would pass the schedule's end. So while ranks share
+    batches, the script's calls do nothing, and this class steps the schedule once for each planned
+    step. This applies only to schedules that the script stepped exactly once in each earlier
+    iteration. Not thread-safe.
     """
 
     def __init__(self, current: CurrentStep) -> None:
@@ -207,14 +209,14 @@ class Schedules:
 
     @property
     def known(self) -> bool:
-        """Return True once the script's calls of its schedules were counted in an iteration."""
+        """Return True once the script's calls of its schedules were counted in some iteration."""
         return self._turns > 0
 
     def look(self, optimiser: torch.optim.Optimizer | None) -> None:
         """Find the optimiser's schedules, once, and count their calls from now on.
 
-        With None, find all schedules; schedules made later are also held back while micro-batches
-        follow.
+        If `optimiser` is None, find all schedules of the process. Then the steps of schedules that
+        are made later are also skipped before a step's last micro-batch.
         """
         if self._looked:
             return
@@ -236,9 +238,9 @@ class Schedules:
             self._turns += 1
 
     def reach(self, step: LocalStep, number: int) -> None:
-        """Step the schedules up to step `number`, which the ranks together have reached.
+        """Step the schedules until they have advanced to step `number`, which the ranks reached.
 
-        `step` is a step of the same segment.
+        `step` is any step of the segment that includes step `number`.
         """
         for schedule in self._schedules.values():
             if schedule.calls == self._turns:
@@ -253,7 +255,7 @@ class Schedules:
         self._schedules.clear()
 
     def _wrap(self, kind: type) -> None:
-        """Wrap a class's `step`. A wrapper on an object would be in its ``state_dict``."""
+        """Wrap `step` of a schedule's class; a wrapper on the object would be in its state_dict."""
         if kind in self._wrapped:
             return
         original = self._wrapped[kind] = vars(kind)["step"]
@@ -298,12 +300,16 @@ class _Schedule:
         self.scheduler = scheduler
         # Number of calls by the script, in steps that all ranks made together.
         self.calls = 0
-        # The newest segment, and the number of calls made for it.
+        # The newest segment, and the number of its steps for which `step` of the schedule was
+        # called.
         self._segment, self._made = -1, 0
 
     def due(self, step: LocalStep, number: int) -> int:
-        """Return the number of calls that are missing up to step `number`; count them as made."""
-        # Until this segment, the script itself made the calls.
+        """Return how often to call the schedule's `step` to advance it to step `number`.
+
+        The calls count as made.
+        """
+        # At the first call in a segment, the schedule has already advanced to step `number`.
         if step.segment != self._segment:
             self._segment, self._made = step.segment, number - step.segment_first
         due = max(number - step.segment_first - self._made, 0)

@@ -8,7 +8,7 @@ from torch import nn
 
 
 def is_dtensor(value: object) -> bool:
-    """Return whether a rank has only a part of this tensor."""
+    """Return whether a value is a DTensor, which torch.distributed has split over ranks."""
     return _is(value, "torch.distributed.tensor", "DTensor")
 
 
@@ -28,9 +28,9 @@ def is_fsdp1(module: nn.Module) -> bool:
 
 
 def _is(value: object, module: str, name: str) -> bool:
-    """Check a value's class without importing the class's module, which takes a second.
+    """Return whether a value has a class, without importing the class's module.
 
-    If the module was never imported, no value has the class.
+    The import would take a second. If the module was never imported, no value has the class.
     """
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(value, kind)

@@ -29,11 +29,11 @@ _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class WeightedFSDP(nn.Module):
-    """A session's representation of a sharded model; the script keeps the model itself.
+    """A session's representation of a sharded model; the script continues to use the model itself.
 
-    FSDP computes with whole parameters. FSDP makes the whole parameters when it first gathers them,
-    and fills the same objects again at each later gather. Each gradient of a whole parameter is
-    weighted when autograd has computed it, before FSDP reduces it or adds it to a gradient from an
+    FSDP computes with unsharded parameters. It creates these tensors at the first gather, and fills
+    the same tensors at each later gather. The gradient of an unsharded parameter is weighted as
+    soon as autograd has computed it, before FSDP reduces it or adds it to a gradient from an
     earlier pass. So gradients that accumulate are weighted with the weights of their own steps, and
     FSDP's mean over ranks is the mean over the global batch.
     """
@@ -45,12 +45,12 @@ class WeightedFSDP(nn.Module):
         self.module = module
         self._current = current
         self._units: list[Any] = [part for part in module.modules() if is_unit(part)]
-        # Whole parameters by their `id`.
+        # The unsharded parameters whose gradients are weighted, by `id`.
         self._weighed: dict[int, nn.Parameter] = {}
         # For each sharded parameter: True if it required a gradient at the last check.
         self._trained: list[bool] = []
         self._handles: list[RemovableHandle] = FsdpWaits(current).watch(self._units)
-        # Context that leaves a filler out of the model's buffers during a forward pass.
+        # Context in which the forward pass of a filler does not change the model's buffers.
         self._uncounted = ExitStack()
         self._handles += [
             module.register_forward_pre_hook(self._forward_begins),
@@ -76,7 +76,7 @@ class WeightedFSDP(nn.Module):
     def begin(self) -> None:
         """Prepare a step, so that each gradient is weighted. Collective.
 
-        Raise a ValueError if the script has changed the model to one that `refuse` refuses.
+        Raise a ValueError if the script has changed the model so that `refuse` rejects it.
         """
         trained = [parameter.requires_grad for parameter in self.parameters()]
         if trained == self._trained:
@@ -84,7 +84,8 @@ class WeightedFSDP(nn.Module):
         self._trained = trained
         group = self._current.group
         refuse(self.module, None if group is None else dist.get_process_group_ranks(group))
-        # A parameter that is still sharded belongs to another unit, and gets its hook there.
+        # Skip parameters that are still sharded: they belong to another unit, which registers
+        # their hook.
         sharded = {id(parameter) for parameter in self.parameters()}
         for unit in self._units:
             unit.unshard()
@@ -100,10 +101,10 @@ class WeightedFSDP(nn.Module):
         self._handles.append(parameter.register_hook(self._current.weighed))  # type: ignore[no-untyped-call]
 
     def reduce(self, reduces: bool) -> None:
-        """Do nothing: the script alone decides whether passes reduce gradients."""
+        """Do nothing: for a sharded model, the script decides which passes reduce gradients."""
 
     def unreduced(self) -> Any:
-        """Raise a ValueError, because a rank's passes need the other ranks."""
+        """Raise a ValueError: a rank cannot run a pass of a sharded model without other ranks."""
         raise ValueError(_PROFILE)
 
     def close(self) -> None:

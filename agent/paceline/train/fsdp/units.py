@@ -47,7 +47,7 @@ _HOOK = (
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that FSDP gathers together, and whose gradients it reduces together.
+    """Parameters that FSDP gathers together, and whose gradients FSDP reduces together.
 
     `name` is the name of the unit's module, `group` is torch's FSDPParamGroup.
     """
@@ -68,7 +68,7 @@ class Unit:
 
     @property
     def places(self) -> Iterator[tuple[nn.Module, str]]:
-        """Yield the module and the attribute of each parameter."""
+        """Yield each module and attribute name under which the model has one of the parameters."""
         for each in self.group.fsdp_params:
             info = each._module_info
             yield info.module, info.param_name
@@ -80,11 +80,10 @@ class Unit:
         return [int(rank) for rank in self.group.mesh_info.mesh.mesh.flatten()]
 
     def refusal(self, ranks: Sequence[int] | None) -> str | None:
-        """Return why the unit's gradients cannot be weighted, worded to follow the unit's name.
+        """Return why the unit's gradients cannot be weighted; None if they can.
 
-        Return None if they can be weighted.
-
-        `ranks` are the ranks that have batches of their own; None: all ranks.
+        The reason is a text that can follow the unit's name. `ranks` are the ranks that have
+        batches of their own; None: all ranks.
         """
         given = self.ranks
         world = dist.get_world_size() if ranks is None else len(ranks)
@@ -131,13 +130,13 @@ def refuse(model: nn.Module, ranks: Sequence[int] | None = None) -> None:
 
 
 def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
-    """Refuse parameters that are not split within a group and differ between its ranks. Collective.
+    """Refuse unsplit parameters whose values differ between the ranks of a group. Collective.
 
-    Each rank of the group computes with its own copy, and a checkpoint has one of them. All ranks
-    raise together.
+    Each rank of a group computes with its own copy of a parameter that is not split within the
+    group, but a checkpoint has only one copy.
 
     Raises:
-        ValueError: the message names the parameter and the ranks.
+        ValueError: raised on all ranks; the message names the ranks of the group.
     """
     names = {id(module): name for name, module in model.named_modules()}
     mine: dict[str, tuple[float, float]] = {}
@@ -168,7 +167,7 @@ def refuse_apart(model: nn.Module, lanes: Lanes) -> None:
 
 
 def _alike(values: Sequence[float], others: Sequence[float]) -> bool:
-    """Compare values with a tolerance, since devices add numbers up in different orders."""
+    """Compare values with a tolerance, because devices sum numbers in different orders."""
     return all(
         math.isclose(value, other, rel_tol=1e-6, abs_tol=1e-9)
         or (math.isnan(value) and math.isnan(other))

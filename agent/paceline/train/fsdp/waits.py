@@ -1,11 +1,11 @@
 """Measures how long ranks wait for each other within the passes of a sharded model.
 
 FSDP gathers a unit's parameters before the unit's forward pass and, if they were freed, before its
-backward pass. After the backward pass it reduces the unit's gradients. FSDP does all that in hooks,
-which torch calls in the order of registration. So this module registers a hook before and after
-each of FSDP's hooks, and the time between the two does not count as computing. On a CUDA device, a
-stamp is an event of the computing stream, so the time of a collective in another stream counts only
-if the computing stream waits for that collective.
+backward pass. After the backward pass it reduces the unit's gradients. FSDP calls these collectives
+in hooks, which torch runs in the order of registration. So this module registers a hook before and
+after each of FSDP's hooks, and the time between the two counts as waiting instead of computing. On
+a CUDA device, times are events of the computing stream. So a collective in another stream counts as
+waiting only while the computing stream waits for it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FsdpWaits:
         self._made: dict[int, list[Tensor]] = {}
         # The step whose backward pass is active.
         self._backward: RunningStep | None = None
-        # True if a callback must still be queued for the end of the backward pass.
+        # True if the callback `_reduced` must still be queued for the end of the backward pass.
         self._ends = False
 
     def watch(self, modules: Iterable[nn.Module]) -> list[RemovableHandle]:
@@ -124,7 +124,7 @@ class FsdpWaits:
 
 
 def _queue(callback: Callable[[], None]) -> None:
-    """Queue a callback for the end of the backward pass, after those queued before."""
+    """Queue a callback for the end of the backward pass; callbacks run in the order of queueing."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 

@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 # About this many of a model's parameters get a hook that detects the start of a backward pass.
 _HOOKED = 16
-# Maximum number of spans in a step. Real steps have far fewer: under FSDP2 about 6 for each group
-# of parameters and micro-batch.
+# Maximum number of spans (of computing, then waiting) in a step. Real steps have far fewer: under
+# FSDP2 about 6 for each group of parameters and micro-batch.
 _MOST_SPANS = 20_000
 
 
 def _guarded(method: Any) -> Any:
-    """Make a method do nothing after observing has ended, and end observing on an exception."""
+    """Make a method do nothing after observing has ended; end observing if the method raises."""
 
     @wraps(method)
     def call(self: Observer, *args: Any, **kwargs: Any) -> None:
@@ -53,13 +53,15 @@ class Observer:
     def __init__(self) -> None:
         # A forked child is not observed.
         self.pid = os.getpid()
+        # True once observing has ended in this process.
         self.ended = False
         self._recorder: Recorder | None = None
         # The identifier of the thread that trains.
         self._thread = 0
         # The observed models' parameters, by `id`.
         self._parameters: set[int] = set()
-        # The optimiser whose steps are counted, and optimisers that have no observed parameters.
+        # The optimiser whose steps are counted (`_leading`), and optimisers that have no observed
+        # parameters.
         self._leading: weakref.ref[torch.optim.Optimizer] | None = None
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._in_backward = False
@@ -101,7 +103,7 @@ class Observer:
         rank, world = dist.get_rank(), dist.get_world_size()
         here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         if os.environ.get(observation.NODE) and here < world:
-            self.end("its ranks are on several nodes: use `paceline run --observe --nodes`")
+            self.end("the ranks are on several nodes: use `paceline run --observe --nodes`")
             return
         self._thread = threading.get_ident()
         self._recorder = Recorder(os.environ, rank, world, device)
@@ -146,8 +148,9 @@ class Observer:
     def backward_began(self, _parameter: torch.Tensor) -> None:
         """Record the first gradient of a backward pass.
 
-        Callbacks at the end of a pass run in order: `_computed`, then DistributedDataParallel's,
-        which waits for the reduction, then `_reduced`, which `_computed` adds.
+        At the end of the pass, three callbacks run in this order: `_computed`, the callback of
+        DistributedDataParallel, which waits for the reduction, and `_reduced`, which `_computed`
+        queues.
         """
         if self._recorder is not None and not self._in_backward:
             self._in_backward = True
@@ -168,7 +171,7 @@ class Observer:
 
     @_guarded
     def sharded_backward_began(self) -> None:
-        """Record that FSDP2 starts to reduce gradients; `_reduced` follows its last reduction."""
+        """Record that FSDP2 starts to reduce gradients; `_reduced` runs after all reductions."""
         if self._recorder is not None and not self._in_backward:
             self._in_backward = True
             _at_the_end(self._reduced)
@@ -181,7 +184,7 @@ class Observer:
 
     @_guarded
     def waited(self) -> None:
-        """Record that a wait of FSDP2 is over."""
+        """Record the end of a wait that `waits` began."""
         if self._recorder is not None:
             self._recorder.timeline.waited()
             self._bound()
@@ -195,7 +198,7 @@ class Observer:
 
     @_guarded
     def logged(self, name: str, value: Value) -> None:
-        """Record a loss that the script logs, if it has the name of the first logged loss."""
+        """Record a loss that the script logs; ignore losses with another name than the first."""
         if self._recorder is not None and self._loss in ("", name):
             self._loss = name
             self._recorder.logged(value)
@@ -212,7 +215,8 @@ class Observer:
     def _leads(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True for the first optimiser with observed parameters, whose steps are counted.
 
-        If a model has several optimisers, each of them steps once in a training step.
+        If a model has several optimisers, it is enough to count the steps of one, because each
+        optimiser steps once in a training step.
         """
         leading = None if self._leading is None else self._leading()
         if leading is not None or optimizer in self._others:

@@ -4,8 +4,9 @@
 modules that the script imports later: FSDP2, and the loggers wandb, TensorBoard and MLflow, to
 which scripts log their losses.
 
-Names that begin with an underscore are private to PyTorch; a test fails if a version of torch lacks
-one of them. If a name is missing, the script still trains, but some events or all are not observed.
+The module uses some private names of PyTorch, which begin with an underscore; a test fails if a
+version of torch lacks one of them. If a name is missing, the script still trains, but some or all
+of its events are not observed.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ def _watch_loaders(observer: Observer) -> None:
 
 
 def _watch_shards(observer: Observer, module: Any) -> None:
-    """Observe FSDP2: each of these methods waits for other ranks, or makes the device wait.
+    """Observe FSDP2: patch the methods that wait for other ranks, or make the device wait.
 
     Raises:
-        AttributeError: this release of torch lacks a name. Then nothing is patched.
+        AttributeError: this release of torch lacks one of the methods. Then nothing is patched.
     """
     group = module.FSDPParamGroup
     names = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
@@ -125,7 +126,7 @@ def _waiting(observer: Observer, method: Any, backward: Any) -> Any:
 
 
 def is_loss(name: str) -> bool:
-    """Return True if a metric's name is usual for a training loss: ``loss``, ``train/loss``, …"""
+    """Return whether a metric's name is usual for a training loss: ``loss``, ``train/loss``, …"""
     name = name.lower()
     return bool(_OF_TRAINING.search(name)) and not _HELD_OUT.search(name)
 
@@ -175,7 +176,7 @@ def _observe_losses(
     try:
         metrics = metrics_of(*args, **kwargs)
         training = {str(name): value for name, value in metrics.items() if is_loss(str(name))}
-    # The logger's method itself reports errors in its arguments.
+    # If the arguments are wrong, the logger's own method reports that to the script.
     except Exception:
         return
     for name, value in training.items():

@@ -40,10 +40,10 @@ class Recorder:
         self._device = Device(None, rank, world)
         self._device.use(device)
         self._seq = 0
-        # Number of samples of each data set. The newest data set is last.
+        # Number of samples of each data set, by the data set's `id`. The newest data set is last.
         self._lengths: dict[int, int] = {}
         # True once the Hello is sent. Only rank 0 sends it, so it is True on all other ranks.
-        self._said = rank > 0
+        self._hello_sent = rank > 0
         self.timeline = timeline = Timeline(self._device.clock)
         # `_node` is set if another launcher started this rank. Then no agent reads stack files.
         if not self._node:
@@ -52,7 +52,7 @@ class Recorder:
         self._emitter = emitter_of(environment, environment.run, rank, self._device.memory, phases)
 
     def reads(self, data: int, samples: int) -> None:
-        """Record the number of samples of a data set from which batches come."""
+        """Record the number of samples of a data set that a loader reads; `data` is its `id`."""
         self._lengths.pop(data, None)
         self._lengths[data] = samples
 
@@ -78,8 +78,8 @@ class Recorder:
 
     def _report(self, steps: Iterable[ObservedStep]) -> None:
         for step in steps:
-            if not self._said:
-                self._said = True
+            if not self._hello_sent:
+                self._hello_sent = True
                 self._emitter.send(self._hello(step))
             self._emitter.record(self._record(step))
             self._seq += 1
@@ -108,7 +108,7 @@ class Recorder:
         )
 
     def _hello(self, step: ObservedStep) -> Hello:
-        """Describe the run; estimate facts that only the script knows from the run's first step."""
+        """Describe the run, with estimates from its first step where only the script knows more."""
         placement = self._environment.placed(self._world)
         if not placement and self._node:
             placement = [self._node] * self._world

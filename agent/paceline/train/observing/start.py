@@ -24,7 +24,7 @@ def watch() -> None:
 
 
 def begin(_torch: ModuleType | None = None) -> None:
-    """Observe this process from now on, with torch imported. Never raises."""
+    """Observe this process from now on. Torch must have been imported. Never raises."""
     try:
         from paceline.train.observing import patches
         from paceline.train.observing.observer import Observer
@@ -40,14 +40,14 @@ def begin(_torch: ModuleType | None = None) -> None:
 
 
 class AfterImport(MetaPathFinder):
-    """Finder that calls each hook once, after the module with the hook's name was executed.
+    """Finder that calls each hook once, after the hook's module was executed.
 
     An import succeeds even if its hook raises.
     """
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self._hooks = dict(hooks)
-        # Searches in progress: thread and module.
+        # Searches in progress, each as the thread's identifier and the module's name.
         self._searches: set[tuple[int, str]] = set()
 
     def find_spec(
@@ -56,7 +56,7 @@ class AfterImport(MetaPathFinder):
         """Return the spec of another finder, whose loader is changed to call the hook.
 
         The hook runs after the module's execution and not here, because some scripts request a spec
-        only to test if a module is installed.
+        only to check whether a module is installed.
         """
         search = threading.get_ident(), name
         # Another finder may call all finders, including this one, within the search below.

@@ -1,4 +1,4 @@
-"""Derives steps from a rank's events: batches arrive, gradients are computed and reduced.
+"""Derives steps from a rank's events, such as the arrival of a batch or the end of a reduction.
 
 The size of a batch is estimated from its tensors (`size_of`), because a script without a session
 gives no sizes.
@@ -22,9 +22,11 @@ from paceline.wire import Phase
 
 # If the device is more than this many steps behind the host, this thread waits for the device.
 _PENDING = 64
+# Maximum number of seconds to wait for the device at the end of the script.
 _LAST_STEPS_S = 1.0
 _POLL_S = 0.01
-# Maximum number of levels of nesting that are searched for tensors, and of items of each container.
+# Tensors are searched in at most this many levels of nested containers, and in at most this many
+# items of each container.
 _DEEP = 4
 _MANY = 64
 
@@ -35,10 +37,10 @@ class BatchSize:
 
     Args:
         samples: number of samples n.
-        load: elements of the largest tensor, padding included.
-        squares: Σ over samples of (elements of a sample)², as if all samples of a batch had the
-            same size.
-        longest: elements per sample in the batch with the largest samples.
+        load: number of elements of the largest tensor, padding included.
+        squares: Σ over samples of (number of elements of a sample)². All samples of a batch are
+            assumed to have the same number of elements.
+        longest: number of elements per sample, in the batch with the largest samples.
     """
 
     samples: int
@@ -61,8 +63,8 @@ NOTHING = BatchSize(0, 0.0, 0.0, 0.0)
 def size_of(batch: Any, samples: int | None = None) -> BatchSize:
     """Return the size of a batch or of a model's input: tensors in lists, tuples and mappings.
 
-    The number of samples is the first dimension of the first tensor that has one, else `samples`,
-    the batch size of the loader's batch sampler, else 1.
+    The number of samples is the length of the first dimension of the first tensor that has one.
+    Without such a tensor, it is `samples`, the batch size of the loader's batch sampler, or else 1.
     """
     first, most = None, 0
     for tensor in _tensors(batch, _DEEP):
@@ -89,10 +91,10 @@ def _tensors(value: Any, deep: int) -> Iterator[torch.Tensor]:
 class ObservedStep:
     """A step of the script's optimiser. Durations are in seconds.
 
-    `data_s` is the wait for the loader, `step_s` the time until the next step's batch arrived.
-    `began` and `ended` are on the host's monotonic clock; `began` is when the batch arrived.
-    `spans` has three stamps for each part of the step: the start of computing, the start of waiting
-    for other ranks, and the end of waiting.
+    `data_s` is the wait for the loader. `step_s` is the time from the arrival of the step's batch
+    to the arrival of the next step's batch. `began` and `ended` are the arrival of the batch and
+    the optimiser's step, on the host's monotonic clock. `spans` has three stamps for each part of
+    the step: the start of computing, the start of waiting for other ranks, and the end of waiting.
     """
 
     number: int
@@ -112,7 +114,7 @@ class ObservedStep:
         return bool(clock.passed(self.spans[-1][2]))
 
     def read(self, clock: Any) -> tuple[float, float]:
-        """Return the seconds of computing, and the seconds of reducing or waiting for ranks."""
+        """Return the seconds of computing, and the seconds of waiting for ranks or reducing."""
         clock.wait(self.spans[-1][2])
         compute_s = sum(clock.between(since, ready) for since, ready, _ in self.spans)
         sync_s = sum(clock.between(ready, reduced) for _, ready, reduced in self.spans)
@@ -120,7 +122,7 @@ class ObservedStep:
 
 
 class Timeline:
-    """State of a rank between two steps of its optimiser. For one thread at a time.
+    """State of a rank between two steps of its optimiser. Not thread-safe, except `activity`.
 
     A step begins when its batch arrives. Then the rank computes until it waits for other ranks.
     The script's work after the reduction, such as the optimiser's step, logging or an evaluation,
@@ -131,7 +133,7 @@ class Timeline:
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Any = clock
-        # The start of computing, as a stamp and on the host's clock.
+        # The start of computing, as a stamp of the device and on the host's clock.
         self._since = self._clock.stamp()
         self._since_s = time.perf_counter()
         # The start of the current wait for other ranks; None if there is none.
@@ -147,11 +149,11 @@ class Timeline:
         self._between = True
         # The data set of the newest batch; data sets are identified by their `id`.
         self._data = 0
-        # The data set of the newest pass that the script began since the newest step (-1: none),
-        # and the data sets of all such passes.
+        # The data sets over which the script has begun a pass since the newest step (`_begun`), and
+        # the newest of these data sets (`_fresh`; -1: none).
         self._fresh = -1
         self._begun: set[int] = set()
-        # Data sets whose passes continue from step to step.
+        # Data sets over which a pass continued after a step of the optimiser.
         self.trained: set[int] = set()
         # The stamp at which the rank stopped computing to load more of the step's data.
         self._paused: Any = None
@@ -159,7 +161,8 @@ class Timeline:
         # For each data set: seconds of waiting for its batches that no step has counted yet.
         self._loads_s: dict[int, float] = {}
         self._open = ObservedStep(0)
-        # Steps that have ended; the newest one still lacks the time until the next step begins.
+        # Steps that have ended but are not returned yet. The duration of the newest one is not
+        # known before the next step begins.
         self._finished: deque[ObservedStep] = deque()
         self._compiled = recompilations()
 
@@ -183,6 +186,7 @@ class Timeline:
         """Mark the wait for a loader's next batch."""
         self._loads = True
         # Within a step, the script may load a batch, compute, and load a batch from another loader.
+        # Then the time of loading does not count as computing.
         self._paused = self._clock.stamp() if self._counted and self._ready is None else None
         try:
             yield
@@ -220,7 +224,7 @@ class Timeline:
         self._ready = self._clock.stamp()
 
     def waited(self) -> None:
-        """Mark the end of a wait."""
+        """Mark the end of a wait for other ranks."""
         if self._ready is None:
             return
         now = self._clock.stamp()
@@ -228,26 +232,26 @@ class Timeline:
         self._since, self._ready = now, None
 
     def reduced(self) -> None:
-        """Mark the end of a backward pass, whose gradients are reduced or stay on this rank.
+        """Mark the end of a backward pass, whose gradients were reduced or stay on this rank.
 
-        The rank may compute another batch next, or the same batch again: reentrant activation
-        checkpointing has a backward pass for each checkpointed part.
+        The rank may compute another batch next, or continue with the same batch: reentrant
+        activation checkpointing has a backward pass for each checkpointed part.
         """
         self.waited()
-        # If no hook saw the call of the model, count the newest batch from a loader.
+        # If no hook was called at the call of the model, count the newest batch from a loader.
         if not self._sized:
             self.entered(self._fetched)
         self._counted = False
 
     def logged(self, loss: Value) -> None:
-        """Record a loss for the open step if that has computed anything, else for the last step."""
+        """Record a loss for the open step, or for the last step if nothing was computed since."""
         newest = self._finished[-1] if self._finished and not self._open.spans else self._open
         newest.loss = loss
 
     def stepped(self) -> list[ObservedStep]:
         """Close the step after its optimiser has stepped; return the steps that can be reported."""
         step = self._open
-        # If no hook saw the backward pass, computing ends now.
+        # If no hook was called in the backward pass, computing ends now.
         if not step.spans:
             self.waits()
         if self._ready is not None:
@@ -267,9 +271,9 @@ class Timeline:
         return self._passed(_PENDING)
 
     def closed(self) -> list[ObservedStep]:
-        """At the end of the script, return the completed steps that were not returned before.
+        """Return the completed steps that were not returned before, at the end of the script.
 
-        After a crash, a device may complete no further step, so the wait is short.
+        The wait for the device is short, because after a crash it may complete no further step.
         """
         deadline = time.perf_counter() + _LAST_STEPS_S
         while self._finished and not self._finished[-1].readable(self._clock):
@@ -297,9 +301,9 @@ class Timeline:
     def _waited_s(self) -> float:
         """Return and clear the seconds of waiting for the data that the step trains on.
 
-        A step trains on the newest batch, and on other data whose pass continues from step to step,
-        such as unlabelled samples beside labelled ones. An evaluation begins its pass between two
-        steps, so its waits do not count.
+        A step trains on the newest batch. It also trains on other data sets over which a pass
+        continues from step to step, such as unlabelled samples beside labelled ones. An evaluation
+        begins its pass between two steps, so its waits do not count.
         """
         self.trained |= self._loads_s.keys() - self._begun
         return sum(self._loads_s.pop(data, 0.0) for data in self.trained | {self._data})
@@ -307,8 +311,9 @@ class Timeline:
     def _passed(self, most: int) -> list[ObservedStep]:
         """Remove and return the closed steps that the device has completed, except the newest.
 
-        The newest step may still get its loss. If more than `most` steps remain, return the oldest
-        ones unread; reading them waits for the device.
+        The newest step remains, because the script may still log its loss. If more than `most`
+        steps would remain, also return the oldest ones; `ObservedStep.read` then waits for the
+        device.
         """
         steps = []
         while self._finished and (

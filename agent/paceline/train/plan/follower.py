@@ -1,10 +1,10 @@
-"""A rank's view of the plan: reads the rank's shards of the leader's segments.
+"""Reads a rank's shards of the leader's segments, and yields the rank's steps.
 
 A `Follower` yields a rank's steps. On rank 0 it drives the leader. On the other ranks a `Fetcher`
-reads shards from the ranks' store before they are needed: each call to a remote store takes a round
-trip, and reading a shard takes three calls: to wait for it, to get it and to delete it. A thread
-makes these calls while the rank trains. The thread reads no shards beyond the rank's current epoch,
-because after the last epoch no shard follows, and the store ends.
+reads shards from the ranks' store before they are needed. Reading a shard takes three calls, to
+wait for the shard, to get it and to delete it, and each call to a remote store takes a round trip.
+A thread makes these calls while the rank trains. The thread reads no shards beyond the rank's
+current epoch, because no shard follows the last epoch, after which the store ends.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class Follower:
     def steps(self, epoch: int, ahead: int = 0) -> Iterator[LocalStep]:
         """Return the steps of an epoch, waiting for each segment until the leader has stored it.
 
-        A step is only returned when `ahead` later steps are planned, too. Rank 0 needs this if its
-        loader fetches fewer steps ahead than the loaders of other ranks.
+        A step is only returned when `ahead` later steps of the epoch are planned, too. The leader
+        plans when rank 0 asks for a step. So rank 0 must set `ahead` if its loader fetches fewer
+        steps in advance than the loaders of other ranks.
 
         Raises:
             PacelineError: the ranks are not in the same epoch, or the plan cannot continue.
@@ -84,7 +85,7 @@ class Follower:
             self._fetcher.fail(error)
 
     def close(self) -> None:
-        """End the thread that fetches the plan."""
+        """End the thread that fetches the plan, if there is one."""
         if self._fetcher is not None:
             self._fetcher.close()
 
@@ -149,8 +150,8 @@ class Fetcher:
         self._calls = False
         self._thread = threading.Thread(target=self._run, name="paceline-plan", daemon=True)
         self._thread.start()
-        # A failing script does not call `close`, and the interpreter must not end while the thread
-        # is in a call.
+        # A script that fails does not call `close`, and the interpreter must not exit while the
+        # thread is in a call to the store.
         atexit.register(self.close)
 
     def enter(self, epoch: int) -> None:
@@ -192,7 +193,8 @@ class Fetcher:
             calls = self._calls
         segment = self._segment
         if calls:
-            # If the store has ended, so has the thread's call.
+            # Store the shard for which the thread waits, so that its call returns. If the store
+            # has ended, the thread's call has failed already.
             with contextlib.suppress(DistError):
                 put_shard(self._store, segment, self._rank, _END)
                 # The thread may just have moved on to the next segment.

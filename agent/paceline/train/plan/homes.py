@@ -1,4 +1,4 @@
-"""Tracks which node holds which sample, from the segments that the leader adopts."""
+"""Tracks which node stores which sample, from the segments that the leader adopts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Homes:
-    """The home of each sample: the node that trained it last, or to which it was moved.
+    """Homes of the samples: a sample's home is the node that trained it last or got it by a move.
 
     Not thread-safe. `shards` has the homes at the start of the attempt.
     """
@@ -22,7 +22,7 @@ class Homes:
         self.nodes: Ints = np.array(shards.nodes)
         # The rank of each node whose process has the prefetcher, [nodes].
         self.prefetchers: list[int] = np.unique(self.nodes, return_index=True)[1].tolist()
-        # The home of each sample, or -1, [N].
+        # The home of each sample, [N]; -1: no node stores the sample.
         self.of: Ints = shards.holders()
         # The moves that take effect with the next epoch.
         self._moves: Moves | None = None
@@ -37,7 +37,7 @@ class Homes:
         self._epoch, self._moves = epoch, None
 
     def node_shards(self, plan: Plan) -> list[NodeShard]:
-        """Update the homes by an adopted segment, and return its shard for each node, [nodes]."""
+        """Update the homes by an adopted segment; return the segment's shards, one per node."""
         counts, samples = plan.assignment.counts, plan.assignment.samples
         of_node = np.repeat(np.tile(self.nodes, len(counts)), counts.ravel())
         self.of[samples] = of_node

@@ -1,11 +1,11 @@
-"""The leader (rank 0) adopts the next segment, distributes its shards and announces it.
+"""The leader (rank 0) adopts the next segment and distributes its shards to the ranks.
 
 Rank 0's follower calls `Leader.advance` for each segment. The leader adopts the controller's newest
-valid proposal. If none is there in time, it coasts: it plans a few steps itself and keeps the
-ranks' shares, policy and synchronisation of the last segment. The leader never waits for a
-controller that has not shown that it is alive, and `Waits` is the schedule of longer waits if plans
-always arrive too late. `cut_steps` cuts local batches that do not fit into a rank's memory into
-micro-batches.
+valid proposal. If no proposal arrives in time, the leader coasts: it plans a few steps itself, with
+the last segment's policy, synchronisation and split of the load. The leader waits for a proposal
+only if the controller made the last segment or has sent a proposal since then. If plans always
+arrive too late, `Waits` schedules a few longer waits. `cut_steps` cuts local batches that do not
+fit into a rank's memory into micro-batches.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ PROPOSAL_WAIT_S = 0.05
 # Maximum number of steps that are coasted in one segment, because a switch of the policy takes
 # effect only after these steps.
 MOST_COASTED = 16
-# The same maximum in seconds of training, if plans arrive too late even for `MOST_COASTED` steps:
-# on an overloaded machine planning takes seconds, in which small models train for many steps.
+# Maximum number of seconds of training in one coasted segment, if plans arrive too late even for
+# `MOST_COASTED` steps. On an overloaded machine planning takes seconds, in which small models train
+# for many steps.
 MOST_COASTED_S = 10.0
-# If no control plane can plan, or local batches stay equal, a segment lasts at least `ALONE_S`, in
-# at most `MOST_ALONE` steps: planning takes 0.5 ms of that time, and no switch has to wait for the
-# end of such a segment.
+# If there is no control plane, or local batches must stay equal, a coasted segment lasts at least
+# `ALONE_S` seconds, but has at most `MOST_ALONE` steps. Planning it takes 0.5 ms. Segments may be
+# long then, because no switch of the policy waits for their end.
 ALONE_S, MOST_ALONE = 0.25, 64
 # The leader makes a long wait for a plan only after this many plans came too late.
 MOST_LATE = 8
@@ -62,10 +63,10 @@ MOST_LATE = 8
 # late. If no plan arrives, the next wait is twice as long, up to `LONGEST_WAIT_S`.
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 5.0
-# The time between two waits is at least this multiple of the next wait's length, so waiting takes
-# at most a twentieth of the time.
+# The time between two long waits is at least this multiple of the next wait's length, so waiting
+# takes at most a twentieth of the time.
 BETWEEN_WAITS = 20.0
-# The time of a step is estimated from this many newest segments.
+# Number of newest segments from which the time of a step is estimated.
 _PACE = 8
 # Number of bytes of a packed sample index.
 _SAMPLE_BYTES = 4
@@ -73,13 +74,13 @@ _SAMPLE_BYTES = 4
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Maximum seconds for which rank 0 keeps the store if its loop ended early: others may have left.
+# Maximum number of seconds that rank 0 keeps the store for other ranks after its loop ended early.
 _FAREWELL_S = 2.0
-# Maximum seconds for which rank 0 keeps the store once all ranks have read the end of the plan, so
-# that they can announce that they leave.
+# Maximum number of seconds that rank 0 keeps the store once all ranks have read the end of the
+# plan, so that they can announce that they leave.
 _LEAVING_S = 0.5
-# Maximum seconds for which rank 0 keeps the store for ranks that still compute and will read the
-# end of the plan.
+# Maximum number of seconds that rank 0 keeps the store for ranks that still compute, and that will
+# read the end of the plan.
 _FAREWELL_TO_END_S = 600.0
 
 
@@ -90,10 +91,10 @@ class Leader:
 
     Args:
         context: the run's terms and limits, and where its data is.
-        startup: rank 0's result of the start-up. If several ranks share each batch, the ranks of
-            the other lanes read copies of their groups' shards.
-        start: position at which training begins; its `used` has the samples that an earlier attempt
-            used.
+        startup: rank 0's result of the start-up. If several ranks share each batch, all ranks of a
+            group read copies of the group's shards.
+        start: position at which training begins; its `used` has the samples that the epoch used in
+            earlier attempts.
         proposals: the controller's proposals; None without a bus.
         announce: called with each adopted segment.
         uneven: returns True if ranks may have different numbers of iterations of the script's loop.
@@ -154,7 +155,8 @@ class Leader:
         self._newest = -1
         # Number of proposals that had arrived when the last segment was chosen.
         self._received = 0
-        # The reason why ranks get equal local batches, whatever the controller proposes.
+        # The reason why ranks get equal local batches and proposals are ignored; empty: proposals
+        # are used.
         self._equal_because = ""
         # Number of steps to coast: more than in the run's terms while the controller's plans arrive
         # too late.
@@ -162,11 +164,11 @@ class Leader:
         self._waits = Waits()
         # The times at which the newest segments were chosen, and their first steps.
         self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)
-        # The newest step in which the optimiser stepped; the loop sets it. `used` is asked for no
-        # earlier step.
+        # The newest step in which the optimiser stepped. The loop sets this attribute, and does not
+        # call `used` with an earlier step.
         self.stepped = -1
-        # The epoch's adopted segments that have later steps: the first step, the samples, and their
-        # number up to the end of each step.
+        # The epoch's adopted segments that have steps after `stepped`. For each segment: its first
+        # step, its samples, and the number of its samples up to the end of each step.
         self._ahead: deque[tuple[int, Ints, Ints]] = deque()
 
     def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger | StreamLedger:
@@ -209,7 +211,7 @@ class Leader:
         return self._adopt(segment or self._coasted())
 
     def keep_equal(self, why: str) -> None:
-        """Plan with equal local batches, without the controller, from now on; `why`: the reason."""
+        """Plan with equal local batches from now on, and ignore proposals; `why` is the reason."""
         self._equal_because = why[:MOST_WHY]
 
     def _stops(self) -> bool:
@@ -220,7 +222,7 @@ class Leader:
     def used(self, step: int) -> Ints:
         """Return the epoch's samples used by steps up to and including `step`, ascending.
 
-        `step` is not before the newest one in which the optimiser stepped.
+        `step` must not be earlier than `stepped`.
         """
         planned = [
             samples[ends[min(step - first, len(ends) - 1)] if step >= first else 0 :]
@@ -229,18 +231,18 @@ class Leader:
         return np.setdiff1d(self._ledger.used(), np.concatenate([[], *planned]))
 
     def unread(self) -> bool:
-        """Return True if a rank that has not left has not read its newest shard yet."""
+        """Return whether a rank still has to read its newest shard; ignore ranks that have left."""
         return any(store.check([shard_key(self._newest, rank)]) for store, rank in self._present())
 
     def wait_for_readers(
         self, *, at_the_end: bool, failed: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait until no other rank needs the store, because it ends with this rank.
+        """Wait until no other rank needs the store, which ends with this rank's process.
 
         A rank no longer needs the store once it has read the end of the plan, or has left.
         `at_the_end`: the loop ran to its end on this rank, so ranks that still compute will read
-        the end of the plan, too. `failed` returns True if the ranks' reductions can no longer
-        match, so that some ranks never read the end.
+        the end of the plan, too. `failed` returns True if ranks are out of step, so that some ranks
+        never read the end of the plan.
         """
         needed = self.unread if at_the_end else self._present
         began = time.monotonic()
@@ -253,8 +255,8 @@ class Leader:
                 logger.warning("waiting for a rank that has not reached the end of the plan yet")
                 warned = True
             time.sleep(0.01)
-        # Most ranks leave at the same moment. A rank that announces this to a store that
-        # has ended gets an error, whose trace torch prints.
+        # Wait a moment for ranks that are about to announce that they leave. If the store ended
+        # first, the announcement would fail, and torch would print a stack trace.
         until = time.monotonic() + _LEAVING_S
         while at_the_end and time.monotonic() < until and self._present():
             time.sleep(0.01)
@@ -287,7 +289,7 @@ class Leader:
         if proposals is None:
             return None
         if self._equal_because:
-            # This call discards proposals, which would otherwise pile up.
+            # This call discards proposals, so that they do not accumulate in memory.
             proposals.take(self.seq, 0.0)
             return None
         patience_s = self._patience_s(proposals)
@@ -311,13 +313,19 @@ class Leader:
                 refusal = f"it begins at step {plan.first_step}, not {self._step}"
             if refusal is None:
                 return plan if self._stream is None else self._stream.ledger.filled(plan)
-            logger.warning("segment %d of %s refused: %s", plan.seq, proposal.controller, refusal)
+            logger.warning(
+                "proposal for segment %d from controller %s refused: %s",
+                plan.seq,
+                proposal.controller,
+                refusal,
+            )
         return None
 
     def _consider_lateness(self, proposals: Proposals) -> None:
-        """Coast twice as long from now on if a plan came for a segment that has begun already.
+        """Double the number of coasted steps if a plan came for a segment that has begun already.
 
-        Otherwise a policy that plans for longer than coasting lasts would never take effect.
+        If planning takes longer than the coasted steps, plans would always be too late, and the
+        policy would never take effect.
         """
         newest = proposals.newest
         if (
@@ -396,7 +404,8 @@ class Leader:
         shards = self._shards(plan)
         if plan.pooled:
             pool.put(self._store, shards)
-        # The nodes' shards are added last, because they are long and not for all ranks.
+        # The nodes' shards are added last: they are long, and only the ranks with a prefetcher
+        # need them.
         if self._homes is not None:
             for rank, of_node in zip(
                 self._homes.prefetchers, self._homes.node_shards(plan), strict=True
@@ -435,7 +444,7 @@ class Leader:
         uneven = np.flatnonzero((counts != counts[:, :1]).any(axis=1)).tolist()
         weights = weights_of(self._terms.loss_mean, counts, of.load)
         ett: list[list[float]] = np.transpose(plan.ett_s).tolist() or [[]] * self._world
-        # Arrays are converted to lists as a whole, because there may be thousands of ranks.
+        # Each array is converted to a list at once, which is faster than one conversion per rank.
         columns = zip(
             counts.T.tolist(),
             of.load.T.tolist(),
@@ -504,9 +513,9 @@ def _packed(samples: Ints, ends: Ints) -> list[bytes]:
 class Waits:
     """Schedule of a few long waits for plans that always arrive late, on an overloaded machine.
 
-    Longer coasting helps, but not beyond an epoch's end, and epochs may be short. Without a wait,
-    no plan and no switch of the policy would ever take effect. A single plan helps for long,
-    because coasting keeps the ranks' shares of the last plan.
+    Coasting for more steps gives the controller more time, but a segment ends with its epoch, and
+    epochs may be short. Without long waits, no plan and no switch of the policy would ever take
+    effect. A single plan is useful for long, because coasting repeats its split of the load.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -534,7 +543,7 @@ class Waits:
         self._late, self._next_s = 0, FIRST_WAIT_S
 
     def ended(self, *, came: bool) -> None:
-        """End a long wait; `came` is True if a plan arrived in it."""
+        """Record the end of a long wait; `came` is True if a plan arrived during the wait."""
         self._waited_at = self._clock()
         if not came:
             self._next_s = min(2 * self._next_s, LONGEST_WAIT_S)
@@ -543,15 +552,15 @@ class Waits:
 def cut_steps(
     most: float, samples: Ints, counts: Ints, loads: Floats, sizes: Floats, terms: Terms
 ) -> tuple[Ints, list[list[MicroBatch]]]:
-    """Cut a rank's steps with more than `most` into micro-batches.
+    """Cut a rank's local batches that exceed `most` into micro-batches.
 
     Return the rank's samples in the order in which it trains them, and the micro-batches of each
     step, [steps], or an empty list if no step is cut.
 
     Args:
-        most: maximum that the rank computes at once: a number of samples, or a total size with a
-            token budget.
-        samples: the rank's samples of all steps in order.
+        most: maximum that the rank computes in one pass: a number of samples, or with a token
+            budget a total size.
+        samples: the rank's samples of all steps, in the order of the steps.
         counts: number of samples in each step, [steps].
         loads: total size of the samples in each step, [steps].
         sizes: size λ of each sample, [N].

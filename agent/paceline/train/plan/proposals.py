@@ -28,15 +28,15 @@ _RETRY_S = 0.5
 class Proposals:
     """The controller's messages for one attempt, read by a background thread. Thread-safe.
 
-    The thread reads the run's control stream from its start, so a proposal from before this attempt
-    began counts too if it names this attempt. An outage of the bus does not end the thread: it
+    The thread reads the run's control stream from its start. So a proposal for this attempt counts
+    even if it was sent before the attempt began. An outage of the bus does not end the thread: it
     retries until `close`.
 
     Args:
         bus: Redis URL.
         run: public run id.
         attempt: number of the attempt; proposals for other attempts are ignored.
-        key: the run's key; entries without its MAC are ignored. None: no MAC is required.
+        key: the run's key; entries without a MAC by this key are ignored. None: no MAC is required.
         first_attempt: number of the first attempt of the newest launch; orders to stop earlier
             launches are ignored.
     """
@@ -68,7 +68,7 @@ class Proposals:
 
     @property
     def refused(self) -> int:
-        """Return the number of entries so far that the control plane did not write."""
+        """Return the number of entries that were ignored because their MAC is missing or wrong."""
         return self._forged.count
 
     def take(self, seq: int, wait_s: float) -> Proposal | None:

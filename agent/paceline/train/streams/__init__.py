@@ -1,9 +1,10 @@
-"""Streams on ranks: each rank reads its samples ahead, and the leader learns their sizes.
+"""Streams on ranks: each rank reads samples before it needs them, and reports their sizes.
 
 - `news`: messages between ranks and the leader through the ranks' store;
 - `reader`: a rank's reading thread, and the buffer, which the rank's DataLoader reads;
-- `processes`: reading in processes of a rank, which get claims on shards from that thread;
-- `gathering`: the leader's part: it collects the ranks' messages until a segment can be planned.
+- `processes`: reading in several processes of a rank, which get their claims on shards from the
+  rank's reading thread;
+- `gathering`: collects the ranks' messages on rank 0 until the leader can plan a segment.
 
     reader = StreamReader(stream, startup, seed)
     reader.begin_epoch(epoch)

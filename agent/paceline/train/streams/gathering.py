@@ -1,4 +1,4 @@
-"""The leader's part in a stream: collects the ranks' news until a segment can be planned."""
+"""Collects the ranks' reports (`News`) of a stream until the leader can plan a segment."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.002
-# Seconds after which the log reports that the leader waits for ranks.
+# Once the leader has waited this many seconds for ranks, a warning is logged.
 _LONG_GATHERING_S = 60.0
 
 
 class Gathering:
-    """The leader's view of a stream, on rank 0. Not thread-safe.
+    """Collector of the ranks' reports of a stream, on rank 0. Not thread-safe.
 
-    `seed` seeds the order in the buffers, if the stream is shuffled.
+    If the stream is shuffled, the order in which samples leave the buffers depends on `seed`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Gathering:
     ) -> None:
         self._stream, self._rules, self._world, self._store = stream, rules, world, store
         self._seed = seed if stream.shuffle else None
-        # Number of the next report (`News`) of each rank.
+        # Number of the next report (`News`) from each rank.
         self._numbers = [0] * world
         # Buffer sizes that were last sent to the ranks.
         self._rooms: list[int] = []
@@ -45,7 +45,7 @@ class Gathering:
         self.ledger = self.begin(0)
 
     def begin(self, epoch: int) -> StreamLedger:
-        """Return the ledger of an epoch that begins."""
+        """Begin an epoch; return its ledger."""
         self._numbers = [0] * self._world
         buffer = self._stream.buffer
         self.ledger = StreamLedger(epoch, self._world, self._rules, buffer, self._seed)
@@ -54,8 +54,8 @@ class Gathering:
     def gather(self, stops: Callable[[], bool]) -> str:
         """Wait until the next segment can be planned, or until `stops` returns True.
 
-        Return the reason why there can be no plan (a rank could not read, or read nothing), or an
-        empty text.
+        Return an empty text, or the reason why no plan is possible: a rank cannot read the stream,
+        or the stream has too few samples.
         """
         try:
             self._gather(self.ledger, stops)

@@ -18,7 +18,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BufferSize(msgspec.Struct, frozen=True, array_like=True):
-    """The leader's answer: the size of a rank's buffer, and its fraction of all ranks' buffers."""
+    """The leader's answer: a rank's buffer size in samples, and its fraction of all buffers."""
 
     samples: int
     share: float
@@ -40,7 +40,7 @@ def room_key(rank: int) -> str:
 
 
 def claims_key(epoch: int) -> str:
-    """Return the key of the ranks' claims on an epoch's shards."""
+    """Return the key of the number of parts of an epoch's shards that ranks have claimed."""
     return f"stream/{epoch}/claims"
 
 
@@ -49,7 +49,7 @@ def order_key(epoch: int, shard: int) -> str:
     return f"stream/{epoch}/order/{shard}"
 
 
-# Keys of a pickled sample for ranks that have read no sample, and of a counter by which a single
-# rank is chosen to store the sample.
+# Keys of a pickled sample for ranks that have read no sample, and of a counter: the rank that
+# counts first stores the sample.
 FILLER = "stream/filler"
 FILLER_ASKED = "stream/filler/asked"

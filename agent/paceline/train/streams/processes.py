@@ -1,4 +1,4 @@
-"""Reads a stream in processes, which get the shards that their rank has claimed."""
+"""Reads a rank's samples of a stream in several processes, which read the rank's claims."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class _Pieces(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._reading.pieces is not None:
             _hide_worker()
-        # If the rank is dead by now, the parent's PID is another one already.
+        # If the rank has died before this line, `parent` is the PID of another process, which never
+        # changes. So `claim` also checks `is_alive`.
         rank, parent = multiprocessing.parent_process(), os.getppid()
 
         def claim(shards: int) -> Claim | None:
@@ -41,7 +42,7 @@ class _Pieces(IterableDataset[Any]):
                     piece: Claim | None = self._claimed.get(timeout=_RANK_CHECK_S)
                 except queue.Empty:
                     if os.getppid() != parent or rank is None or not rank.is_alive():
-                        # The rank was killed, so no process reads the remaining samples.
+                        # The rank was killed, so its remaining samples are not needed.
                         os._exit(1)
                 else:
                     return piece
@@ -52,8 +53,9 @@ class _Pieces(IterableDataset[Any]):
 def _hide_worker() -> None:
     """Make a source yield all samples of a claim to this process.
 
-    Many sources split their samples among a loader's processes. Here each process has claims of its
-    own, so no process would read the samples that a source leaves to other processes.
+    Many sources yield to each process of a DataLoader only a part of their samples, according to
+    ``torch.utils.data.get_worker_info``. Here each process has claims of its own, so the remaining
+    samples of a claim would be lost.
     """
     worker._worker_info = None
 
@@ -71,15 +73,15 @@ def in_processes(
 ) -> Iterator[Any]:
     """Yield the samples of a rank in an epoch, as they arrive. Close the iterator at the end.
 
-    A source that yields the rank's own part must split it among its processes, as any
+    A source that yields the rank's own part must split this part among the processes, as any
     ``IterableDataset`` must. `claim` (see `paceline.data.stream.Claiming`) is called in another
     thread of this process. `options` are DataLoader options whose names are in `OPTIONS`.
     """
     count, context = options["num_workers"], options.get("multiprocessing_context")
     if context is None or isinstance(context, str):
         context = multiprocessing.get_context(context)
-    # At most one claim is queued, because other ranks cannot read shards that are claimed too
-    # early.
+    # At most one claim is queued, because other ranks cannot read a claimed shard, even if it waits
+    # in the queue.
     claimed = context.Queue(1)
     options = options | {"multiprocessing_context": context}
     # Samples arrive out of order, so that a process that waits for a claim does not delay others.

@@ -1,4 +1,4 @@
-"""A rank's reader: a thread that reads samples ahead, and the buffer from which batches come."""
+"""Reads a rank's samples of a stream in a thread, into the buffer from which batches are made."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The sample number of a filler: the batch of a rank that trains nothing in a step.
+# The number that stands for the filler, the sample that a rank without samples in a step runs.
 FILLER = -1
 
 _MAC_BYTES = 32  # of SHA-256
 # A report is sent as soon as it has this many samples.
 _SENT_AT_ONCE = 64
-# Maximum delay in seconds before a sample is reported, unless reading the next sample takes longer.
+# Maximum number of seconds before a sample is reported, unless reading the next sample takes
+# longer.
 _SEND_S = 0.05
 # Seconds between two checks whether the leader has enlarged the buffer.
 _POLL_S = 0.05
@@ -46,21 +47,21 @@ _READERS = {*OPTIONS, "persistent_workers"}
 
 
 def refuse_small(stream: Stream, global_batch: int) -> None:
-    """Raise a ValueError if a stream's buffer is too small to choose samples for balanced steps."""
+    """Raise a ValueError if a stream's buffer has too few samples to balance steps."""
     if stream.buffer < LEAST_BATCHES * global_batch:
         raise ValueError(
             f"Stream(buffer={stream.buffer}): must be at least {LEAST_BATCHES} times global_batch, "
-            f"{LEAST_BATCHES * global_batch}, to leave a choice for balanced steps"
+            f"{LEAST_BATCHES * global_batch}, to leave a choice of samples for balanced steps"
         )
 
 
 class StreamReader(Feature):
-    """Reader of one rank's samples of a stream, epoch by epoch. Its methods are for one thread.
+    """Reader of one rank's samples of a stream, epoch by epoch. Call its methods in one thread.
 
-    A sample's number is the number of samples that the rank had read before it in the epoch. The
-    thread reads while the buffer has room. The thread withholds the newest sample until it knows
-    whether another sample follows. So a rank that has not reported its end has at least one more
-    sample. `seed` seeds the order of a source's shards.
+    A sample's number is the number of samples that the rank had read before it in the epoch. A
+    second thread reads while the buffer has room. It reports a sample only when it has read the
+    next one or the source has ended. So a rank that has not reported its end has at least one more
+    sample. The order of the source's shards depends on `seed`.
     """
 
     def __init__(self, stream: Stream, startup: Startup, seed: int) -> None:
@@ -89,10 +90,11 @@ class StreamReader(Feature):
         return _Buffered(self), {n: v for n, v in options.items() if n not in _READERS}
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin to read an epoch, and drop the remaining samples of another one."""
+        """Begin to read an epoch, and drop the remaining samples of the epoch before it."""
         self._end()
         self._samples = {}
-        # At the end of the previous epoch, this rank may have had the buffer space of all ranks.
+        # At the end of the previous epoch, the leader may have given this rank the buffer space of
+        # ranks that had ended.
         self._room = self._equal
         self._pass = over = threading.Event()
         self._thread = threading.Thread(
@@ -101,9 +103,9 @@ class StreamReader(Feature):
         self._thread.start()
 
     def take(self, numbers: list[int]) -> list[Any]:
-        """Return samples for a batch. Each sample is returned only once, except for the filler.
+        """Return the samples of a batch. Each sample is returned only once, except for the filler.
 
-        Raise a PacelineError if the plan has a sample that this rank has not read.
+        Raise a PacelineError if this rank has not read one of the samples.
         """
         with self._changed:
             try:
@@ -122,7 +124,7 @@ class StreamReader(Feature):
         self._end()
 
     def _end(self) -> None:
-        """End the thread, and wait for it unless the source hangs."""
+        """End the thread. Waits for the thread at most 2 s, because the source may hang."""
         if self._pass is None or self._thread is None:
             return
         with self._changed:
@@ -132,7 +134,7 @@ class StreamReader(Feature):
         self._pass = self._thread = None
 
     def _filler(self) -> Any:
-        """Return the smallest sample that was read here, or a sample of another rank."""
+        """Return the smallest sample that this rank has read, or else a sample of another rank."""
         if self._smallest is None:
             pickled = opened(self._store.get(news.FILLER), self._key)
             if not pickled:
@@ -184,7 +186,7 @@ class StreamReader(Feature):
         sender.end()
 
     def _compare(self, seen: ShardOrder, epoch: int, store: Store) -> None:
-        """Warn once if two readings of a shard do not yield the same samples in the same order."""
+        """Warn once if two readings of a shard differ in the number or the order of its samples."""
         key = news.order_key(epoch, seen.shard)
         first = store.compare_set(key, "", seen.word).decode()
         if not self._warned and (differs := difference(first, seen.word)):
@@ -198,8 +200,8 @@ class StreamReader(Feature):
             )
 
     def _source(self, epoch: int, over: threading.Event) -> Generator[Any]:
-        # The claims get a separate connection, because with reading processes another thread makes
-        # them.
+        # Claims use a separate connection to the store, because with reading processes another
+        # thread makes the claims.
         store, key = self._store.clone(), news.claims_key(epoch)  # type: ignore[attr-defined]
         claims = ShardClaims(
             lambda: store.get(key).decode() if store.check([key]) else "",

@@ -26,8 +26,8 @@ def make(
 ) -> GradientSync:
     """Make the synchronisation of a segment on one rank. Every rank calls it.
 
-    `what` is a relaxed synchronisation. `seed` differs between segments. The channel's `on_round`
-    is called with each round, on one of its ranks.
+    `what` is a relaxed synchronisation. `seed` differs between segments. One of the channel's ranks
+    calls `on_round` with each round.
     """
     match what:
         case synchronisation.Averaging(rules):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
 _POLL_S = 0.005
-# A rank that raised waits at most this many seconds while no rank makes progress, or for the time
-# of ten steps if that is longer.
+# A rank whose loop raised waits for the other ranks until none of them has made progress for this
+# many seconds, or for the time of ten steps if that is longer.
 _NO_PROGRESS_S = 30.0
 
 
@@ -22,14 +22,14 @@ class LoopAgreement:
     """Agreement that all ranks leave the loop after the same step.
 
     Without the all-reduce, other ranks would train on for a while after one rank left, and then
-    wait for that rank. A rank that leaves cannot know if the others leave, too: an exception may
-    end the loop on all ranks, but a ``break`` on one rank only. So a rank that leaves waits until
-    all ranks have left, or until another rank has started a later step.
+    wait for that rank. A rank that leaves cannot know whether the others leave, too: an exception
+    may end the loop on all ranks, but a ``break`` may end it on one rank only. So a rank that
+    leaves waits until all ranks have left, or until another rank has started a later step.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._store = ranks, ranks.store
-        # The number of times that all ranks have left so far.
+        # The number of times that all ranks have left the loop so far.
         self._times = 0
         # The current step, the time at which it began, and the duration of the step before it.
         self._step: int | None = None
@@ -47,7 +47,7 @@ class LoopAgreement:
         if not self._store.check([self._key("count")]):
             return
         left = self._left()
-        # Name the rank that left at the earliest step: others may have left because that rank did.
+        # Name the rank that left at the earliest step: other ranks may have left because of it.
         first = min(left, key=lambda rank: left[rank])
         if left[first] < step:
             self._refuse(first, left[first], self._ranks.rank, step)
@@ -77,9 +77,10 @@ class LoopAgreement:
         self._times += 1
 
     def through(self, step: int, raised: bool) -> None:
-        """Announce that this rank ended the epoch's last step; if it raised, wait for all others.
+        """Announce that this rank has ended the epoch's last step.
 
-        Raise a PacelineError if no rank makes progress; the message names the missing ranks.
+        If an exception ended the loop (`raised`), wait until all ranks have ended the step. Raise a
+        PacelineError if no rank makes progress; the message has the ranks' steps.
         """
         self._store.set(self._at(self._ranks.rank), str(step + 1))
         if raised:
@@ -96,7 +97,7 @@ class LoopAgreement:
         return "rank 0 has ended"
 
     def _poll_steps(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yield the ranks' steps repeatedly; raise if no rank continues or leaves for too long."""
+        """Yield the ranks' steps repeatedly; raise if for too long no rank steps or leaves."""
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_NO_PROGRESS_S, 10 * self._took_s))
@@ -121,7 +122,10 @@ class LoopAgreement:
         raise PacelineError(why)
 
     def tell(self, step: int, why: str) -> None:
-        """Announce, without waiting, that this rank ends in a step, so that waiting ranks fail."""
+        """Announce that this rank ends in a step, so that ranks that wait for it fail.
+
+        Do not wait for other ranks.
+        """
         # The store may have ended with rank 0.
         with contextlib.suppress(RuntimeError):
             self._count(step)

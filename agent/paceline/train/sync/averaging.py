@@ -1,4 +1,4 @@
-"""Each rank steps alone, and replicas are averaged every few steps: local SGD, OSA, DiLoCo."""
+"""Synchronisation that averages replicas every few steps of the ranks: local SGD, OSA, DiLoCo."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from paceline.wire.synchronisation import AveragingRules, OuterRules
 class AveragingSync:
     """Synchronisation that averages all ranks' parameters every few steps.
 
-    A rank's weight in a mean is its work since the previous mean. With an outer optimiser, the mean
-    is the input of an outer step, and parameters become the result of that step. If all ranks
-    synchronise between two outer steps, parameters become the mean itself, and the next outer step
-    covers the whole change since the previous outer step.
+    A rank's weight in a mean is its work: the sum of its steps' weights since the previous mean.
+    With an outer optimiser, the mean is the input of an outer step, and parameters become the
+    result of that step. If all ranks synchronise between two outer steps, parameters become the
+    mean itself, and the next outer step covers the whole change since the previous outer step.
 
-    With an overlap (`rules.overlap` > 0), a mean is reduced while ranks continue to step. It takes
-    effect `rules.overlap` steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard
+    With an overlap (`rules.overlap` > 0), a mean is reduced while ranks continue to step. The mean
+    takes effect `rules.overlap` steps later: θ ← α·θ + (1 − α)·merged, where θ are a rank's
+    parameters, α is `rules.keep`, and merged is the mean or the result of the outer step (Douillard
     et al., Streaming DiLoCo with overlapping communication, 2025). A rank's weight in the next mean
     then includes α times its work in this mean. When all ranks synchronise, a mean that is still
-    being reduced (in flight) takes effect first. So a checkpoint never lacks such a mean.
+    being reduced (in flight) takes effect first, so that a checkpoint includes it.
     """
 
     goes_on, weighs = True, False
@@ -60,11 +61,11 @@ class AveragingSync:
         self._stepped: LocalStep | None = None
         # Number of means that took effect so far.
         self._means = 0
-        # The mean in flight, if there is one, and the number of such means started so far.
+        # The mean in flight, if there is one, and the number of means that have been in flight.
         self._flight: _Flight | None = None
         self._flights = 0
-        # A reduction in which a rank is missing cannot be cancelled, not even by a rank that
-        # leaves. So a reduction begins only when all ranks have announced that they are ready.
+        # A reduction that has begun cannot be cancelled, and would wait for a rank that has left.
+        # So a reduction begins only when all ranks have announced that they are ready.
         self._calls = RoundCalls(channel.ranks, f"{channel.prefix}/means")
         self._task_thread = (
             TaskThread(channel.ranks.timeout.total_seconds()) if rules.overlap else None
@@ -130,7 +131,8 @@ class AveragingSync:
         self._calls.wait(number)
         mean.reduce(self._ranks.group)
         if number and self._ranks.rank == 0:
-            # All ranks were done with the previous mean before they began this one.
+            # All ranks ended the previous mean before they began this one, so its keys are no
+            # longer needed.
             self._calls.forget(number - 1)
 
     def _land(self, flight: _Flight) -> None:
@@ -149,11 +151,12 @@ class AveragingSync:
                 merged = torch.lerp(merged, joined(tensors), keep)
             spread(merged, tensors)
         self._work[flight.part] += keep * flight.work
-        # Only the time of waiting counts as reduction: the rest overlapped the ranks' steps.
+        # Only the wait above counts as reduction time: before it, the reduction overlapped the
+        # ranks' steps.
         self._report(round(gave), waited_s, sum(t.numel() * t.element_size() for t in tensors))
 
     def _mean(self, parts: Sequence[int], rules: OuterRules | None) -> None:
-        """Average parts of the parameters, and step the outer optimiser if there are rules."""
+        """Average parts of the parameters; if `rules` are given, also step the outer optimiser."""
         began = time.perf_counter()
         givers, size = 0, 0
         for part in parts:
@@ -189,9 +192,9 @@ class _Flight:
 def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], ranks: Ranks) -> None:
     """Make the optimiser's state equal on all ranks, so that equal replicas stay equal.
 
-    A tensor becomes its mean over ranks. A single number, for example a count of steps, becomes the
-    largest of all ranks. If ranks have states of different shapes, all ranks get the state with the
-    most entries.
+    A tensor becomes its mean over ranks. A single number, such as a count of steps, becomes its
+    maximum over ranks. If the states of ranks have different shapes, all ranks get the state of the
+    rank with the most entries.
     """
     states = [optimiser.state.get(p, {}) for p in parameters]
     shapes = [{k: tuple(v.shape) for k, v in s.items() if torch.is_tensor(v)} for s in states]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# For at most this many divisions of the ranks into groups, process groups are kept for reuse.
+# Maximum number of divisions of the ranks into groups whose process groups are kept for reuse.
 _KEPT_DIVISIONS = 4
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 class Ranks:
     """Participants of a synchronisation, with their process groups and connections to the store.
 
-    No other object may use the process groups, see `close`. `store` is for calls that return at
-    once, from any thread. `blocking_store` is a second connection to the same store, for the
-    blocking calls of one thread. `name` is the name of the process group; "" means all ranks of the
-    run. `members` has the numbers of these ranks in the run; () means all ranks of the run.
+    No other object may keep a reference to the process groups; `close` says why. `store` is for
+    calls that return at once, from any thread. `blocking_store` is a second connection to the same
+    store, for the blocking calls of one thread. `name` is the key of the participants' process
+    group in `groups`; "" means all ranks of the run. `members` has the numbers of these ranks in
+    the run; () means all ranks of the run.
     """
 
     groups: dict[str, dist.ProcessGroup]
@@ -76,14 +77,14 @@ class Ranks:
     def close(self) -> None:
         """End the process groups, each of which has threads and connections.
 
-        A group that is still in use ends with its last reference. This reference must not be in a
-        cycle: garbage collection in a forked process, such as a DataLoader worker, would try to end
+        A group ends with its last reference. This reference must not be in a reference cycle:
+        garbage collection in a forked process, such as a DataLoader worker, would try to end
         threads that the fork does not have.
         """
         while self.groups:
             _, group = self.groups.popitem()
-            # `abort` may have ended the group before, so that other ranks fail, or the script may
-            # have.
+            # `abort` may have destroyed the group already, so that other ranks fail. The script may
+            # also have destroyed it.
             with suppress(ValueError):
                 dist.destroy_process_group(group)
 
@@ -94,7 +95,7 @@ class Round:
 
     `staleness` counts the applied gradients by age in rounds; its last entry includes older ones.
     `dropped` is the number of samples whose gradients were too old. `waited_s` is the response
-    time, see the glossary.
+    time, which docs/glossary.md defines.
     """
 
     number: int
@@ -108,7 +109,7 @@ class Round:
     copied_s: float = 0.0
 
 
-# Called with each finished round; perhaps in another thread, but never twice at the same time.
+# Called with each finished round, perhaps in another thread. Calls never overlap.
 OnRound = Callable[[Round], None]
 
 
@@ -116,7 +117,8 @@ OnRound = Callable[[Round], None]
 class Channel:
     """Means by which the ranks of a synchronisation exchange vectors in one segment.
 
-    `prefix` (of keys in the store) is new for each segment. `on_round` is called with each round.
+    `prefix` begins all keys in the store, and is new for each segment. `on_round` is called with
+    each round.
     """
 
     ranks: Ranks
@@ -140,18 +142,20 @@ class GradientSync(Protocol):
     """Synchronisation of one segment on one rank. Its use ends with `synchronise` or `abort`.
 
     Methods are called in the thread that trains. Methods may remove gradients from ``.grad``, put
-    others there, and step the optimiser. `stepping` is not called for steps that methods make.
+    other gradients there, and step the optimiser. `stepping` is not called for the steps that
+    methods themselves make.
 
     If `goes_on` is True and the next segment has the same synchronisation, this object continues in
-    that segment; otherwise all ranks synchronise first. If `weighs` is True, ``.grad`` must have
-    weight · M times the mean over the rank's batch, with M ranks; otherwise the mean itself.
+    that segment; otherwise all ranks synchronise first. If `weighs` is False, the gradient in
+    ``.grad`` is the mean over the rank's batch. If it is True, the mean is multiplied by the
+    batch's weight and by the number of ranks.
     """
 
     goes_on: bool
     weighs: bool
 
     def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
-        """Prepare a step of the optimiser. Called any number of times in the loop's body."""
+        """Prepare a step of the optimiser. The loop's body may step any number of times."""
         ...
 
     def body_done(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
@@ -173,7 +177,7 @@ class GradientSync(Protocol):
         ...
 
     def abort(self, reason: str) -> None:
-        """Leave in the middle of the segment. Ranks that wait for this rank fail."""
+        """Leave in the middle of the segment, so that ranks that wait for this rank fail."""
         ...
 
 

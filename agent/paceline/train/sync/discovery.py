@@ -1,12 +1,12 @@
 """Finds a script's optimisers and scalers through Python's garbage collector.
 
-Searching is the fallback if `session.optimizer` was not called, or was called without a scaler. The
-search has limits:
+A search is needed if `session.optimizer` was not called, or was called without a scaler. It has
+limits:
 
 - **Optimisers and gradient scalers**: a search finds every living object of the class in the whole
   process. A dropped object may live until Python collects it, so a second search follows a
-  collection. An optimiser or an enabled scaler that the script keeps but never uses is found as
-  well: then there are two, and gradients are still all-reduced. If a framework's wrapper is no
+  collection. An optimiser or an enabled scaler that the script keeps but never uses is found, too:
+  then there are two candidates, and gradients are still all-reduced. If a framework's wrapper is no
   subclass of torch's class, a search finds only the torch object inside it. A search visits all
   objects that the collector tracks, which takes some tenths of a second in a large process.
   Searches happen when relaxed synchronisation should take effect, again after the optimiser's first
@@ -70,7 +70,7 @@ def _is_generators(frame: FrameType) -> bool:
 
 def _alive(kind: type[_T], fits: Callable[[_T], bool]) -> list[_T]:
     def find() -> list[_T]:
-        # isinstance is not used, because it would read the class of proxies, which may fail.
+        # `isinstance` would read the `__class__` of proxy objects, which may raise.
         return [obj for obj in gc.get_objects() if issubclass(type(obj), kind) and fits(obj)]
 
     living = find()

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 _ANOTHER_OPTIMISER = (
     "relaxed synchronisation supports one optimiser of the wrapped models, but this script steps "
-    "another: give all parameters to one optimiser, and that to session.optimizer before a "
-    "framework wraps it; or switch to a policy that reduces all gradients in each step"
+    "another: give all parameters to one optimiser, and give that optimiser to session.optimizer "
+    "before a framework wraps it; or switch to a policy that reduces all gradients in each step"
 )
 _CLOSURE = (
-    "relaxed synchronisation supports no closure, but this script gives one to its optimiser for "
-    "the first time: call step() without it, or use a policy that reduces all gradients in each "
-    "step, such as bsp"
+    "relaxed synchronisation supports no closure, but this script passes a closure to its "
+    "optimiser for the first time: call step() without it, or use a policy that reduces all "
+    "gradients in each step, such as bsp"
 )
 
 _CLOSURE_OF_MICRO = (
@@ -60,7 +60,8 @@ _STEPPED_BEFORE = (
     "or where session.batch.last is true"
 )
 # An error is raised after this many successive steps in which the optimiser stepped, but not after
-# the last micro-batch. A script may skip a few steps whose gradients are not finite.
+# the last micro-batch. Fewer such steps are no error, because a script may skip the optimiser step
+# if gradients are not finite.
 _MISSED_STEPS = 3
 _LEFT_IN_A_STEP = (
     "left its loop in step {step}, before its last micro-batch: with Session(micro_batches=True) "
@@ -102,7 +103,8 @@ class SyncGate:
         self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
-        # Decides if the script suits relaxed synchronisation; reports fallbacks to the all-reduce.
+        # Decides whether the script suits relaxed synchronisation, and reports fallbacks to the
+        # all-reduce.
         self.suitability = Suitability(self._script, self.models)
         # The newest step of this epoch that has begun; None before the first one.
         self._step: LocalStep | None = None
@@ -111,7 +113,7 @@ class SyncGate:
         # True if ranks may have different loss scales.
         self._scales_differ = False
         self._scales = Scales(self._script)
-        # True if the optimiser stepped without effect, because micro-batches follow.
+        # True if the optimiser stepped before the step's last micro-batch, which has no effect.
         self._held_back = False
         # Number of successive steps in which the optimiser stepped after an earlier micro-batch,
         # but not after the last one.
@@ -119,13 +121,13 @@ class SyncGate:
         self._ranks_made: Ranks | None = None
         # None until a policy has relaxed synchronisation.
         self._agreement: LoopAgreement | None = None
-        # The newest iteration in which the models' optimiser stepped, and the newest one that has
-        # ended.
+        # The newest iteration in which the models' optimiser stepped (`_stepped`), and the newest
+        # iteration that has ended (`_body`).
         self._stepped: LocalStep | None = None
         self._body: LocalStep | None = None
         # True if all ranks left the loop after the same step.
         self._left = False
-        # The reason why this rank cannot continue.
+        # The reason why this rank cannot continue; None: it can.
         self._failure: str | None = None
         # True during an exchange with other ranks, in which the gate itself may step the optimiser.
         self._in_gate = False
@@ -175,7 +177,8 @@ class SyncGate:
         if unchanged and self.relaxed is not None:
             return
         self._meet()
-        # Gradients are also all-reduced if the script does not suit the new synchronisation.
+        # Restore the all-reduce. `_relax` ends it again, if the new synchronisation is relaxed and
+        # the script suits it.
         self._reduce(True)
         self.outer.keep_for(step.synchroniser)
         if self._current.world == 1:
@@ -224,15 +227,16 @@ class SyncGate:
         self._body = self._step
         if self._held_back and not closing:
             self._missed = 0 if self.stepped else self._missed + 1
-            # A gradient scaler skips any number of steps whose gradients are not finite.
+            # With a gradient scaler, missed steps are no error: it skips any number of steps whose
+            # gradients are not finite.
             if self._missed >= _MISSED_STEPS and not self._script.scalers():
                 assert self._step is not None
                 raise PacelineError(_STEPPED_BEFORE.format(step=self._step.step))
         if self.relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
-        # The check for an exception comes first, because other ranks may wait in the script's
-        # collectives for a rank that raised.
+        # Check for an exception first: if this rank's script raised, other ranks may wait for this
+        # rank in the script's collectives, and cannot exchange gradients.
         raised = closing and self._failure is None and exception_ends_loop()
         if self._step.epoch_end and not self.pools(self._step):
             self._through(self._step, raised)
@@ -261,7 +265,7 @@ class SyncGate:
             self._meet()
 
     def end(self, ran_out: bool) -> None:
-        """End the epoch: all ranks synchronise, after the last step (`ran_out`) or an early end."""
+        """End the epoch, and synchronise all ranks. `ran_out`: the script did not leave early."""
         # `close` reports the failure to ranks that wait for this one.
         if self._failure is not None:
             return
@@ -306,7 +310,7 @@ class SyncGate:
         self._left = True
 
     def _refuse_to_leave(self, step: LocalStep) -> None:
-        """Leave with an error: ranks that share batches have no common step to leave after."""
+        """Leave with an error: ranks that share batches cannot all leave after the same step."""
         assert self.relaxed is not None
         self._failure = f"left its loop in step {step.step}{_LEFT}"
         # The store may have ended with rank 0.
@@ -364,7 +368,7 @@ class SyncGate:
                 self._failure = str(error)
                 raise
             assert self._agreement is not None
-            # Gloo's message names only an address and a port.
+            # Gloo's message has only an address and a port, so add the ranks' steps.
             self._failure = f"{self._current.explained(error)}; {self._agreement.where()}"
             raise PacelineError(self._failure) from error
         finally:
@@ -428,7 +432,7 @@ class SyncGate:
         running.reduced()
 
     def _hold_back(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Remove the gradients, so that the step has no effect, because micro-batches follow."""
+        """Remove the gradients, so that a step before the last micro-batch has no effect."""
         trains = self._script.trains(optimiser, self._parameters)
         if trains and _closure(args, kwargs) is not None:
             assert self._step is not None
@@ -444,8 +448,8 @@ class SyncGate:
 
 
 def _closure(args: Any, kwargs: Any) -> Any:
-    """Return the closure passed to an optimiser's step, or None. Accelerate passes None itself."""
-    # args[0] is the optimiser.
+    """Return the closure that was passed to an optimiser's step; None if there is none."""
+    # args[0] is the optimiser. Accelerate passes None as the closure.
     return args[1] if len(args) > 1 else kwargs.get("closure")
 
 

@@ -18,10 +18,10 @@ from torch import nn
 class Gradient:
     """A rank's gradient for one update.
 
-    `vector` has the weighted gradient, followed by other numbers to sum; see `Flat`. `samples` is
-    the number of samples. `copied_s` is the time in seconds of copying the gradient into the
-    vector, if the copy is done. Otherwise `arrive` waits for the copy and returns its time in
-    seconds.
+    `vector` has the weighted gradient, followed by other numbers that are summed over ranks; see
+    `Flat`. `samples` is the number of samples. If `arrive` is None, the gradient is in the vector
+    already, and `copied_s` is the copying time in seconds. If the copy is still under way, `arrive`
+    waits for it and returns the copying time in seconds.
     """
 
     vector: torch.Tensor
@@ -31,12 +31,12 @@ class Gradient:
 
 
 class Flat:
-    """Layout of gradients as a vector, with flags of present gradients and optimiser settings.
+    """Layout of a vector: gradients, a flag for each gradient that exists, and optimiser settings.
 
-    The sum of such vectors gives the summed gradients, the parameters for which any rank has a
-    gradient, the contributors' weight, and their mean settings (learning rate, momentum, …). So all
-    replicas apply the sum equally, wherever their schedules are. Vectors are on the CPU, in 32
-    bits. `parameters` have the same order on all ranks.
+    The sum of the ranks' vectors gives the summed gradients, the parameters for which any rank has
+    a gradient, the contributors' weight, and their mean settings (learning rate, momentum, …). So
+    all replicas apply the sum with the same settings, even if their schedules have advanced
+    differently. Vectors are on the CPU, in 32 bits. `parameters` have the same order on all ranks.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Flat:
     def read(
         self, optimiser: torch.optim.Optimizer, factor: float, weight: float, samples: int
     ) -> Gradient:
-        """Read the gradients in ``.grad``, times a factor, as one contributor's vector.
+        """Return the gradients in ``.grad``, multiplied by `factor`, as one contributor's vector.
 
-        If all gradients are on one GPU, they are copied concurrently with its next computation. The
-        sum of `weight` over all ranks is 1. `samples` is the gradients' number of samples.
+        If all gradients are on one GPU, they are copied while the GPU continues to compute. The sum
+        of `weight` over all ranks is 1. `samples` is the number of samples of the gradients.
         """
         used = self._ends[-1]
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
@@ -83,10 +83,12 @@ class Flat:
     def applying(self, optimiser: torch.optim.Optimizer, vector: torch.Tensor) -> Iterator[None]:
         """Put a round's sum into ``.grad`` and its settings into the optimiser, until exit.
 
-        ``.grad`` holds the contributors' mean, and learning rates are multiplied by the
-        contributors' weight (RNA's linear scaling, Sec. 3.3). With plain SGD, this step equals that
-        of the sum. The steps of Adam, and weight decay, do not depend on the size of the gradients:
-        with the full learning rate, each round would count as a whole step.
+        ``.grad`` is the mean of the contributors' gradients, and learning rates are multiplied by
+        the contributors' weight (linear scaling: "Mitigating stragglers in the decentralized
+        training on heterogeneous clusters", Sec. 3.3). With plain SGD, this has the same effect as
+        a step with the sum. But the steps of Adam, and weight decay, do not depend on the size of
+        the gradients: with the full learning rate, they would be as large for a few contributors as
+        for all ranks.
         """
         at = self._ends[-1] + len(self.parameters)
         contributors, weight, *sums = vector[at:].tolist()
@@ -113,7 +115,7 @@ class Flat:
                     self._written.add(setting)
 
     def write(self, vector: torch.Tensor) -> None:
-        """Set ``.grad`` to views of a sum, or None if no rank had a gradient of the parameter."""
+        """Set each ``.grad`` to a part of a sum, or to None if no rank had a gradient for it."""
         used = self._ends[-1]
         there = vector[used : used + len(self.parameters)].tolist()
         devices = {parameter.device for parameter in self.parameters}
@@ -220,7 +222,7 @@ def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 class Mean:
     """Weighted mean over ranks of floating-point tensors, which are copied at construction.
 
-    `counts` are a few further numbers to be summed over ranks.
+    `counts` are a few further numbers, which are summed over ranks.
     """
 
     def __init__(
@@ -256,7 +258,8 @@ def averaged(
     """Replace tensors by their weighted mean over ranks, in place; return the sums of `counts`.
 
     The tensors are floating-point, of equal shapes on all ranks. If all weights are 0, each rank
-    keeps its tensors. `then` maps the mean, a vector, to the new values; None: the mean itself.
+    keeps its tensors. `then` is a function from the mean, a vector, to the tensors' new values;
+    None: the new values are the mean.
     """
     mean = Mean(tensors, weight, counts)
     mean.reduce(group)

@@ -1,4 +1,9 @@
-"""RNA's hierarchy: rounds within groups of equal speed, and a parameter server between groups."""
+"""Hierarchical synchronisation: rounds within groups of ranks, and a parameter server.
+
+A group has ranks of about equal speed. Groups exchange their changes through the server. The method
+is from the RNA paper, "Mitigating stragglers in the decentralized training on heterogeneous
+clusters".
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,8 @@ class ParameterServer:
         self._share = share
         self._values = joined(parameters)
         self._lock = threading.Lock()
-        # On rank 0, the thread of its group's rounds uses the first blocking connection.
+        # On rank 0, the thread of its group's rounds uses `blocking_store`, so the server needs
+        # another connection.
         if ranks.rank == 0:
             ranks = replace(ranks, blocking_store=ranks.another_blocking_store)
         self._peers = Peers(ranks, prefix, [0], len(self._values), self._add)
@@ -67,19 +73,19 @@ class ParameterServer:
 
 
 class HierarchicalSync(PartialSync):
-    """Synchronisation with RNA's hierarchy of groups (RNA, Sec. 4).
+    """Synchronisation with a hierarchy of groups (Sec. 4 of the RNA paper).
 
     A group steps as if there were no other groups. With M ranks, weights w_j and gradients g_j, a
-    round's sum is Σw_j·g_j over the group's ranks, times M/(ranks of the group). The server takes
-    the fraction (ranks of the group)/M of the change. So each gradient moves the server's
-    parameters by w_j·g_j, as under the all-reduce.
+    round's sum is Σw_j·g_j over the group's ranks, times M/(number of the group's ranks). The
+    server applies the group's change times (number of the group's ranks)/M. So each gradient
+    contributes w_j·g_j to the server's parameters, as under the all-reduce.
 
-    Every `every` rounds the group's first rank pushes the group's change and pulls the server's
-    parameters, while the group trains on. All ranks of the group get the pulled parameters with the
-    same later round, as a correction that keeps the steps that the group made meanwhile. So
-    replicas within a group stay equal. When all ranks synchronise, each group pushes the rest of
-    its change, and all ranks load the server's parameters. If `every` is None, groups push only
-    then.
+    After every `every` rounds the group's first rank pushes the group's change and pulls the
+    server's parameters, while the group continues to train. All ranks of the group get the pulled
+    parameters with the same later round, as a correction, which does not undo the steps that the
+    group made meanwhile. So replicas within a group stay equal. When all ranks synchronise, each
+    group pushes the rest of its change, and all ranks load the server's parameters. If `every` is
+    None, groups push only when all ranks synchronise.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class HierarchicalSync(PartialSync):
 
     @property
     def own(self) -> torch.Tensor:
-        """Return the replica without the changes of other groups."""
+        """Return the replica's parameters without the changes of other groups."""
         return joined(self._flat.parameters) - self._corrections
 
     def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:

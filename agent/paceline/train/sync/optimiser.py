@@ -67,7 +67,7 @@ class ScriptOptimiser:
     def choose(self, parameters: Sequence[nn.Parameter]) -> str | None:
         """Select the optimiser whose `step` relaxed synchronisation calls.
 
-        Return the reason why there is no such optimiser; None if there is one.
+        Return None if an optimiser was selected, else the reason why no optimiser is suitable.
         """
         mine = {id(p) for p in parameters}
         candidates = [self._declared] if self._declared is not None else discovery.optimisers(mine)
@@ -82,7 +82,8 @@ class ScriptOptimiser:
             return "the script also steps an optimiser that was not given to session.optimizer"
         if self.closures or _needs_closure(optimiser):
             return "the script steps its optimiser with a closure"
-        # Each round steps the optimiser, which would also step its other parameters each time.
+        # Each round steps the optimiser, so parameters outside of the wrapped models would step
+        # once per round, too.
         if has_more(optimiser, mine):
             return (
                 "the script's optimiser has parameters of no wrapped model: give their module to "
@@ -110,7 +111,7 @@ class ScriptOptimiser:
 
     @property
     def has_stepped(self) -> bool:
-        """Return whether an optimiser of the wrapped models has stepped, so its use is known."""
+        """Return whether an optimiser of the wrapped models has stepped."""
         return bool(self._training)
 
     def is_chosen(self, optimiser: torch.optim.Optimizer) -> bool:
@@ -160,10 +161,10 @@ class ScriptOptimiser:
 
 
 class Scales:
-    """Store of the gradient scalers' states while micro-batches of a step follow.
+    """Undoes the script's updates of gradient scalers before a step's last micro-batch.
 
-    A scaler's scale depends on its number of updates, and ranks have different numbers of
-    iterations. Not thread-safe.
+    A scaler's scale depends on its number of updates. Ranks have different numbers of micro-batches
+    in a step, so each step must count as one update. Not thread-safe.
     """
 
     def __init__(self, script: ScriptOptimiser) -> None:
@@ -186,7 +187,7 @@ class Scales:
 
 @contextmanager
 def unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Unscale the gradients if `GradScaler` leaves that to the optimiser, as for fused ones."""
+    """Unscale the gradients if `GradScaler` leaves this to the optimiser, such as a fused one."""
     given: Any = optimiser
     scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
     if scale is None and found_inf is None:

@@ -20,8 +20,9 @@ class Outer:
     The state is dropped when another synchronisation takes effect. Vectors are on the CPU, in 32
     bits, one for each part of the parameters.
 
-    Douillard et al., DiLoCo, Alg. 1: with the pseudo-gradient Δ = θ − mean of the replicas,
-    ``v ← μ v + Δ``, ``θ ← θ − η (Δ + μ v)``.
+    The step is from Douillard et al., DiLoCo, Alg. 1. θ are the parameters after the previous outer
+    step, v is the velocity, μ the momentum and η the learning rate. With the pseudo-gradient
+    Δ = θ − mean of the replicas: ``v ← μ v + Δ``, ``θ ← θ − η (Δ + μ v)``.
     """
 
     def __init__(self) -> None:
@@ -32,14 +33,14 @@ class Outer:
         self._velocities: list[torch.Tensor] = []
 
     def keep_for(self, what: Synchronisation) -> None:
-        """Reset the state if a new synchronisation has other rules or no outer optimiser."""
+        """Drop the state if the new synchronisation has other rules or no outer optimiser."""
         needed = isinstance(what, Averaging) and what.parameters.outer is not None
         if not needed or self._what not in (None, what):
             self._anchors, self._velocities = [], []
         self._what = what
 
     def begin(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Start at the current parameters of each part, unless the state continues from before."""
+        """Start at the current parameters of each part, unless there is a state for these parts."""
         lengths = [sum(tensor.numel() for tensor in part) for part in parts]
         if [len(anchor) for anchor in self._anchors] != lengths:
             self._anchors = [joined(part) if part else torch.empty(0) for part in parts]

@@ -1,7 +1,8 @@
 """AD-PSGD: each rank steps alone, and after each step two ranks average their replicas.
 
 Lian et al., "Asynchronous decentralized parallel stochastic gradient descent" (2018), Algorithm 1.
-Ranks compute on during the exchange. Averaging is atomic: steps made meanwhile are not lost.
+Ranks continue to compute during the exchange. Averaging is atomic: steps that a rank makes
+meanwhile are not lost.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from paceline.wire.synchronisation import AveragingRules
 class PairwiseSync(AveragingSync):
     """Synchronisation that averages two replicas at a time.
 
-    Even ranks send requests and odd ranks answer them, so waits cannot form a cycle: this is the
-    paper's bipartite graph, Sec. 3. Each rank has a shadow of its replica. The rank adds its own
-    steps to the shadow. At each exchange it also adds half of the difference between the two ranks'
-    shadows. So the sum of all shadows is the sum of all ranks' steps. A rank copies its shadow to
-    the parameters at the end of each step: only the script's thread changes parameters.
+    Even ranks send requests and odd ranks answer them, so waits cannot form a cycle (the bipartite
+    graph in Sec. 3 of the paper). Each rank has a copy of its replica, the shadow, to which it adds
+    its own steps. At each exchange it also adds half of the difference between the other rank's
+    shadow and its own. So the mean of all shadows changes only by the ranks' steps. Only the
+    script's thread changes parameters: it copies the shadow to them at the end of each step.
 
     A rank steps with the mean gradient of its batch times its weight times M, the number of ranks.
     So with plain SGD the mean of all replicas changes by Σw_j·g_j, whatever the sizes of the
-    batches. When all ranks synchronise, replicas become their mean, in which all have the same
-    weight, because each includes steps of all ranks.
+    batches. When all ranks synchronise, each replica becomes the mean of all replicas. All have the
+    same weight in the mean, because each replica includes steps of all ranks.
 
     `on_round` is called with each mean of two replicas, on the rank that sent the request, in
     another thread.
@@ -50,7 +51,7 @@ class PairwiseSync(AveragingSync):
         self._asks = ranks.rank in replicas.asking(ranks.world)
         self._swaps = self._steps = 0
         self._lock = threading.Lock()
-        # The parameters when the shadow was last copied to them.
+        # The parameters' values just after the shadow was last copied to them.
         self._loaded = joined(parameters)
         # The shadow, followed by the number of own steps in it. The lock protects it.
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
@@ -59,7 +60,7 @@ class PairwiseSync(AveragingSync):
         self._peers = Peers(ranks, channel.prefix, answering, len(self._shadow), self._answer)
 
     def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.stepping`. Waits for the exchange of the previous step."""
+        """See `GradientSync.stepping`. First, wait for the exchange of the previous step."""
         self._tasks.wait()
         self._peers.check()
         super().stepping(step, optimiser)
@@ -94,7 +95,7 @@ class PairwiseSync(AveragingSync):
             self._shadow[:-1] += now - self._loaded
             self._shadow[-1] = self._steps
             spread(self._shadow[:-1], self._parameters)
-        # The parameters are read back, because they may have fewer bits than the shadow.
+        # The values are read back, because parameters may have a lower precision than the shadow.
         self._loaded = joined(self._parameters)
 
     def _swap(self) -> None:

@@ -16,10 +16,10 @@ from paceline.train.sync.rounds import Rounds, Sum
 class PartialSync:
     """Synchronisation with a partial all-reduce.
 
-    In each optimiser step, the rounds that ended since the previous step are applied. The step for
-    a round is scaled by the contributors' share of the work; see `Flat.applying`. `share` is the
-    fraction of the run's ranks that participates. The channel's `on_round` is called in another
-    thread.
+    In each step of the script's optimiser, the rounds that ended since the previous step are
+    applied. The optimiser step for a round is scaled by the contributors' weight; see
+    `Flat.applying`. `share` is the fraction of the run's ranks that participate. The channel's
+    `on_round` is called in another thread.
     """
 
     goes_on, weighs = False, True
@@ -36,7 +36,8 @@ class PartialSync:
         self._world, self._share = channel.ranks.world, share
         self._flat = Flat(replica.parameters, replica.optimiser)
         self._rounds = Rounds(channel, self._flat.length, call, drift, extra)
-        # Number of samples whose gradients are in .grad, and the weights of their steps.
+        # Number of samples whose gradients are in .grad, and the weights of the steps that computed
+        # these gradients.
         self._samples = 0
         self._weights: list[float] = []
         # The newest iteration whose samples are in `_samples`.
@@ -45,7 +46,7 @@ class PartialSync:
         self._offered: LocalStep | None = None
 
     def stepping(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.stepping`. The script's own step then finds no gradients to apply."""
+        """See `GradientSync.stepping`. The script's own step then has no gradients to apply."""
         own = self._own(step, optimiser)
         self._rounds.offer(own, ends_step=self._offered is not step)
         self._offered = step
@@ -53,7 +54,7 @@ class PartialSync:
         no_gradient(self._flat.parameters)
 
     def body_done(self, step: LocalStep, optimiser: torch.optim.Optimizer) -> None:
-        """See `GradientSync.body_done`. Without an optimiser step, gradients accumulate."""
+        """See `GradientSync.body_done`. If the optimiser did not step, gradients accumulate."""
         self._count(step)
         if self._offered is not step:
             self._rounds.offer(None)
@@ -61,7 +62,7 @@ class PartialSync:
                 self._apply(self._rounds.take(), optimiser)
 
     def end_step(self, step: LocalStep) -> None:
-        """See `GradientSync.end_step`. Do nothing, because rounds do not belong to steps."""
+        """See `GradientSync.end_step`. Do nothing, because rounds do not end with a plan's step."""
 
     def synchronise(self, optimiser: torch.optim.Optimizer) -> None:
         """See `GradientSync.synchronise`."""

@@ -1,9 +1,9 @@
 """Exchange of vectors between two ranks while both train: one sends a question, the other answers.
 
-A rank answers at once, in a thread of its own, whatever its training thread does. That thread
-waits for a key in the ranks' store, which names the rank with the next question. So any rank can
-end the wait by setting the key. Vectors go through the process group; questions and answers have
-different tags.
+A question and its answer are one vector each. A rank answers at once, in a separate thread, even
+while its training thread computes. The answering thread waits for a key in the ranks' store, whose
+value is the rank that sends the next question. So any rank can end the wait by setting the key. The
+vectors are sent in the process group; questions and answers have different tags.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.train.sync.base import Ranks
 
 _QUESTION, _ANSWER = 1, 2  # tags
 _END, _THROUGH = "end", "through"
-# Number that is added to the count of questions, so that later questions are refused.
+# This number is added to the count of questions to refuse all later questions.
 _CLOSED = 1 << 40
 
 
@@ -41,12 +41,13 @@ class PeerAnswer:
 
 
 class Peers:
-    """One rank's part in questions and answers. Each rank makes one when the segment begins.
+    """One rank's sender of questions, and its answering thread, in one segment.
 
-    Any thread may send questions, but only one thread at a time. Ranks in `answering` call `answer`
-    in a thread of their own. Other messages of the ranks' process group must have other tags, and
-    no other thread may use their `blocking_store`. If a rank leaves or is silent for too long,
-    methods raise a PacelineError that names it.
+    Each rank makes a `Peers` when the segment begins. Any thread may send questions, but only one
+    thread at a time. Ranks in `answering` call `answer` in their answering thread. Other messages
+    in the ranks' process group must have other tags, and no other thread may use
+    `ranks.blocking_store`. If a rank leaves or is silent for too long, methods raise a
+    PacelineError that names this rank.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Peers:
             self._forget()
 
     def abort(self, reason: str) -> None:
-        """Leave in the middle of the segment, after answering the questions that have come."""
+        """Leave in the middle of the segment, after answering the questions that have arrived."""
         # The store may have ended with rank 0.
         with contextlib.suppress(RuntimeError):
             self._close(f"rank {self._ranks.rank} {reason}")
@@ -132,7 +133,8 @@ class Peers:
             return not self._thread.is_alive()
         try:
             self._ranks.blocking_store.wait([self._key("closed")], self._ranks.timeout)
-        # The wait took too long, or the store has ended. If it has, the next call to it raises.
+        # The wait took too long, or the store has ended. In the second case, the caller's next call
+        # to the store raises.
         except RuntimeError:
             return False
         return True
@@ -168,7 +170,8 @@ class Peers:
     def _serve(self, rank: int) -> None:
         try:
             self._send(self._answer(rank, self._receive(rank, _QUESTION)), rank, _ANSWER)
-        # Ranks that send a question before they notice the end fail, too.
+        # `_close` makes all ranks fail: a rank that waits for the end gets the reason, and a rank
+        # that still sends a question gets an error.
         except RuntimeError as error:
             why = f"rank {rank} was lost during its exchange with rank {self._ranks.rank}"
             self._error = self._error or PacelineError(f"{why}: {error}")
@@ -193,8 +196,8 @@ class Peers:
 def _raise(error: BaseException | None) -> None:
     """Raise the error of another thread, if there is one, as a new exception.
 
-    Raising the old exception would keep all objects alive to which its traceback refers, such as
-    the server of the ranks' store.
+    Raising the original exception again would extend its traceback by the caller's frames, and so
+    keep the objects in these frames alive, such as the server of the ranks' store.
     """
     if error is not None:
         kind = PacelineError if isinstance(error, PacelineError) else RuntimeError
@@ -235,7 +238,7 @@ class TaskThread:
         _raise(self._error)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the thread once it is idle; by default, wait for that as long as `wait` does."""
+        """End the thread once it is idle. Wait for it at most `timeout_s`, or as long as `wait`."""
         self._tasks.put(None)
         self._idle.wait(self._timeout_s if timeout_s is None else timeout_s)
 

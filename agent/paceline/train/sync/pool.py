@@ -1,8 +1,9 @@
-"""A rank's use of the batches that ranks share, so that fast ranks help slow ones.
+"""Lets fast ranks take batches over from slow ranks, within a span of steps of a segment.
 
-`paceline.core.pool` has the rules by which ranks decide who trains a batch. The state is in the
-ranks' store: each rank's `Share` of a span is an entry, which ranks change by compare-and-set. So a
-batch is begun only once: by its owner, or by the rank that took it over.
+A span ends with a step after which all ranks exchange data. `paceline.core.pool` has the rules by
+which ranks decide who trains a batch. The state is in the ranks' store: each rank's `Share` (its
+queue of batches in a span) is an entry, which ranks change by compare-and-set. So a batch is begun
+only once: by the rank for which it was planned, or by the rank that took it over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from paceline.train.plan_shard import LocalStep, PlanShard, decode_shard, encode
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-# All shares are read before a batch only if that takes at most this fraction of a batch's time.
+# Before a batch, a rank reads all shares only if that takes at most this fraction of its time per
+# batch.
 _READ_COST = 0.01
 
 
@@ -65,7 +67,10 @@ def ends_span(step: LocalStep) -> bool:
 
 
 def put(store: Store, shards: list[PlanShard]) -> None:
-    """Store the pool of a segment, from all ranks' shards, [W], before any rank reads it."""
+    """Store the shared batches of a segment, from all ranks' shards, [W].
+
+    Call it before any rank reads its shard of the segment.
+    """
     segment = shards[0].segment
     keys, values = [], []
     for rank, shard in enumerate(shards):
@@ -78,11 +83,11 @@ def put(store: Store, shards: list[PlanShard]) -> None:
 
 
 class SharedBatches:
-    """One rank's view of the pools of its segments. Not thread-safe.
+    """One rank's access to the shared batches of its segments. Not thread-safe.
 
-    Call `begins` for each planned step in order, and at a span's end `takes_over` until it returns
-    None. `limits` has the maximum number of samples that fit into each rank's memory, [W]; empty:
-    no limits.
+    Call `begins` for each planned step in order. At a span's end, call `takes_over` until it
+    returns None. `limits` has the maximum number of samples that fit into each rank's memory, [W];
+    empty: no limits.
     """
 
     def __init__(
@@ -106,14 +111,14 @@ class SharedBatches:
         # This rank's entry in the store as last seen; None if unknown.
         self._mine: _Entry | None = None
         self._writes = 0
-        # By rank: the spans of that rank's shard of the segment, once this rank has read them.
+        # The batches of other ranks' shards that this rank has read: for each rank, a list of
+        # batches for each span of the segment.
         self._spans: dict[int, list[list[LocalStep]]] = {}
 
     def begins(self, step: LocalStep, *, may_leave: bool) -> bool:
         """Begin this rank's next planned batch; return False if other ranks train it.
 
-        With `may_leave`, this rank may leave the batch to other ranks if these will finish it
-        sooner.
+        With `may_leave`, this rank leaves the batch to other ranks if they will finish it sooner.
         """
         self._enter(step)
         if may_leave and self._leaves():
@@ -136,9 +141,9 @@ class SharedBatches:
         self._worked_at = self._clock()
 
     def takes_over(self, step: LocalStep) -> LocalStep | None:
-        """Take over another rank's batch of this span and return it, given the span's last step.
+        """Take over another rank's batch of the current span, and return it.
 
-        Return None if no batch of the span is left for this rank. Call it again after each batch.
+        Return None if no batch of the span is left for this rank. `step` is the span's last step.
         """
         self._enter(step)
         entries = self._read_entries()
@@ -167,7 +172,7 @@ class SharedBatches:
             entries[other] = now
 
     def end_span(self, step: LocalStep) -> None:
-        """End a span at its last step; after that, this rank begins no more batches of the span."""
+        """End the span whose last step is `step`; this rank begins no more batches of the span."""
         self._enter(step)
         self._span, self._mine = self._span + 1, None
         if step.last and self._store.add(_finished_key(self._segment), 1) == self._world:
@@ -183,7 +188,7 @@ class SharedBatches:
             self._spans.clear()
 
     def _leaves(self) -> bool:
-        """Leave the remaining batches to ranks that finish them sooner; return True if left."""
+        """Leave this rank's batches to other ranks if they finish sooner; return whether it did."""
         if self._mine is not None and self._mine.share.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
@@ -205,7 +210,7 @@ class SharedBatches:
     def _stops(self, mine: Share) -> bool:
         """Stop taking over batches, and return True.
 
-        If batches remain that no other rank would take over, continue, and return False.
+        If batches remain that no other rank would take over, do not stop, and return False.
         """
         if mine.stance is Stance.LEAVES:
             return True
@@ -280,9 +285,9 @@ class SharedBatches:
 
 
 class _Entry(NamedTuple):
-    """A share as stored, with the rank and number of the write.
+    """A share as stored, with an identifier of the write: the rank and the number of its write.
 
-    Without `write`, two ranks that write the same share would both succeed.
+    Without `write`, the compare-and-set of two ranks that write the same share would both succeed.
     """
 
     share: Share

@@ -5,8 +5,9 @@ The protocol is `paceline.core.rounds`. This module adds threads, the store and 
 Each rank has a communication thread. The thread waits for a round to be called, contributes the
 rank's pending gradients, and keeps the sum until the training thread takes it. Meanwhile the rank
 continues to compute. All ranks get the same sums in the same order. `RoundCalls` calls a round by
-setting the round's key in the ranks' store. `RoundVector` is the vector that a round reduces:
-gradients and facts about the ranks, so that all ranks get the same facts with the same sum.
+setting the round's key in the ranks' store. `RoundVector` is the layout of the vector that a round
+reduces. The vector also has counts and the ranks' progress (`RoundFacts`), so that all ranks get
+the same progress with the same sum.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from paceline.train.sync.gradients import Gradient
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two rounds that a waiting rank calls. If a rank is gone, such a round's all-reduce
-# fails, and the wait ends with an error.
+# A rank that waits calls a round each time this many seconds have passed. If another rank is gone,
+# the all-reduce of the round fails, and the wait ends with an error.
 _PULSE_S = 4.0
 # A wait for other ranks that lasts this many seconds is logged.
 _LOG_S = 1.0
@@ -55,14 +56,14 @@ class Sum:
 
 
 class Rounds:
-    """One rank's part in the rounds of a segment.
+    """Participation of one rank in the rounds of a segment.
 
-    The thread that trains calls `offer`, `take` and `finish`, which raise a PacelineError if a rank
-    has left or was silent for too long; the message names it. Sums are returned in the order of
-    rounds. A slow rank keeps the sums that its training thread has not taken yet. No other object
-    may use the ranks' process group, because two threads that use one group get wrong sums. The
-    channel's `on_round` is called in the communication thread. `extra` is the length of the vector
-    that rank 0 may `give`.
+    The thread that trains calls `offer`, `take` and `finish`. They raise a PacelineError if a rank
+    has left or was silent for too long; the message names this rank. Sums are returned in the order
+    of rounds. A slow rank keeps the sums that its training thread has not taken yet. No other
+    object may use the ranks' process group, because two threads that use one group get wrong sums.
+    The channel's `on_round` is called in the communication thread. `extra` is the length of the
+    vector that rank 0 may `give`.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class Rounds:
     def offer(self, gradient: Gradient | None, *, ends_step: bool = True) -> None:
         """Offer a gradient to the next rounds; None: a step has ended without a gradient.
 
-        Waits while there is a `WaitReason`; a wait of more than a second is logged. `ends_step`
-        marks the first gradient of its step.
+        Wait while this rank has a `WaitReason`; a wait of more than a second is logged. `ends_step`
+        is True for the first gradient of a step.
         """
         with self._changed:
             if gradient is None:
@@ -114,13 +115,13 @@ class Rounds:
             return sums
 
     def give(self, extra: torch.Tensor) -> None:
-        """Give a vector from rank 0 to all ranks, with the next round that has not started."""
+        """Send a vector from rank 0 to all ranks, with the next round that has not started."""
         with self._changed:
             self._given = extra
 
     @property
     def ahead(self) -> int:
-        """Return by how many steps this rank is ahead of the slowest other rank with steps left."""
+        """Return the number of steps by which this rank leads the slowest rank with steps left."""
         with self._changed:
             return self._member.ahead
 
@@ -141,7 +142,7 @@ class Rounds:
         with self._changed:
             if not self._progress.working or self._error is not None:
                 return
-            # Under the lock no round ends, so the number stays valid.
+            # No round ends while this thread has the lock, so the number of rounds does not change.
             self._calls.abort(self._progress.rounds_done, reason)
         self._thread.join(timeout=1.0)
         if self._copier is not None:
@@ -173,7 +174,7 @@ class Rounds:
                 self._changed.notify_all()
 
     def _wait(self, reason: Callable[[], WaitReason | None]) -> None:
-        """Wait until `reason` returns None. In a long wait, log once, and call rounds."""
+        """Wait until `reason` returns None. A long wait is logged once, and calls rounds."""
         began = time.monotonic()
         log_at, pulse_at, deadline = began + _LOG_S, began + _PULSE_S, began + self._timeout_s
         with self._changed:
@@ -222,7 +223,10 @@ class Rounds:
             raise PacelineError(f"rank {rank}, round {number}: {self._error}") from self._error
 
     def _announce(self, *, calls: bool = False) -> None:
-        """Act on the result of `Member.announce`; `calls`: call the round anyway. Lock is held."""
+        """Call the round or count this rank as ready, as `Member.announce` decides; lock held.
+
+        `calls`: call the round in any case.
+        """
         progress = self._progress
         if progress.reducing or not progress.working:
             return
@@ -286,7 +290,7 @@ class Rounds:
         number = self._progress.rounds_done
         if self._rank == 0:
             # All ranks have read the key of the previous round. If no rank has further steps, this
-            # round is the last, and all ranks have read its key, too.
+            # round is the last one, so its keys are deleted, too.
             last = len(facts.through) == self._world
             for old in range(number - 1, number + last):
                 self._calls.forget(old)
@@ -298,7 +302,7 @@ class Rounds:
 
 
 class RoundCalls:
-    """Calls of a segment's rounds, for two threads; only one of them calls `wait` and `forget`."""
+    """Calls of a segment's rounds, for two threads. Only one thread calls `wait` and `forget`."""
 
     def __init__(self, ranks: Ranks, prefix: str) -> None:
         self._ranks, self._prefix = ranks, prefix
@@ -318,8 +322,8 @@ class RoundCalls:
     def abort(self, number: int, reason: str) -> None:
         """End all ranks' rounds, because this rank leaves.
 
-        `number` is the current or the next round. If it has been called, it completes, and the
-        round after it ends with the reason.
+        `number` is the current or the next round. A round that has been called completes; `wait`
+        for the round after it raises the reason on all ranks.
         """
         word = f"{_ABORT}rank {self._ranks.of_run(self._ranks.rank)} {reason}"
         while self._ranks.store.compare_set(self.key(number), "", word) != word.encode():
@@ -339,10 +343,11 @@ class RoundCalls:
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """Facts that all ranks learn from a round.
+    """Counts and progress of the ranks, which all ranks get from a round.
 
-    `dropped` counts samples whose gradients were too old. `extra`: rank 0 broadcasts a vector after
-    the round. `ages`: see `RoundCounts.ages`. `clocks`: steps that each rank has done, [W].
+    `contributors` is the number of ranks with a gradient in the round. `dropped` is the number of
+    samples whose gradients were too old. `extra`: rank 0 broadcasts a vector after the round.
+    `ages`: see `RoundCounts.ages`. `clocks`: number of steps that each rank has done, [W].
     `through`: ranks that have no further steps.
     """
 
@@ -355,10 +360,10 @@ class RoundFacts:
 
 
 class RoundVector:
-    """Layout of a round's vector: gradients, counts, ages, all ranks' clocks, and `through` flags.
+    """Layout of a round's vector: gradients, then the entries of `RoundFacts` as numbers.
 
-    `length` is the length of a gradient's vector, `bins` the number of ages that a round
-    distinguishes.
+    `length` is the length of a gradient's vector. `bins` is the number of gradient ages that a
+    round distinguishes.
     """
 
     def __init__(self, length: int, bins: int, world: int) -> None:
@@ -375,7 +380,7 @@ class RoundVector:
         clock: int,
         through: bool,
     ) -> torch.Tensor:
-        """Build one rank's vector from its weighted gradients and facts; see `RoundFacts`."""
+        """Build one rank's vector; the arguments are its part of the sum and of `RoundFacts`."""
         world, vector = self._world, torch.empty(self._size)
         own, facts = vector[: self._length], vector[self._length :].zero_()
         if not gradients:
@@ -392,7 +397,7 @@ class RoundVector:
         return vector
 
     def unpack(self, vector: torch.Tensor) -> tuple[torch.Tensor, RoundFacts]:
-        """Split the sum of all ranks' vectors into the sum of the gradients and the facts."""
+        """Split the sum of all ranks' vectors into the sum of gradients and the `RoundFacts`."""
         world = self._world
         facts = [round(value) for value in vector[self._length :].tolist()]
         contributors, dropped, extra = facts[:_COUNTS]

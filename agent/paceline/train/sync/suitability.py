@@ -34,7 +34,7 @@ Models = Sequence[Wrapped]
 
 
 class Suits(Enum):
-    """Result of the check if all ranks' scripts suit relaxed synchronisation.
+    """Result of the check whether all ranks' scripts suit relaxed synchronisation.
 
     `NOT_YET`: unknown until each rank's optimiser has stepped once.
     """
@@ -47,19 +47,20 @@ class Suits(Enum):
 class Suitability:
     """Check of all ranks' scripts, which keeps its newest answer. Not thread-safe.
 
-    If a script does not suit, training continues under the all-reduce: neither a switch nor the
-    policy that a run begins with may end training. How a script steps its optimiser is known only
-    after a first step, so gradients are all-reduced until then. The reason for the all-reduce is
-    reported once for each segment. If the reason is that the optimiser has not stepped, it is
-    reported only after many steps.
+    If a script does not suit relaxed synchronisation, training continues under the all-reduce: no
+    policy may end a training, neither the run's first one nor one that an operator switches to. How
+    a script steps its optimiser is known only after its first step, so gradients are all-reduced
+    until then. The reason for the all-reduce is reported once for each segment. If the reason is
+    that the optimiser has not stepped, it is reported only after many steps.
     """
 
     def __init__(self, script: ScriptOptimiser, models: Models) -> None:
         self._script, self._models = script, models
-        # Number of steps in which the optimiser did not step.
+        # Number of all-reduced steps in which some rank's optimiser had not stepped yet.
         self._waited = 0
         self.answer = Suits.NO
-        # The reason to report; empty if there is none, or the wait is still short.
+        # The reason to report; empty if there is no reason, or if the optimiser has not stepped yet
+        # but only few steps have passed.
         self._fallback = ""
         # Function that reports a fallback; None: this rank does not report fallbacks.
         self.on_fallback: OnFallback | None = None
@@ -69,7 +70,8 @@ class Suitability:
     def ask(self, name: str, ranks: Ranks) -> None:
         """Update the answer. Collective.
 
-        While an optimiser has not stepped, scripts are not examined again, as that takes long.
+        If the answer is `NOT_YET`, scripts are examined again only once all ranks' optimisers have
+        stepped, because the examination takes long.
         """
         if self.answer is not Suits.NOT_YET or self._all_stepped(name, ranks):
             self.answer = self._all_suit(name, ranks)
@@ -83,7 +85,8 @@ class Suitability:
 
     def _all_suit(self, name: str, ranks: Ranks) -> Suits:
         answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
-        # `refusal` is evaluated first, because its search may collect unused objects.
+        # `refusal` is called first, because its search may make Python collect unused optimisers,
+        # which `has_stepped` must not count.
         mine = self.refusal(), self._script.has_stepped
         dist.all_gather_object(answers, mine, group=ranks.group)
         why = next((refusal for refusal, _ in answers if refusal is not None), None)
@@ -134,6 +137,6 @@ class Suitability:
         if any(shares_statistics(model) for model in self._models):
             return (
                 "ranks wait for each other in each synchronised BatchNorm layer: wrap the model "
-                "with batchnorm='local' for such a policy"
+                "with batchnorm='local' to use relaxed policies"
             )
         return self._script.choose(trained(self._models))
