@@ -14,7 +14,7 @@ from paceline_backend.store.rollups.metrics import (
     METRICS,
     named,
     of_same_step,
-    over,
+    ratio,
     rolled_count,
 )
 from paceline_backend.store.schema import rank_rollups, step_rollups, steps, worker_steps
