@@ -70,7 +70,7 @@ class VirtualRun:
 
     def advance(self) -> Plan:
         plan, shuffle = offer(self.history, self.window, self.made, 0)
-        assert plan.problem(self.hello.world, self.hello.samples) is None
+        assert plan.defect(self.hello.world, self.hello.samples) is None
         if plan.shuffled and shuffle is not None:
             self.history.shuffled(plan, shuffle)
         self.take(plan)

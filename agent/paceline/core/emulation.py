@@ -137,12 +137,12 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"PACELINE_EMULATE: {error}; expected a JSON object with a number for each rank in "
                 '"a_s" (seconds per size unit) and in "b_s" (seconds per step)'
             ) from error
-        if problem := emulation.problem(world):
-            raise ValueError(f"PACELINE_EMULATE: {problem}")
+        if defect := emulation.defect(world):
+            raise ValueError(f"PACELINE_EMULATE: {defect}")
         return emulation
 
-    def problem(self, world: int) -> str | None:
-        """Return the first problem for `world` ranks, naming the field; None if there is none."""
+    def defect(self, world: int) -> str | None:
+        """Return the first defect for `world` ranks, naming the field; None if there is none."""
         for name in _PER_RANK:
             values = getattr(self, name)
             if not values and name in ("c_s", "data_s"):
@@ -165,7 +165,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len(self.devices) not in (0, world):
             return f"devices = {len(self.devices)} devices: give one for each of {world} ranks"
         for rank, device in enumerate(self.devices):
-            if wrong := device.of(_ANY_DEVICE).problem():
+            if wrong := device.of(_ANY_DEVICE).defect():
                 return f"devices[{rank}].{wrong}"
         if self.seed < 0:
             return f"seed = {self.seed}: give a whole number ≥ 0"

@@ -126,7 +126,7 @@ class Ledger:
         """Return the reason why a segment cannot be this epoch's next segment; None if it can."""
         if plan.epoch != self.epoch:
             return f"it is for epoch {plan.epoch}, not {self.epoch}"
-        return plan.problem(world, len(self._unused)) or self._misfit(plan)
+        return plan.defect(world, len(self._unused)) or self._misfit(plan)
 
     def _misfit(self, plan: Plan) -> str | None:
         """Return the reason why a valid segment does not fit the samples left; None: it fits."""

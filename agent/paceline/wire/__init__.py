@@ -10,7 +10,7 @@
 - `codec`: conversion between messages and bus entries, with `WireError` for unreadable entries and
   `ForgedError` for entries that the control plane should have written, but did not;
 - `sealing`: encryption of data that only the control plane and one node may read;
-- `problems`: validation of values that types do not restrict enough;
+- `defects`: validation of values that types do not restrict enough;
 - `bus`: connections to the bus.
 
     fields = encode(Proposal(0, plan, "me"), run="r7")

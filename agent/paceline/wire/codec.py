@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
+from paceline.wire.defects import worded
 from paceline.wire.messages import Committed, Message, StepRecord
-from paceline.wire.problems import worded
 
 PROTOCOL_VERSION = 1
 _VERSION = b"%d" % PROTOCOL_VERSION

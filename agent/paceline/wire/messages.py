@@ -78,8 +78,8 @@ class RankDevice(msgspec.Struct, frozen=True):
         """Number of cores that the rank computes with, which `threads` may limit."""
         return min(self.cores, self.threads or self.cores)
 
-    def problem(self) -> str | None:
-        """Return the first problem, which begins with the field's name; None if there is none."""
+    def defect(self) -> str | None:
+        """Return the first defect, which begins with the field's name; None if there is none."""
         for field, text in (("kind", self.kind), ("name", self.name)):
             if not 0 < len(text) <= MOST_DEVICE_NAME or not text.isprintable():
                 value = repr(text[:MOST_DEVICE_NAME])

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.wire import problems
+from paceline.wire import defects
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
@@ -72,8 +72,8 @@ class Paces(msgspec.Struct, frozen=True):
     # Seconds per step, for each rank, 0 to 1e6.
     b: list[float]
 
-    def problem(self, width: int) -> str | None:
-        """Return the first problem with the values for `width` ranks; None if there is none."""
+    def defect(self, width: int) -> str | None:
+        """Return the first defect with the values for `width` ranks; None if there is none."""
         for name, least in (("a", 1e-100), ("c", 0.0), ("b", 0.0)):
             values: list[float] = getattr(self, name)
             if len(values) != width:
@@ -128,7 +128,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     A plan can be reproduced: given the run's sizes and the records of the steps in `feedback`, the
     same policy code makes the same plan.
 
-    A plan is validated once where it enters a process, by `problem`: the leader calls it before it
+    A plan is validated once where it enters a process, by `defect`: the leader calls it before it
     adopts a proposal, and ingest before it stores an adopted plan, so every plan that a leader
     adopts can be stored. The controller calls it on the result of its policy, before it proposes a
     plan, and on adopted plans that it did not propose. Ranks and readers of the store do not
@@ -209,7 +209,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         self.__dict__["assignment"] = assignment
         return self
 
-    def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
+    def defect(self, world: int | None = None, samples: int | None = None) -> str | None:
         """Return the reason why no leader may adopt the plan; None if it is valid by itself.
 
         `world` is the number of ranks of the attempt, `samples` the size of the data set; None:
@@ -219,29 +219,29 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         if world is None and self.counts:
             width = len(self.counts[0])
         return (
-            problems.of_whole(self, _BOUNDS)
-            or problems.of_times(self, ("plan_s",))
+            defects.of_whole(self, _BOUNDS)
+            or defects.of_times(self, ("plan_s",))
             or _of_texts(self)
             or _of_counts(self, width)
             or self.misfit(world, samples)
             or _of_forecast_and_feedback(self, width)
             or _of_threads(self.threads, width)
-            or problems.of_plain(self.memory, "memory")
-            or (None if self.paces is None else self.paces.problem(width))
+            or defects.of_plain(self.memory, "memory")
+            or (None if self.paces is None else self.paces.defect(width))
         )
 
     def misfit(self, world: int | None, samples: int | None) -> str | None:
         """Return the reason why a valid plan does not fit its attempt; None if it does.
 
-        For `world` and `samples` see `problem`.
+        For `world` and `samples` see `defect`.
         """
         width = len(self.counts[0])
         if world is not None and width != world:
             return _misshapen(world)
         return (
             _of_indices(self, samples)
-            or self.synchroniser.problem(world)
-            or (None if self.moves is None else self.moves.problem(width, samples))
+            or self.synchroniser.defect(world)
+            or (None if self.moves is None else self.moves.defect(width, samples))
         )
 
 
@@ -253,7 +253,7 @@ def pack_samples(samples: Ints) -> bytes:
 def _of_texts(plan: Plan) -> str | None:
     if plan.source not in _SOURCES:
         return f"source is {plan.source!a}: it must be 'controller', 'coast' or 'equal'"
-    return problems.of_text(plan.policy, "policy") or problems.of_text(plan.why, "why")
+    return defects.of_text(plan.policy, "policy") or defects.of_text(plan.why, "why")
 
 
 def _of_counts(plan: Plan, width: int) -> str | None:

@@ -33,8 +33,8 @@ class Shards(msgspec.Struct, frozen=True):
         held = np.frombuffer(self.held, "<u2").astype(np.int64)
         return np.where(held == NOWHERE, -1, held)
 
-    def problem(self, world: int, samples: int) -> str | None:
-        """Return the first problem with the values; None if there is none."""
+    def defect(self, world: int, samples: int) -> str | None:
+        """Return the first defect with the values; None if there is none."""
         count = len(self.limits)
         if len(self.nodes) != world:
             return f"shards.nodes has {len(self.nodes)} entries for {world} ranks"
@@ -67,8 +67,8 @@ class Moves(msgspec.Struct, frozen=True):
         samples, ranks = np.frombuffer(self.samples, "<u4"), np.frombuffer(self.ranks, "<u4")
         return samples.astype(np.int64), ranks.astype(np.int64)
 
-    def problem(self, world: int, samples: int | None) -> str | None:
-        """Return the first problem with the values; None if there is none.
+    def defect(self, world: int, samples: int | None) -> str | None:
+        """Return the first defect with the values; None if there is none.
 
         `world` is the number of ranks, `samples` the size of the data set; None: unknown.
         """

@@ -4,7 +4,7 @@
 
 travels as ``{"name": "partial", "parameters": {"staleness": 4, "mean": true, "probes": 2}}``. A
 parameter that has its default is left out. Decoding rejects values with which training is
-impossible for any number of ranks. `Synchronisation.problem` also checks the values against the
+impossible for any number of ranks. `Synchronisation.defect` also checks the values against the
 number of ranks.
 """
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from paceline.wire.problems import worded
+from paceline.wire.defects import worded
 
 _LARGEST_INTEGER = 2**31 - 1
 Natural = Annotated[int, Meta(ge=0, le=_LARGEST_INTEGER)]
@@ -152,7 +152,7 @@ class _SyncBase(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fi
     def stale(self) -> bool:
         return False
 
-    def problem(self, world: int | None = None) -> str | None:
+    def defect(self, world: int | None = None) -> str | None:
         """Return why `world` ranks cannot train with the synchronisation; None if they can.
 
         With `world` None, return None if at least one number of ranks can train. A value made in
@@ -162,9 +162,9 @@ class _SyncBase(msgspec.Struct, frozen=True, tag_field="name", forbid_unknown_fi
             decode(msgspec.msgpack.encode(self))
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             return f"synchroniser {self.name!r}: {error}"
-        return None if world is None else self._problem(world)
+        return None if world is None else self._defect(world)
 
-    def _problem(self, world: int) -> str | None:
+    def _defect(self, world: int) -> str | None:
         return None
 
 
@@ -251,7 +251,7 @@ class Hierarchical(_SyncBase, frozen=True, tag="hierarchical"):
         """True if a round may apply gradients that were computed in earlier rounds."""
         return self.parameters.staleness != 0
 
-    def _problem(self, world: int) -> str | None:
+    def _defect(self, world: int) -> str | None:
         groups = self.parameters.groups
         if sorted(rank for group in groups for rank in group) == list(range(world)):
             return None

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from paceline.wire import State, problems
+from paceline.wire import State, defects
 from paceline_backend.store.audit import RESERVED
 
 
 def _text(value: str) -> str:
     if "\0" in value:
         raise ValueError("contains a NUL character, which neither processes nor databases accept")
-    if reason := problems.of_text(value, "it"):
+    if reason := defects.of_text(value, "it"):
         raise ValueError(reason)
     return value
 
@@ -53,7 +53,7 @@ def bounded_variables(variables: dict[str, str]) -> dict[str, str]:
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:
     """Return the value if JSON and MessagePack can hold it."""
-    if reason := problems.of_plain(value, "it"):
+    if reason := defects.of_plain(value, "it"):
         raise ValueError(reason)
     return value
 

@@ -70,7 +70,7 @@ def readyz(request: Request, response: Response) -> Readiness:
 
 
 def _database(probe: Probe) -> str:
-    problem = probe.problem()
+    problem = probe.error()
     if problem is not None:
         log.warning("not ready: %s", problem)
         return _AWAY

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.wire import is_node, problems
+from paceline.wire import defects, is_node
 from paceline_backend import requests
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.identity import Scope, identity_of
@@ -34,7 +34,7 @@ _LONGEST_LIFETIME_S = 100 * 366 * 24 * 3600.0
 
 
 def _name(value: str) -> str:
-    if reason := problems.of_text(value, "it"):
+    if reason := defects.of_text(value, "it"):
         raise ValueError(reason)
     if not value.isprintable():
         raise ValueError("contains characters that cannot be printed")

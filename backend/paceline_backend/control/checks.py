@@ -94,7 +94,7 @@ class Checks:
 
         Args:
             messages: pairs of public run id and message.
-            sound: True if the messages have already passed `problem`.
+            sound: True if the messages have already passed `defect`.
         """
         # Clear the cache before `_read` fills it with the runs of these messages.
         if len(self._runs) > _KNOWN:
@@ -131,7 +131,7 @@ class Checks:
 
     def _reason(self, run: str, message: Message, sound: bool) -> str | None:
         if isinstance(message, NodeState):
-            return problem(message)
+            return defect(message)
         known = self._runs.get(run)
         if known is None:
             return f"unknown run {run!a}"
@@ -142,10 +142,10 @@ class Checks:
         return None if reason is None else f"run {run}: {reason}"
 
 
-def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
-    """Return the problem of a message, or None; an error during the check counts as a problem."""
+def defect(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
+    """Return the defect of a message, or None; an error during the check counts as a defect."""
     try:
-        return telemetry.problem(message, world, samples)
+        return telemetry.defect(message, world, samples)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -158,10 +158,10 @@ def _of_run(run: _Run, message: Message, sound: bool) -> str | None:
     if isinstance(message, StepBatch | RoundBatch):
         return _of_records(run, message)
     if isinstance(message, MetricBatch):
-        return problem(message) or _of_records(run, message)
+        return defect(message) or _of_records(run, message)
     known = run.attempts.get(message.attempt) if isinstance(message, Adopted) else None
     terms = (None, None) if known is None else (known.world, known.samples)
-    if not sound and (reason := problem(message, *terms)):
+    if not sound and (reason := defect(message, *terms)):
         return reason
     number = message.attempt if isinstance(message, _OF_ATTEMPT) else 0
     if number > run.last_attempt:

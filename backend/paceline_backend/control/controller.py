@@ -226,7 +226,7 @@ class Controller:
             # Take only the samples from the offer. `plan.memory` stays as it was decoded: the
             # policy may still change the memory object in the offer.
             plan.keeping(taken[0].assignment)
-        elif reason := plan.problem(state.hello.world, state.hello.samples):
+        elif reason := plan.defect(state.hello.world, state.hello.samples):
             self._report("an adopted segment is ignored", reason)
             return
         late = plan.seq < state.seq
@@ -265,7 +265,7 @@ class Controller:
             plan = made[0]
             # Check the segment as the leader does, because the leader would refuse it for the same
             # reason.
-            reason: Exception | str | None = plan.problem(state.hello.world, state.hello.samples)
+            reason: Exception | str | None = plan.defect(state.hello.world, state.hello.samples)
         # Policies are plug-ins, and a stored state may come from another version of the plug-in, so
         # any error can occur.
         except Exception as error:

@@ -65,7 +65,7 @@ from paceline.wire import (
 from paceline.wire.bus import connect
 from paceline.wire.parts import joined
 from paceline_backend import backends
-from paceline_backend.control.checks import Checks, problem
+from paceline_backend.control.checks import Checks, defect
 from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry, in_order
 from paceline_backend.control.writers import Received, Writers, ends
 from paceline_backend.requests import rejected, streams
@@ -462,7 +462,7 @@ class Ingest:
     def _write_apart(self, items: list[_Item], stop: threading.Event) -> set[str]:
         """Commit items in two halves, because they cannot be committed together; see `_write`."""
         for item in items:
-            item.reason = None if item.message is None else problem(item.message)
+            item.reason = None if item.message is None else defect(item.message)
         good = [item for item in items if item.reason is None]
         if len(good) < len(items):
             return self._write(good, stop) if good else set()
@@ -693,6 +693,6 @@ def _assembled(store: Store, named: hellos.HelloKey, ranks: int) -> Hello:
     hello = joined(data, named.digest, ranks)
     if hello.attempt != named.attempt:
         raise WireError(f"parts of attempt {named.attempt} form a Hello of attempt {hello.attempt}")
-    if reason := problem(hello):
+    if reason := defect(hello):
         raise WireError(reason)
     return hello

@@ -5,7 +5,7 @@
 
 Trials show whether the preset takes longer than plain DDP: a small copy of the run, based on the
 models that were fitted to its steps, trains for a few epochs of 32 steps under both. The policy's
-declaration of what it takes into account (`policies.base.Accounts`) then explains the result.
+declaration of what it takes into account (`policies.base.Criteria`) then explains the result.
 Trials take a fraction of a second, far less than a forecast. If there is a forecast, its figures
 can replace the trials.
 """
@@ -26,7 +26,7 @@ from paceline.core.emulation import Emulation
 from paceline.wire import RankDevice
 from paceline_backend import policies
 from paceline_backend.policies import Models, Policy
-from paceline_backend.policies.base import Accounts, Floats, Ints
+from paceline_backend.policies.base import Criteria, Floats, Ints
 from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import hello_of
@@ -119,30 +119,30 @@ class Fitness:
         return sum(trial.time_s(policies.make("bsp")) for trial in self._trials)
 
     def _harm(self, policy: Policy, ratio: float | None) -> list[Caution]:
-        accounts, name = policy.accounts, policy.name
+        criteria, name = policy.criteria, policy.name
         ratio = self.ratio(policy) if ratio is None else ratio
         if ratio <= HARM:
             return []
         times = f"{ratio:.1f} times as long as" if ratio >= 1.5 else f"{ratio - 1:.0%} longer than"
-        causes = "; ".join(self._causes(accounts, relaxed=policy.relaxed))
+        causes = "; ".join(self._causes(criteria, relaxed=policy.relaxed))
         return [Caution(f"{name} would take about {times} plain DDP (bsp): {causes}", harm=True)]
 
-    def _causes(self, accounts: Accounts, *, relaxed: bool) -> list[str]:
+    def _causes(self, criteria: Criteria, *, relaxed: bool) -> list[str]:
         cost, causes = self._conditions.models.cost, []
-        if accounts.cost == "sum" and cost.padded:
+        if criteria.cost == "sum" and cost.padded:
             causes.append("it adds up sizes, but batches are padded to their longest sample")
-        if accounts.cost == "padded" and not cost.padded:
+        if criteria.cost == "padded" and not cost.padded:
             causes.append("it assumes padded batches, but batches cost the sum of their sizes")
-        if accounts.cost in ("sum", "padded") and cost.kappa > 0:
+        if criteria.cost in ("sum", "padded") and cost.kappa > 0:
             causes.append("it ignores that a sample's cost grows faster than its length")
-        if accounts.cost == "fitted" and accounts.counts and cost.padded:
+        if criteria.cost == "fitted" and criteria.counts and cost.padded:
             causes.append("it cannot balance padded batches at fixed counts")
-        if accounts.capacity:
+        if criteria.capacity:
             causes.append("its capacity does not match the speeds that were measured")
-        elif accounts.goes_by_devices and self._by_devices:
+        elif criteria.goes_by_devices and self._by_devices:
             by = self._by_devices
             causes.append(f"capacities by {by} do not match the speeds that were measured")
-        if accounts.steps:
+        if criteria.steps:
             causes.append(
                 "it mistakes ranks that got long samples for slow ranks: batches of "
                 f"{self._samples_per_rank} vary by {self._spread:.0%}"
@@ -153,27 +153,27 @@ class Fitness:
 
     def _blind(self, policy: Policy) -> list[Caution]:
         """Return warnings about conditions in which the policy can hardly balance the ranks."""
-        accounts, of, words = policy.accounts, self._conditions, []
+        criteria, of, words = policy.criteria, self._conditions, []
         single = of.global_batch < 2 * of.models.world
-        if accounts.cost == "sum" and single and not of.models.cost.padded:
+        if criteria.cost == "sum" and single and not of.models.cost.padded:
             words.append(
                 f"{policy.name} gives some ranks several samples, and adds up their sizes: ranks "
                 "have had one sample each, so it is not known whether batches are padded"
             )
-        if not accounts.counts:
+        if not criteria.counts:
             return [Caution(each) for each in words]
-        if accounts.goes_by_devices and not self._by_devices:
+        if criteria.goes_by_devices and not self._by_devices:
             words.append(
                 f"{policy.name} gives all ranks equal batches: what their devices can do is not "
                 "known"
             )
-        if accounts.speeds and self._coarseness > _COARSE_ROUNDING:
+        if criteria.speeds and self._coarseness > _COARSE_ROUNDING:
             words.append(
                 f"{policy.name} can hardly balance these ranks: each has about "
                 f"{self._samples_per_rank} samples, and the best whole counts take "
                 f"{self._coarseness - 1:.0%} longer than samples that could be divided"
             )
-        if accounts.cost is None and self._longest > _DECIDES:
+        if criteria.cost is None and self._longest > _DECIDES:
             words.append(
                 f"{policy.name} does not look at sizes, and sizes decide a step: with equal counts "
                 f"the longest batch of a step costs {self._longest - 1:.0%} more than the mean"

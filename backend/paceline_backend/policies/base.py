@@ -25,12 +25,12 @@ from __future__ import annotations
 from paceline.wire import Assignment
 from paceline_backend.policies.parameters import BatchesOf, Parameters, PerRank
 from paceline_backend.policies.parts import (
-    Accounts,
     Allocation,
     Allocator,
     Changes,
     Choice,
     Chooser,
+    Criteria,
     KeepPlacement,
     NodeChooser,
     Policy,
@@ -51,7 +51,6 @@ from paceline_backend.policies.values import (
 )
 
 __all__ = [
-    "Accounts",
     "Allocation",
     "Allocator",
     "Assignment",
@@ -59,6 +58,7 @@ __all__ = [
     "Changes",
     "Choice",
     "Chooser",
+    "Criteria",
     "Feedback",
     "Floats",
     "Ints",

@@ -156,7 +156,7 @@ class StepsChooser(Chooser, Protocol):
 
 
 @dataclass(frozen=True)
-class Accounts:
+class Criteria:
     """The facts that a policy takes into account when it divides a global batch among the ranks.
 
     `insight.fitness` compares them with the run's measurements, and warns before a switch. By
@@ -210,7 +210,7 @@ class Policy:
     streams: bool = False
     # True if the policy sets CPU threads, whose effect telemetry does not show.
     threads: bool = False
-    accounts: Accounts = Accounts()
+    criteria: Criteria = Criteria()
 
     @property
     def relaxed(self) -> bool:
@@ -250,9 +250,9 @@ class Policy:
         if isinstance(chooser, StepsChooser):
             chooser = chooser.on_steps(first_step, uneven=uneven_steps)
         choice = chooser.choose(feedback, world, memory.get(CHOOSER, {}))
-        if problem := choice.synchroniser.problem(world):
+        if defect := choice.synchroniser.defect(world):
             raise ValueError(
-                f"policy: {self.name} chose a synchroniser that {world} ranks cannot run: {problem}"
+                f"policy: {self.name} chose a synchroniser that {world} ranks cannot run: {defect}"
             )
         return choice
 

@@ -86,8 +86,8 @@ def _checked(name: str, policy: Policy, world: int | None) -> Policy:
     how = policy.synchroniser
     if not isinstance(how, Synchronisation):
         return policy
-    if problem := how.problem(world):
-        raise ValueError(f"policy: {name}: {problem}")
+    if defect := how.defect(world):
+        raise ValueError(f"policy: {name}: {defect}")
     return policy
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core import driver
 from paceline.core.errors import PacelineError
-from paceline.wire import OBSERVED, problems
+from paceline.wire import OBSERVED, defects
 from paceline_backend import backends, policies
 from paceline_backend.policies import streams
 from paceline_backend.store.new_runs import NewRun
@@ -102,7 +102,7 @@ def check_policy(
         InvalidRequestError: there is no such policy, it does not accept the parameters, or it
             cannot keep the token budget.
     """
-    if reason := problems.of_plain(dict(parameters), "parameters"):
+    if reason := defects.of_plain(dict(parameters), "parameters"):
         raise InvalidRequestError("parameters", reason, reason)
     try:
         made = policies.make(policy, parameters, world)

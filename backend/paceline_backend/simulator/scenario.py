@@ -86,7 +86,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Time in seconds of an exchange of relaxed synchronisation; None: the time of an all-reduce.
     round_s: float | None = None
 
-    def problem(self) -> str | None:
+    def defect(self) -> str | None:
         """Return a message on the first field with an illegal value; None if all are legal."""
         for name in ("latency_s", "bytes", "fixed_s"):
             value = getattr(self, name)
@@ -237,12 +237,12 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ScenarioError(f"seed: {self.seed}; give 0 or more")
         if self.loss_mean not in MEANS:
             raise ScenarioError(f'loss_mean: {self.loss_mean!r}; give "samples", "size" or "ranks"')
-        if problem := self.sizes.problem() or self.communication.problem():
-            raise ScenarioError(problem)
+        if defect := self.sizes.defect() or self.communication.defect():
+            raise ScenarioError(defect)
         self._check_policies()
         self._check_numbers()
-        if problem := self.emulation().problem(self.workers):
-            raise ScenarioError(f"devices.{problem}")
+        if defect := self.emulation().defect(self.workers):
+            raise ScenarioError(f"devices.{defect}")
         room = self.memory_limits()
         if room and min(room) < 0:
             raise ScenarioError(f"limits: {min(room)}; give each worker 0 samples or more")

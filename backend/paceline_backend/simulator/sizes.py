@@ -41,7 +41,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str | None = None
     column: str | None = None
 
-    def problem(self) -> str | None:
+    def defect(self) -> str | None:
         """Return a message on the first field with an illegal value; None if all are legal."""
         if (self.distribution is None) == (self.file is None):
             return "sizes: give either distribution or file"

@@ -29,7 +29,7 @@ def plan(blob: bytes, world: int | None, samples: int | None) -> Plan | None:
     """Decode a stored plan; return None if it does not fit the Hello of its attempt.
 
     A plan can arrive and be stored before that Hello, so the two cannot be compared earlier. For
-    `world` and `samples` see `Plan.problem`.
+    `world` and `samples` see `Plan.defect`.
     """
     value = unpack(blob, Plan)
     if (reason := value.misfit(world, samples)) is None:

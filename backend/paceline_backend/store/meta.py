@@ -39,19 +39,19 @@ class Probe:
         self._clock = clock
         self._asking = threading.Lock()
         self._asked_at = -math.inf
-        self._problem: StoreError | None = None
+        self._error: StoreError | None = None
 
-    def problem(self) -> StoreError | None:
+    def error(self) -> StoreError | None:
         """Return the error of the latest check, or None if the database accepted its write."""
         first = self._asked_at == -math.inf
         if self._asking.acquire(blocking=first):
             try:
                 if self._clock() >= self._asked_at + self._every_s:
-                    self._problem = self._ask()
+                    self._error = self._ask()
                     self._asked_at = self._clock()
             finally:
                 self._asking.release()
-        return self._problem
+        return self._error
 
     def _ask(self) -> StoreError | None:
         row = {"name": "probe", "value": str(time.time())}

@@ -3,7 +3,7 @@
 Ingest calls these functions before it stores a message. Each function returns the reason to refuse
 a message, which begins with the name of a field, or None if the message is valid. Any program that
 can write to the bus can send messages, so fields of the right type may have invalid values.
-Segments are validated by `Plan.problem`, which the leader also calls.
+Segments are validated by `Plan.defect`, which the leader also calls.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from paceline.wire import (
     RunState,
 )
 from paceline.wire import metrics as wire_metrics
+from paceline.wire.defects import of_plain, of_text, of_times, of_whole
 from paceline.wire.parts import DIGEST_BYTES, MOST_PARTS, PART_BYTES
 from paceline.wire.plan import MOST_STEPS
-from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.states import REPORTED, State
 
 # Maximum number of ranks. It is limited, because the state of all ranks must fit into memory.
@@ -81,7 +81,7 @@ def of_hello(hello: Hello) -> str | None:
         _of_budget_alone(hello) or _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
     )
     if reason is None and hello.shards is not None:
-        return hello.shards.problem(hello.world, len(hello.sizes) // 8)
+        return hello.shards.defect(hello.world, len(hello.sizes) // 8)
     return reason
 
 
@@ -167,7 +167,7 @@ def _of_ranks(hello: Hello) -> str | None:
     if len(hello.devices) not in (0, hello.world):
         return f"devices has {len(hello.devices)} values for {hello.world} ranks"
     for device in hello.devices:
-        if reason := device.problem():
+        if reason := device.defect():
             return f"devices: {reason}"
     if len(hello.profiles) not in (0, hello.world):
         return f"profiles has {len(hello.profiles)} values for {hello.world} ranks"
@@ -186,7 +186,7 @@ def _of_emulated(hello: Hello) -> str | None:
         devices = msgspec.convert(hello.emulated, Emulation)
     except msgspec.ValidationError as error:
         return f"emulated: {error}"
-    reason = devices.problem(hello.world)
+    reason = devices.defect(hello.world)
     return reason and f"emulated: {reason}"
 
 

@@ -275,7 +275,7 @@ def _check_legal(made: Plan, shuffled: Shuffle, problem: Problem) -> None:
         f"threads: {made.threads}; give none, or an integer of 1 or more for each of {world} ranks"
     )
     how = made.synchroniser
-    refused = how.problem(world)
+    refused = how.defect(world)
     assert refused is None, refused
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(how), type=Synchronisation)
     assert arrived == how, f"synchroniser: {how} is not the same after it is sent in a segment"

@@ -42,7 +42,7 @@ def reads(store: Store) -> list[str]:
 
 def test_it_writes(database_url: str) -> None:
     with Store.open(database_url) as store:
-        assert Probe(store).problem() is None
+        assert Probe(store).error() is None
         query = sa.select(schema.meta.c.value).where(schema.meta.c.name == "probe")
         with store.read() as connection:
             assert float(connection.execute(query).scalar_one()) > 0
@@ -64,28 +64,28 @@ def test_a_database_that_may_only_be_read(database_url: str) -> None:
                 connection.commit()
 
         assert reads(store) == ["r"]
-        assert "read" in str(Probe(store).problem())
+        assert "read" in str(Probe(store).error())
 
 
 def test_a_full_disk(small_disk: SmallDisk) -> None:
     with Store.open(f"sqlite:///{small_disk.path / 'paceline.db'}") as store:
         probe = Probe(store, clock=Clock())
-        assert probe.problem() is None
+        assert probe.error() is None
         small_disk.fill()
-        assert "full" in str(probe.problem())
+        assert "full" in str(probe.error())
         assert reads(store) == []
         small_disk.empty()
-        assert probe.problem() is None
+        assert probe.error() is None
 
 
 def test_another_writer_is_waited_for_no_longer_than_asked(store: Store, path: Path) -> None:
     probe = Probe(store, wait_s=0.05, clock=Clock())
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    assert "locked" in str(probe.problem())
+    assert "locked" in str(probe.error())
     other.execute("ROLLBACK")
     other.close()
-    assert probe.problem() is None
+    assert probe.error() is None
     with store.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
 
@@ -93,20 +93,20 @@ def test_another_writer_is_waited_for_no_longer_than_asked(store: Store, path: P
 def test_frequent_questions_get_the_last_answer(store: Store, path: Path) -> None:
     now = 0.0
     probe = Probe(store, every_s=1.0, clock=lambda: now)
-    assert probe.problem() is None
+    assert probe.error() is None
     path.rename(path.with_suffix(".away"))
     now = 0.9
-    assert probe.problem() is None
+    assert probe.error() is None
     now = 1.0
-    assert probe.problem() is not None
+    assert probe.error() is not None
 
 
 def test_a_deleted_file_takes_nothing(store: Store, path: Path) -> None:
     """SQLite would go on, and all of it would be lost at the next start."""
     probe = Probe(store, clock=Clock())
-    assert probe.problem() is None
+    assert probe.error() is None
     path.rename(path.with_suffix(".away"))
-    assert "its file was deleted" in str(probe.problem())
+    assert "its file was deleted" in str(probe.error())
     with pytest.raises(StoreUnavailableError, match="was deleted"):
         add_run(store, "s")
     with pytest.raises(StoreUnavailableError, match="was deleted"):
@@ -116,5 +116,5 @@ def test_a_deleted_file_takes_nothing(store: Store, path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="was replaced"):
         reads(store)
     path.with_suffix(".away").rename(path)
-    assert probe.problem() is None
+    assert probe.error() is None
     assert reads(store) == ["r"]

@@ -121,7 +121,7 @@ def test_emulated_devices() -> None:
         ([EmulatedDevice("cpu", "Xeon"), EmulatedDevice("cpu", "", 2)], "devices[1].name = ''"),
         ([EmulatedDevice("cpu", "X", 0), EmulatedDevice("cpu", "X")], "devices[0].cores = 0"),
     ]:
-        assert says in str(msgspec.structs.replace(made, devices=devices).problem(2))
+        assert says in str(msgspec.structs.replace(made, devices=devices).defect(2))
 
 
 def test_ranks_that_stay_keep_their_devices() -> None:
@@ -129,4 +129,4 @@ def test_ranks_that_stay_keep_their_devices() -> None:
     emulated = [EmulatedDevice("cpu", name) for name in ("a", "b", "c")]
     made = remaining(Emulation([1.0, 2.0, 3.0], [0.0] * 3, devices=emulated), [0, 2])
     assert (made.a_s, [device.name for device in made.devices]) == ([1.0, 3.0], ["a", "c"])
-    assert made.problem(2) is None
+    assert made.defect(2) is None

@@ -195,7 +195,7 @@ def test_a_proposal_is_filled_and_what_has_samples_is_refused() -> None:
     asked = proposal(paces=equal(2, [1.0, 3.0]), shares=[0.75, 0.25])
     assert made.refusal(asked, 2) is None
     filled = made.filled(asked)
-    assert filled.problem(2, 12) is None
+    assert filled.defect(2, 12) is None
     assert [sum(row) for row in filled.counts] == [4, 4, 4]
     assert filled.epoch_end
     assert np.array(filled.ett_s).shape == (3, 2)

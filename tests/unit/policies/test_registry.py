@@ -28,10 +28,10 @@ from paceline_backend.simulator.scenario import ScenarioError
 
 
 def test_presets_that_balance_by_size_and_speed() -> None:
-    balance = {name for name in policies.names() if policies.make(name).accounts.balances}
+    balance = {name for name in policies.names() if policies.make(name).criteria.balances}
     assert balance == {"chronica", "paceline", "paceline-relaxed"}
-    assert policies.make("ad-psgd", {"batches": "paceline"}).accounts.balances
-    assert not policies.make("paceline-relaxed", {"batches": "boa"}).accounts.balances
+    assert policies.make("ad-psgd", {"batches": "paceline"}).criteria.balances
+    assert not policies.make("paceline-relaxed", {"batches": "boa"}).criteria.balances
 
 
 def test_presets_come_from_entry_points() -> None:

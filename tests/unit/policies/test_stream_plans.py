@@ -47,7 +47,7 @@ def test_only_policies_that_speeds_decide_can_plan_a_stream() -> None:
     with pytest.raises(ValueError, match="chronica cannot plan a stream"):
         plan_stream(
             policies.make("chronica", {}),
-            History(STREAM).problem(4, 0, shuffle=True),
+            History(STREAM).defect(4, 0, shuffle=True),
             window(0).feedback(),
         )
     with pytest.raises(InvalidRequestError, match="rna cannot plan a stream"):
@@ -58,13 +58,13 @@ def test_only_policies_that_speeds_decide_can_plan_a_stream() -> None:
 @pytest.mark.parametrize(("policy", "balances"), [("bsp", False), ("paceline", True)])
 def test_a_plan_has_speeds_and_no_samples(policy: str, balances: bool) -> None:
     made = policies.make(policy, {})
-    problem = History(STREAM).problem(4, 0, shuffle=True)
+    problem = History(STREAM).defect(4, 0, shuffle=True)
     unknown = plan_stream(made, problem, window(0).feedback())
     assert (unknown.paces, unknown.shares) == (None, [])
     plan = plan_stream(made, problem, window(20).feedback())
     assert plan.paces is not None
     assert plan.paces.a == pytest.approx(A_S, rel=0.05)
-    assert plan.paces.problem(2) is None
+    assert plan.paces.defect(2) is None
     assert plan.shares == (pytest.approx([0.75, 0.25], rel=0.05) if balances else [])
     assert plan.assignment.counts.tolist() == [[0, 0]] * 4
 
@@ -72,7 +72,7 @@ def test_a_plan_has_speeds_and_no_samples(policy: str, balances: bool) -> None:
 def test_a_controller_offers_it_and_goes_on_after_gaps() -> None:
     history = History(STREAM)
     made, _ = offer(history, window(20), policies.make("paceline", {}), 0)
-    assert made.problem(2) is None
+    assert made.defect(2) is None
     assert (made.indices, made.shuffled) == (b"", False)
     ran = adopted(3, 6).plan
     history.adopt(ran)

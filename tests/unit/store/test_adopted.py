@@ -1,4 +1,4 @@
-"""What a leader adopts can be stored: leader, controller and ingest call `Plan.problem`."""
+"""What a leader adopts can be stored: leader, controller and ingest call `Plan.defect`."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_no_sample_moves_that_there_is_not() -> None:
 @given(segment=segments())
 def test_what_a_leader_adopts_is_stored(store: Store, names: Iterator[str], segment: Plan) -> None:
     assume(ledger().refusal(segment, WORLD) is None)
-    assert telemetry.problem(Adopted(0, segment, 50.0), WORLD, SAMPLES) is None
+    assert telemetry.defect(Adopted(0, segment, 50.0), WORLD, SAMPLES) is None
     adopt(store, next(names), segment)
 
 
@@ -181,7 +181,7 @@ def test_what_no_database_takes_is_neither_adopted_nor_stored(changes: dict[str,
     segment = msgspec.structs.replace(GOOD, **changes)
     assert ledger().refusal(GOOD, WORLD) is None
     assert ledger().refusal(segment, WORLD) is not None
-    assert (telemetry.problem(Adopted(0, segment, 50.0)) or "").startswith("Adopted.plan: ")
+    assert (telemetry.defect(Adopted(0, segment, 50.0)) or "").startswith("Adopted.plan: ")
 
 
 def test_text_may_hold_nul(store: Store, names: Iterator[str]) -> None:

@@ -43,7 +43,7 @@ def test_synchronisations_are_taken_or_refused(good: Synchronisation, count: int
         except ValueError as error:
             assert str(error)
             continue
-        if what.problem(WORLD) is None:
+        if what.defect(WORLD) is None:
             models.make(what, WORLD, seed=0)
             taken += 1
     assert taken  # else no variant came past the first check

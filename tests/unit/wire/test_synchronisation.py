@@ -46,7 +46,7 @@ def test_names_parameters_and_digests_stay(
     what = synchronisation.decode(msgspec.msgpack.encode(plain))
     assert msgspec.to_builtins(what) == plain
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(what)) == plain
-    assert (what.name, what.digest, what.problem(3)) == (name, digest, None)
+    assert (what.name, what.digest, what.defect(3)) == (name, digest, None)
 
 
 def test_all_types_are_named() -> None:
@@ -134,7 +134,7 @@ def test_what_python_code_made_is_checked_too(rules: dict[str, Any], says: str) 
 def test_groups_must_be_those_of_the_ranks(groups: list[list[int]]) -> None:
     made = Hierarchical(HierarchicalRules(**RNA, groups=groups, every=None))
     assert made.problem() is None
-    assert f"parameters.groups: {groups} do not match 2 ranks" in str(made.problem(2))
+    assert f"parameters.groups: {groups} do not match 2 ranks" in str(made.defect(2))
 
 
 def test_an_unknown_name_is_refused_with_those_that_ranks_know() -> None:

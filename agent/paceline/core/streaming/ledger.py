@@ -205,7 +205,7 @@ class StreamLedger:
             )
         if plan.indices:
             return "it lists samples, but the leader chooses the samples of a stream"
-        return plan.problem(world)
+        return plan.defect(world)
 
     def filled(self, plan: Plan) -> Plan:
         """Return a proposed segment after choosing its samples; the result may have fewer steps."""

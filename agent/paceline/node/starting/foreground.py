@@ -91,8 +91,8 @@ def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
         made = msgspec.json.decode(text, type=Emulation)
     except msgspec.DecodeError as error:
         raise InputError(f'--emulate: {error}; give {{"a_s": [W], "b_s": [W], …}}') from error
-    if problem := made.problem(nproc or max(1, len(made.a_s))):
-        raise InputError(f"--emulate: {problem}")
+    if defect := made.defect(nproc or max(1, len(made.a_s))):
+        raise InputError(f"--emulate: {defect}")
     return made.as_dict()
 
 

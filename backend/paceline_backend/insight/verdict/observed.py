@@ -68,7 +68,7 @@ class ObservedSteps:
     # Policy in force in the last step. `wire.OBSERVED`: the script divides its batches; empty:
     # unknown.
     policy: str = ""
-    # True if the policy divides each global batch by sizes and speeds: see `Accounts.balances`.
+    # True if the policy divides each global batch by sizes and speeds: see `Criteria.balances`.
     balances: bool = False
     # True if ranks get equal local batches regardless of the plan, because the script's loss does
     # not allow uneven batches.
@@ -247,7 +247,7 @@ def read_observed(
 
 def _balances(policy: switches.Switch) -> bool:
     try:
-        return policies.make(policy.policy, policy.parameters).accounts.balances
+        return policies.make(policy.policy, policy.parameters).criteria.balances
     # The policy is `OBSERVED`, this server lacks the preset or one of its parameters, or a plug-in
     # raises an error of its own.
     except Exception:

@@ -129,7 +129,7 @@ def make(parameters: counts.CountsParameters) -> Policy:
         shuffler=KeepPlacement(),
         plain_batches=True,
         allocator=MinMaxAllocator(),
-        accounts=counts.accounts(parameters, steps=parameters.window),
+        criteria=counts.criteria(parameters, steps=parameters.window),
     )
 
 

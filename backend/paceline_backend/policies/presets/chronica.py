@@ -16,8 +16,8 @@ import numpy as np
 from msgspec import Meta
 
 from paceline_backend.policies.base import (
-    Accounts,
     Assignment,
+    Criteria,
     Floats,
     Ints,
     Models,
@@ -228,7 +228,7 @@ def make(parameters: ChronicaParameters) -> Policy:
         scheduler=PaperScheduler() if paper else LevelledScheduler(),
         shuffler=ChronicaShuffler(paper),
         homes=True,
-        accounts=Accounts(cost="sum", speeds=True),
+        criteria=Criteria(cost="sum", speeds=True),
     )
 
 

@@ -15,8 +15,8 @@ from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import (
-    Accounts,
     Assignment,
+    Criteria,
     Ints,
     KeepPlacement,
     Models,
@@ -117,7 +117,7 @@ def make(parameters: PacelineParameters) -> Policy:
         foretells=True,
         plain_batches=not free,
         streams=not free and parameters.cost != "padded",
-        accounts=Accounts("fitted" if parameters.cost == "auto" else parameters.cost, speeds=True),
+        criteria=Criteria("fitted" if parameters.cost == "auto" else parameters.cost, speeds=True),
     )
 
 

@@ -44,10 +44,10 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     """
     if problem.grid == 1:
         return batches
-    follows = policy.balances and problem.counts is None and policy.accounts.cost is not None
+    follows = policy.balances and problem.counts is None and policy.criteria.cost is not None
     homes = homes_of(problem)
     nodes = None if homes is None else np.unique(homes, return_inverse=True)[1]
-    levels = problem.counts is not None and policy.accounts.cost is not None
+    levels = problem.counts is not None and policy.criteria.cost is not None
     counts, samples = [], []
     ends = np.cumsum(batches.counts.sum(axis=1))[:-1]
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
@@ -187,7 +187,7 @@ def within_limits(
     limits = problem.token_limits
     if limits is None:
         return batches
-    follows = policy.balances and problem.counts is None and policy.accounts.cost is not None
+    follows = policy.balances and problem.counts is None and policy.criteria.cost is not None
     counts, samples = [], []
     ends = np.cumsum(batches.counts.sum(axis=1))[:-1]
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)

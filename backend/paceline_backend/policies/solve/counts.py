@@ -17,7 +17,7 @@ from paceline.core.cost import Cost
 from paceline.core.dealing import dealt
 from paceline.wire import Assignment
 from paceline_backend.policies.parameters import Parameters
-from paceline_backend.policies.parts import Accounts, Allocation, Allocator, KeepPlacement, Policy
+from paceline_backend.policies.parts import Allocation, Allocator, Criteria, KeepPlacement, Policy
 from paceline_backend.policies.predict.linear import LinearPredictor, WindowSteps
 from paceline_backend.policies.solve.balance import partition
 from paceline_backend.policies.solve.order import remaining_in_order
@@ -233,14 +233,14 @@ def scheduler(parameters: CountsParameters) -> CountedScheduler:
     return CountedScheduler(levelled=parameters.which == "levelled")
 
 
-def accounts(
+def criteria(
     parameters: CountsParameters, steps: int = 0, capacity: tuple[float, ...] | None = None
-) -> Accounts:
+) -> Criteria:
     """Return what a preset with an allocator of counts takes into account.
 
     For the arguments see `policy`.
     """
-    return Accounts(
+    return Criteria(
         cost="fitted" if parameters.which == "levelled" else None,
         speeds=capacity is None,
         capacity=capacity or (),
@@ -261,7 +261,7 @@ def policy(
     """Make the policy of a preset whose allocator chooses each worker's number of samples.
 
     The policy's predictor is for the displayed expected times (ETT), for levelling, and for
-    allocators that need models. `steps` is as in `Accounts`. `capacity` are the ranks' speeds that
+    allocators that need models. `steps` is as in `Criteria`. `capacity` are the ranks' speeds that
     an operator gave, [W]; empty: counts follow the nominal speeds of the ranks' devices; None:
     counts follow measured speeds.
     """
@@ -272,5 +272,5 @@ def policy(
         shuffler=KeepPlacement(),
         plain_batches=True,
         allocator=allocator,
-        accounts=accounts(parameters, steps, capacity),
+        criteria=criteria(parameters, steps, capacity),
     )

@@ -1,6 +1,6 @@
 """Write what ranks and agents report: in bulk, each batch in one transaction.
 
-Ingest calls `decode` for each bus entry, `problem` to validate a single message, and `write` for
+Ingest calls `decode` for each bus entry, `defect` to validate a single message, and `write` for
 each batch. Messages may arrive late, in any order and repeatedly, without an effect on the
 resulting tables. The only exception is a `Fallback` in an earlier batch than its `Adopted`, which
 is lost. Messages are stored as follows:
@@ -27,7 +27,7 @@ is lost. Messages are stored as follows:
 tables. `validation` validates messages, most of them while it decodes them. `writers` decides who
 may send which message. Functions that store messages raise `StoreRefusedError` if a message has
 values that no database accepts. Only segments are not validated by `write`, because that takes
-time for each of their samples: the caller must validate segments with `problem` before.
+time for each of their samples: the caller must validate segments with `defect` before.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from paceline_backend.store import hellos, refusals
 from paceline_backend.store.database import Store, StoreRefusedError
 from paceline_backend.store.telemetry import handlers, locked, phases, steps
 from paceline_backend.store.telemetry.locked import lose
-from paceline_backend.store.telemetry.validation import decode, problem
+from paceline_backend.store.telemetry.validation import decode, defect
 
-__all__ = ["Written", "decode", "lose", "problem", "write"]
+__all__ = ["Written", "decode", "defect", "lose", "write"]
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def write_attempts(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, 
 def write_segments(connection: sa.Connection, adopted: Sequence[tuple[LockedRun, Adopted]]) -> None:
     """Store the segments that are not stored yet.
 
-    The caller has validated the segments with `validation.problem`.
+    The caller has validated the segments with `validation.defect`.
     """
     if not adopted:
         return

@@ -1,7 +1,7 @@
 """Validate messages before they are stored: each field must fit the column that it is stored in.
 
 Steps are most of the traffic, so `decode` validates them while msgspec decodes them, in C.
-`problem` validates any single message, so that ingest can reject it without rejecting its whole
+`defect` validates any single message, so that ingest can reject it without rejecting its whole
 batch. Both use `Columns`, which compares the fields of a record with the table columns of the same
 names.
 """
@@ -16,8 +16,8 @@ import msgspec
 import sqlalchemy as sa
 
 from paceline import wire
+from paceline.wire.defects import of_times, of_whole
 from paceline.wire.plan import MOST_STEPS
-from paceline.wire.problems import of_times, of_whole
 from paceline_backend.store import refusals, schema
 from paceline_backend.store.database import StoreRefusedError
 from paceline_backend.store.refusals import HUGE
@@ -170,7 +170,7 @@ def decode(fields: dict[bytes, bytes]) -> tuple[str, wire.Message]:
     return wire.decode(fields, _fitting)
 
 
-def problem(
+def defect(
     message: wire.Message, world: int | None = None, samples: int | None = None
 ) -> str | None:
     """Return why a message cannot be stored; None if the message on its own is valid.
@@ -201,7 +201,7 @@ def problem(
             reason = refusals.of_data_epoch(message)
         case wire.Adopted():
             reason = of_whole(message, {"attempt": 2**15}) or of_times(message, ("adopted_at",))
-            if reason is None and (wrong := message.plan.problem(world, samples)):
+            if reason is None and (wrong := message.plan.defect(world, samples)):
                 reason = f"plan: {wrong}"
         case wire.StepBatch() | wire.RoundBatch():
             return _of_records(message)
