@@ -193,7 +193,9 @@ class SilentReporter:
         self._sent: list[PendingTimes] = []
 
     def over(self, running: RunningStep) -> None:
-        """Accept a finished step; send its times once its device is done, at the latest one step later.
+        """Accept a finished step; send its times once the device has completed it.
+
+        The times of the previous step are sent in any case, even if this waits for the device.
         """
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
