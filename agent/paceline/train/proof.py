@@ -88,10 +88,10 @@ _SEED = 20_011
 # precision on a CPU, on a GPU, and in half precision.
 _FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2
 _FIX = (
-    "Mask padded positions, and let no packed sequence attend to another. If classes have weights "
-    "or some labels are ignored, use loss_mean='ranks': divide the sum of the losses by the sum of "
-    "weights or the number of labels over all ranks, and multiply by the number of ranks. A loss "
-    "that compares the samples of a batch cannot be balanced."
+    "Mask padded positions, and let no packed sequence attend to another. With class weights or "
+    "ignored labels, use loss_mean='ranks': divide the sum of the losses by the sum of the labels' "
+    "weights over all ranks, and multiply by the number of ranks. A loss that compares the samples "
+    "of a batch cannot be balanced."
 )
 # Types of modules' attributes that are restored after a trial, such as counts of calls.
 _PLAIN = int | float | str | None

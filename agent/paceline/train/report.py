@@ -54,8 +54,9 @@ class Emitter:
 
     `record` and `send` never block. The training thread calls both methods; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once, unless it is counted as
-    lost. Records and messages of one thread are sent in the order of its calls; only an outage of
-    the bus changes this order. Messages that neither bus nor spool accepts stay in memory.
+    lost. A thread's records of one kind are sent in their order, and before later messages of that
+    thread; only an outage of the bus changes this order. Messages that neither bus nor spool
+    accepts stay in memory.
 
     Args:
         run: public run id.
@@ -317,7 +318,7 @@ class Reporter:
         self._emitter.record(record)
 
     def _send_metrics(self, record: StepRecord) -> None:
-        """Send a step's metrics; called before its record is sent, so that none are missing."""
+        """Send a step's metrics, before the step's record is sent."""
         sums, self._sums = self._sums, {}
         values = {name: total / weight for name, (weight, total) in sums.items() if weight > 0}
         weight = record.load if self._by_size else float(record.samples)
