@@ -364,8 +364,8 @@ class Session:
         """Declare the optimiser that trains the wrapped models; return it.
 
         Policies that relax synchronisation need the optimiser and the scaler. Call this once, after
-        `wrap` and before the first iteration, on every rank. If it was not called, Paceline
-        searches for the optimiser and the scaler when relaxed synchronisation begins.
+        `wrap` and before the first iteration, on every rank. When relaxed synchronisation begins,
+        Paceline searches for an optimiser or a scaler that was not declared.
 
         Args:
             optimizer: an optimiser with parameters of wrapped models. Give torch's optimiser
