@@ -64,9 +64,9 @@ def own() -> Iterator[None]:
 
 
 def listen(listener: Listener, methods: Collection[str] = _METHODS) -> Callable[[], None]:
-    """Call a listener before each collective of this process.
+    """Call `listener` before each collective of this process whose name is in `methods`.
 
-    Each call of a wrapped method takes a few µs longer. Return a function that unregisters the
+    Each call of such a collective takes a few µs longer. Return a function that unregisters the
     listener; further calls of that function do nothing.
     """
     present = [name for name in methods if name in vars(dist.ProcessGroup)]

@@ -65,8 +65,8 @@ class TrialHooks(Protocol):
 class CurrentStep:
     """Current step of this rank, and the weight of its gradients.
 
-    With `accumulates`, gradients of micro-batches are added up; see `Session`. `group` contains the
-    ranks that have batches of their own, and `world` is the number of these ranks. None: the
+    With `accumulates`, gradients of micro-batches are added up; see `Session`. `world` is the
+    number of ranks that have batches of their own, and `group` is their process group; None: the
     default group.
     """
 
@@ -93,7 +93,7 @@ class CurrentStep:
         # gradients are not in ``.grad``, which scripts set to zero before or after each step of
         # their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
-        # `reducing` is called with the step and the number of a wrapped model, before the first
+        # `reducing` is called with the step and the index of a wrapped model, before the first
         # reduction of a backward pass. `explained` is called with the error of a failed reduction,
         # and returns the error to raise.
         self.reducing: Callable[[RunningStep, int], None] = lambda running, model: None
@@ -125,7 +125,7 @@ class CurrentStep:
 
     @property
     def weight(self) -> float:
-        """Return the factor by which this rank's gradients are multiplied before their mean.
+        """Return the factor by which this rank's gradients enter the mean over ranks.
 
         The factor is 1 for a local batch of the ranks' mean size, and 0 for a filler. If `weighs`
         is False, the factor is only the micro-batch's weight in the mean over this rank's batch.
@@ -274,7 +274,7 @@ class _Weighing:
     def all_reduce(self, bucket: torch.Tensor) -> dist.Work:
         """Start a sum over ranks, without the checks of `dist.all_reduce`, which take 20 to 40 µs.
 
-        Complex numbers are the exception.
+        A bucket of complex numbers is reduced with `dist.all_reduce`.
         """
         current = self.current
         # These lines replace `own_collective`, whose context manager would take 3 µs.
@@ -325,11 +325,11 @@ class _Weighing:
             return
         self._hooked = True
         for parameter in self._parameters:
-            # The hook has the parameter's `id`, because a reference to the parameter would form a
-            # cycle.
+            # Give the hook only the parameter's `id`, because a reference to the parameter would
+            # form a cycle.
             hook = partial(self._arrives, id(parameter))
-            # PyTorch accepts no hook on a frozen parameter. The script may train the parameter
-            # again later, so it is made trainable while the hook is registered.
+            # PyTorch accepts no hook on a frozen parameter, but the script may unfreeze the
+            # parameter later. So unfreeze it while the hook is registered.
             trains = parameter.requires_grad
             parameter.requires_grad_(True)
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -353,7 +353,8 @@ class _Weighing:
         return self._by_bucket
 
     def _without_gradients(self) -> bool:
-        # A loop, because each step runs this, and a generator would take twice as long.
+        # Use a loop, because each step runs this code, and a generator expression would take twice
+        # as long.
         for parameter in self._parameters:  # noqa: SIM110
             if parameter.grad is not None:
                 return False
@@ -377,7 +378,7 @@ def _mean(
     weighing: _Weighing,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[torch.Tensor]:
-    """Start the mean over ranks of a bucket's weighted gradients; this is DDP's hook."""
+    """Start the mean over ranks of a bucket's weighted gradients, as DDP's communication hook."""
     current = weighing.current
     running, last = current.running, bucket.is_last()
     if not weighing.reducing:
@@ -390,9 +391,9 @@ def _mean(
     if last:
         weighing.end()
     work = weighing.all_reduce(buffer)
-    # After the last bucket, DDP waits for all reductions at once, so this thread may wait here. A
-    # callback would take longer: gloo's thread would need the GIL to run it, and would then wake
-    # this thread. Do not wait here for a GPU, because the host can continue meanwhile. With several
+    # DDP waits for the reductions right after the last bucket, so this thread can wait here instead.
+    # A callback would take longer: gloo's thread would need the GIL to run it, and would then wake
+    # this thread. Do not wait for a GPU, because the host can continue during its work. With several
     # models, do not wait either, because the backward pass may continue in another model.
     waits = last and current.models == 1 and not weighing.reduces_more and buffer.is_cpu
     if waits and running is not None:

@@ -76,7 +76,7 @@ class Device:
             torch.cuda.synchronize(self._model if self._model.type == "cuda" else None)
 
     def memory(self) -> int:
-        """Return bytes of memory: the peak on the GPU, or this process's use. Thread-safe."""
+        """Return bytes of memory in use: the GPU's peak, or this process's RSS. Thread-safe."""
         if self._model.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._model))
         return int(self._process.memory_info().rss)

@@ -48,7 +48,8 @@ class Environment:
     reform: Path | None = None
     # File with the memory limits that earlier attempts learned for this rank's device.
     memory: Path | None = None
-    # True if the user has set a server's address; Paceline's launchers do not pass it to ranks.
+    # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
+    # that variable to ranks.
     server: bool = False
 
     @staticmethod

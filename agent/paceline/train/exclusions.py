@@ -20,8 +20,8 @@ _PAIRS = {
     ("uneven_steps", "micro_batches"): "leave one out",
     ("loss_mean='ranks'", "micro_batches"): "a micro-batch's part of such a loss is unknown; leave "
     "micro_batches out",
-    ("drop_last", "token_budget"): "the last step of an epoch holds the remaining samples: leave "
-    "drop_last out",
+    ("drop_last", "token_budget"): "the number of samples varies between steps, so no step counts "
+    "as incomplete: leave drop_last out",
     (
         "limits",
         "token_budget",

@@ -30,7 +30,7 @@ class Feature:
         """Run at the start of this rank's first iteration. Other ranks may start later or never."""
 
     def connect(self) -> None:
-        """Run before the plan is read; may replace the context's limits. Collective."""
+        """Run before the plan is read the first time; may replace the limits. Collective."""
 
     def before_epoch(self) -> None:
         """Run before a pass over the loader, even if the pass will have no steps."""

@@ -29,7 +29,7 @@ _warned = set[str]()
 
 
 class Current(Protocol):
-    """The part of a session's current step that this module uses."""
+    """The attributes of `ddp.CurrentStep` that this module uses."""
 
     world: int
     # True during a collective that Paceline itself calls, not the script.
@@ -72,7 +72,10 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
 
 
 def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
-    """Save the tensors in dictionaries; return a function that restores them and their values."""
+    """Save the tensors in some dictionaries; return a function that restores them.
+
+    The function restores the dictionaries' entries and the values of the tensors.
+    """
     kept = [(of, {k: v for k, v in of.items() if v is None or _is_state(v)}) for of in places]
     values = [(v, v.detach().clone()) for _, of in kept for v in of.values() if v is not None]
 

@@ -100,7 +100,7 @@ class Loader:
         self._turns: deque[tuple[LocalStep, LocalStep]] = deque()
         # True if the loss must be checked before the first step (`paceline.train.proof`).
         self.proves = loop.context.prove
-        # Result of that check; None until the check is done.
+        # Result of the check of the loss; None until the check is done.
         self.answer: ProofResult | None = None
         # The newest result of `typical`: its number of samples, and the batch.
         self._typical: tuple[int, Any] | None = None

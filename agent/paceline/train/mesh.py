@@ -125,9 +125,9 @@ class PendingTimes:
 class GroupTimes:
     """Exchange of step times among the ranks of a group. Not thread-safe.
 
-    The ranks of a group wait for each other within their forward and backward passes, and these
-    waits count as computing. So the times of a group's ranks are nearly equal. The rank that has
-    its gradients last is the slowest.
+    The ranks of a group wait for each other within their forward and backward passes, and each rank
+    measures these waits as computing. So the times of a group's ranks are nearly equal. The rank
+    that has its gradients last is the slowest.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -173,7 +173,7 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
     `times` has (data_s, compute_s) of each rank of the group.
 
     The loading time is that of the rank that loads longest. Ranks that load faster wait for that
-    rank within their passes, and this wait does not count as computing. The computing time ends
+    rank within their passes, and the result counts this wait as loading. The computing time ends
     when the last rank has computed its gradients.
     """
     data_s = max(data for data, _ in times)
@@ -195,7 +195,7 @@ class SilentReporter:
     def over(self, running: RunningStep) -> None:
         """Accept a finished step; send its times once the device has completed it.
 
-        The times of the previous step are sent in any case, even if this waits for the device.
+        The times of earlier steps are sent now, even if this waits for the device.
         """
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):

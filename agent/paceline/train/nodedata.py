@@ -74,7 +74,7 @@ class NodeData(Feature):
         attempt: int,
     ) -> None:
         self.shards = shards
-        # Sends a record to the control plane, if there is one.
+        # Function that sends a record to the control plane; None without a control plane.
         self.send: Callable[[Message], None] | None = None
         self._data, self._rank, self._node, self._attempt = data, rank, node, attempt
         self._prefetcher = prefetcher

@@ -30,11 +30,13 @@ class LocalStep(msgspec.Struct, frozen=True):
     step: int
     segment: int
     indices: list[int]
+    # Sum of the samples' sizes λ, sum of their squares, and the largest size.
     load: float
-    squares: float  # Σλ²
+    squares: float
     longest: float
     # Weight of this rank's mean gradient in the update.
     weight: float
+    # Compute time that the plan expects, in s; None: unknown.
     ett_s: float | None
     # Number of CPU threads to use; 0: the script's own number.
     threads: int
@@ -45,14 +47,14 @@ class LocalStep(msgspec.Struct, frozen=True):
     last: bool = False
     # True for the last step of its epoch.
     epoch_end: bool = False
-    # The first step of its segment, and the first step after the segment.
+    # The first step of this step's segment, and the first step after that segment.
     segment_first: int = 0
     segment_end: int = 0
     # True if ranks take batches of the segment over from each other.
     pooled: bool = False
     # True if this rank may train further batches under the same step number.
     shared: bool = False
-    # For a batch that was taken over: the step for which it was planned.
+    # For a batch that was taken over from another rank: the step for which it was planned.
     planned: int | None = None
     # The micro-batches of the step, one for each iteration of the script's loop; empty: the step is
     # computed in one iteration.
@@ -117,8 +119,8 @@ class PlanShard(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     segment: int
     first_step: int
-    counts: list[int]  # [steps] n_j
-    loads: list[float]  # [steps] Λ_j
+    counts: list[int]  # [steps] numbers of samples n_j
+    loads: list[float]  # [steps] loads Λ_j
     # Weights of this rank's mean gradient in the updates, [steps]: n_j/Σn, Λ_j/ΣΛ, or 1/M for M
     # ranks.
     weights: list[float]
@@ -127,9 +129,11 @@ class PlanShard(msgspec.Struct, frozen=True, array_like=True):
     # Indices of the samples of all steps in order, as little-endian uint32.
     indices: bytes
     epoch_end: bool
-    squares: list[float] = []  # [steps] Σλ²
+    squares: list[float] = []  # [steps] Σλ² over the step's samples of size λ
     longest: list[float] = []  # [steps] max λ
+    # Number of CPU threads to use; 0: the script's own number.
     threads: int = 0
+    # True if no further segments follow this entry.
     stop: bool = False
     synchroniser: Synchronisation = ALLREDUCE
     # True, together with `stop`, if the ranks' processes must end because nodes join or leave.
@@ -141,7 +145,7 @@ class PlanShard(msgspec.Struct, frozen=True, array_like=True):
     # The node's shard of the segment; only for the first rank of each node, and only if data is
     # stored on nodes.
     node: NodeShard | None = None
-    # Steps of the segment, from 0, in which ranks have different numbers of samples.
+    # Indices in the segment, from 0, of the steps in which ranks have different numbers of samples.
     uneven: list[int] = []
     # If `stop` is True: the reason why planning failed; empty: the plan was ended on purpose.
     failed: str = ""

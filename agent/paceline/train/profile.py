@@ -178,7 +178,7 @@ def profile_ranks(
 
     `run_batch`, `most` and `finish` are passed to `measure`. `hold` returns the `hold` argument of
     `measure`, given the means of λ and of λ², where λ is a sample's size. The models do not reduce
-    gradients meanwhile. Errors are raised as by `gather`.
+    gradients during the call. Errors are raised as `gather` raises them.
     """
     models = list(models)
     with unreduced(models), _unstepped(models):

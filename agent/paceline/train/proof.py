@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 # Maximum number of samples of the smallest local batch, unless shapes require more. More samples
 # would not make a wrong loss easier to detect.
 _QUARTER = 4
-# Samples are chosen from the smallest samples, this fraction of the data set, because the largest
-# samples would need more memory than a usual step.
+# Samples are chosen only from this fraction of the data set, its smallest samples, because larger
+# samples could need more memory than a usual step.
 _USUAL_FRACTION = 0.9
 # Number of samples that are read to find samples of different classes.
 _CLASS_SAMPLES = 32
@@ -113,7 +113,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Observations of one rank in a trial."""
+    """Result of a trial on one rank."""
 
     # The sketch of each wrapped model's gradient.
     sketches: list[list[float]]
@@ -200,7 +200,7 @@ class Arrangements:
         return Trial(name, parts, {setting: each.tolist() for setting, each in weights.items()})
 
     def fit(self, tokens: Sequence[float]) -> bool:
-        """Return True if the total size of a rank's samples exceeds its limit in no trial.
+        """Return True if the total size of each rank's samples is within its limit in all trials.
 
         `tokens` are the limits of the ranks, in size units.
         """
@@ -285,7 +285,7 @@ class Judge:
     def _fitting(self) -> list[str]:
         """Return the settings that give the gradient of ``whole`` in ``uneven`` and ``filler``.
 
-        The session's own setting is the first of them, if it is one.
+        The session's own setting comes first, if it is among them.
         """
         settings = sorted(MEANS, key=lambda setting: setting != self._declared)
         trials = self._off["uneven"], self._off["filler"]
@@ -378,9 +378,8 @@ def arranged(
     quarter = min(max(grid, _QUARTER // grid * grid), min(fits) // grid * grid)
     if quarter < 1 or 2 * quarter > terms.samples:
         raise NotProvableError(
-            "local batches of four samples on one rank of each pair and two on the other do not fit"
-            if grid == 1
-            else f"local batches of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
+            f"local batches of {4 * grid} samples on one rank and {2 * grid} on another exceed the "
+            "ranks' limits or the data set"
         )
     order = np.argsort(sizes, kind="stable")
     for share in (_USUAL_FRACTION * min(1.0, fair / (4 * quarter)), 0.0):
@@ -392,8 +391,7 @@ def arranged(
         if not limits.tokens or made.fit(limits.tokens):
             return made
     raise NotProvableError(
-        f"token_limits do not allow {4 * quarter} samples on one rank of each pair and "
-        f"{2 * quarter} on the other"
+        f"token_limits do not allow {4 * quarter} samples on one rank and {2 * quarter} on another"
     )
 
 
@@ -515,7 +513,7 @@ class _WithoutDropout(TorchFunctionMode):
 
 
 class Loading(Protocol):
-    """The part of the session's loader that this module uses."""
+    """The members of the session's loader that this module uses."""
 
     # The result of the check; None before the check.
     answer: ProofResult | None
@@ -554,7 +552,7 @@ class Rehearsal:
         self._depth = 0
         # The samples that were read, by index.
         self._samples: dict[int, Any] = {}
-        # True if a forward pass ran in a low precision.
+        # True if a forward pass ran in half precision.
         self._low = False
         # True if the loader's `collate_fn` drew random numbers.
         self._drew = False
@@ -896,10 +894,10 @@ class Rehearsal:
 
     @contextmanager
     def _collectives_compared(self) -> Iterator[None]:
-        """Raise an error before a collective of the script that other ranks call differently.
+        """In this context, raise a PacelineError before a collective that differs between ranks.
 
-        If shapes differ, some collectives abort the process. If a rank does not call a collective,
-        the other ranks wait forever.
+        Without this check, some collectives would abort the process if shapes differ, and ranks
+        would wait forever for a rank that does not call the collective.
         """
         kept = {
             name: vars(dist.ProcessGroup)[name] for name in _SHAPED & vars(dist.ProcessGroup).keys()

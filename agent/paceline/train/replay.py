@@ -147,7 +147,7 @@ class _Body:
         self._loop: ast.For | None = None
         self._file = ""
         self._names: dict[str, Any] = {}
-        # Converts a batch to the value of the loop's target.
+        # Function that converts a batch to the value of the loop's target.
         self._item: Any = None
         # Number of backward passes in this trial.
         self._passes = 0
@@ -435,7 +435,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Return the reason in `left_out` for the first name there that `node` reads; else ""."""
+    """Return the reason for the first name in `left_out` that `node` reads; "" if it reads none."""
     read = _read(node, names) if left_out else set()
     return next((why for name, why in left_out.items() if name in read), "")
 

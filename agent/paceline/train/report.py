@@ -128,7 +128,7 @@ class Emitter:
                 self.overflowed += 1
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Deliver the remaining messages and end the thread. Further calls do nothing."""
+        """Deliver the remaining messages and end the thread. Repeated calls are allowed."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -193,7 +193,7 @@ class Reporter:
     """Maker of the records of a rank's finished steps, which the training thread calls.
 
     The emitter's thread makes the records, which saves the training thread a few dozen µs a step.
-    In two cases the training thread makes them itself. Ranks of a group (`Session(mesh=…)`)
+    In two cases the training thread makes them itself. Ranks of a group (`Session(mesh=…)`) must
     exchange their times in the order of the steps. On a GPU, no other thread may query a step's
     events while a CUDA graph is captured.
 

@@ -66,7 +66,7 @@ class Epoch:
 
 
 class WorkerInit:
-    """The ``worker_init_fn`` of a session's DataLoader; it calls the script's function last."""
+    """The ``worker_init_fn`` of a session's DataLoader; it calls the script's own one last."""
 
     def __init__(self, epoch: Epoch, then: Callable[[int], object] | None) -> None:
         self._epoch, self._then = epoch, then

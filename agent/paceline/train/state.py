@@ -201,7 +201,7 @@ class TrainingState:
         logger.warning("%s", error)
 
     def fail_waits(self, error: PacelineError) -> None:
-        """Raise an error in this rank's waits for the plan. Any thread may call this."""
+        """Let this rank raise `error` where it waits for the plan. Any thread may call this."""
         if self.wiring is not None:
             self.wiring.follower.fail(error)
 

@@ -125,7 +125,7 @@ def connect(
 def agree_on_lookahead(startup: Startup, lookahead: int) -> None:
     """Check that this rank's loader fetches as many steps ahead as rank 0's; each rank calls it.
 
-    Different numbers raise a ValueError whose message names the option.
+    Different numbers raise a ValueError whose message names the DataLoader's options.
     """
     rank = startup.process
     if startup.leads:
