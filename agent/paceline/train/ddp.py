@@ -391,10 +391,10 @@ def _mean(
     if last:
         weighing.end()
     work = weighing.all_reduce(buffer)
-    # DDP waits for the reductions right after the last bucket, so this thread can wait here instead.
-    # A callback would take longer: gloo's thread would need the GIL to run it, and would then wake
-    # this thread. Do not wait for a GPU, because the host can continue during its work. With several
-    # models, do not wait either, because the backward pass may continue in another model.
+    # DDP waits for the reductions right after the last bucket, so this thread can wait here. A
+    # callback would take longer: gloo's thread would need the GIL to run it, and would then wake
+    # this thread. Do not wait for a GPU, because the host can continue while the GPU works. With
+    # several models, do not wait either, because the backward pass may continue in another model.
     waits = last and current.models == 1 and not weighing.reduces_more and buffer.is_cpu
     if waits and running is not None:
         try:

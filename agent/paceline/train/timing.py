@@ -120,7 +120,7 @@ class RunningStep:
         self._waited_s = 0.0
         self._waits = False
         # Seconds in collectives of the forward and backward passes.
-        self._met_s = 0.0
+        self._collectives_s = 0.0
         # Seconds in exchanges of relaxed synchronisation within the loop's body.
         self._exchanged_s = 0.0
         # Seconds of loading and of the loop's body, without waits; known once the body is done.
@@ -180,7 +180,7 @@ class RunningStep:
         finally:
             self._stamps.append(self._clock.stamp())
             self._computes = True
-            self._met_s += time.perf_counter() - began
+            self._collectives_s += time.perf_counter() - began
 
     def gradients_ready(self) -> None:
         """Record the time of this rank's last gradient, at which the reduction begins."""
@@ -273,5 +273,5 @@ class RunningStep:
     def _hold(self) -> None:
         self._held = True
         if self._hold_s is not None:
-            until = self._started + self._hold_s + self._met_s
+            until = self._started + self._hold_s + self._collectives_s
             time.sleep(max(0.0, until - time.perf_counter()))
