@@ -37,7 +37,7 @@ _GRADIENT_AFTER = (
 
 _NO_OUTPUT = (
     "a loss does not depend on the outputs of the model that session.wrap() returned, and "
-    "parameters had gradients before its backward pass: call zero_grad() before the forward pass, "
+    "parameters had gradients before the backward pass: call zero_grad() before the forward pass, "
     "or compute the loss from the model's outputs"
 )
 

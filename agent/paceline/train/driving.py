@@ -132,8 +132,8 @@ def variables_of(
     if far and is_loopback(bus):
         logger.warning(
             "workers on %s cannot reach the control plane, whose address here is %s: let the "
-            "server listen on an address that all nodes reach, and give it to `paceline run "
-            "--server`",
+            "server listen on an address that all nodes reach, and give `paceline run --server` "
+            "that address",
             ", ".join(far),
             bus,
         )

@@ -18,8 +18,8 @@ _APART = (
 # For each pair of options: why they cannot be combined, and the fix.
 _PAIRS = {
     ("uneven_steps", "micro_batches"): "leave one out",
-    ("loss_mean='ranks'", "micro_batches"): "a micro-batch's part of such a loss is unknown; leave "
-    "micro_batches out",
+    ("loss_mean='ranks'", "micro_batches"): "the weight of a micro-batch in such a loss is "
+    "unknown; leave micro_batches out",
     ("drop_last", "token_budget"): "the number of samples varies between steps, so no step counts "
     "as incomplete: leave drop_last out",
     (

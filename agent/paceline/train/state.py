@@ -145,7 +145,8 @@ class TrainingState:
         """Return the current step; raise a PacelineError outside the loop over the loader."""
         if self.current.running is None:
             raise PacelineError(
-                "there is no current step: use this inside the loop over session.loader()"
+                "there is no current step: this call needs one, so make it inside the loop over "
+                "session.loader()"
             )
         return self.current.running
 
