@@ -382,7 +382,7 @@ class RunningStatistics:
         return [layer for layer in self._layers() if isinstance(layer, LocalBatchNorm)]
 
     def agree(self) -> None:
-        """Average the statistics. Collective: all ranks call it after the same step."""
+        """Average the statistics over the ranks. All ranks call this after the same step."""
         samples, self.samples = self.samples, 0
         if not self.differ:
             return

@@ -1,9 +1,9 @@
 """Base class of the loop's optional features: hooks, in the order in which the loop calls them.
 
-`features.choice` makes a feature only if its option is set. `Hooks` lists, once for each session,
-the methods that features override, so the loop calls no hook that does nothing. Features share a
-`state.TrainingState`; they import neither each other nor the loop. All hooks run in the training
-thread. Ranks synchronise at the gate (`sync.gate.SyncGate`).
+`features.choice` makes a feature only if its option is set. `Hooks` lists the methods that features
+override, so the loop calls no hook that does nothing. Features share a `state.TrainingState`; they
+import neither each other nor the loop. All hooks run in the training thread. Ranks synchronise at
+the gate (`sync.gate.SyncGate`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Feature:
         """Run at the start of this rank's first iteration. Other ranks may start later or never."""
 
     def connect(self) -> None:
-        """Run before the plan is read the first time; may replace the limits. Collective."""
+        """Run on all ranks before the plan is read the first time; may replace the limits."""
 
     def before_epoch(self) -> None:
         """Run before a pass over the loader, even if the pass will have no steps."""

@@ -117,8 +117,8 @@ class Loader:
     def typical(self, samples: int) -> Any:
         """Return a batch for `Session.profile`; its samples are quantiles of the data set by size.
 
-        Repeated calls with the same number return the same batch, so that timing it again does not
-        measure reading. Samples repeat if the data set has fewer than `samples` samples.
+        A repeated call with the same number returns the same batch, so that timing it again does
+        not measure reading. Samples repeat if the data set has fewer than `samples` samples.
 
         Raises:
             ValueError: `samples` is not a whole number ≥ 1.

@@ -130,7 +130,7 @@ class Loop(TrainingState):
         return True
 
     def _connect(self) -> None:
-        """Make the rank's other parts (`wiring`) at the first iteration. Collective."""
+        """Make the rank's other parts (`wiring`) at the first iteration. All ranks call this."""
         for begin in self.on.begin:
             begin()
         startup, start = self.startup, self.progress.start

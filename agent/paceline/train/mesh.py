@@ -53,7 +53,7 @@ def described(mesh: Any) -> list[Any] | None:
 
 
 def laned(startup: Startup, mesh: Any) -> Startup:
-    """Return the `Startup` of this rank's lane, given that of all ranks. Collective.
+    """Return the `Startup` of this rank's lane, given that of all ranks. All ranks call this.
 
     `mesh` is the data-parallel part of the script's mesh. If it is None or has all ranks, each rank
     is a group of its own, and the start-up stays as it is.
@@ -136,7 +136,7 @@ class GroupTimes:
         self._slowest: Counter[int] = Counter()
 
     def send(self, data_s: float, compute_s: float) -> PendingTimes:
-        """Send this rank's times of a step. Collective: the group's ranks call it for each step."""
+        """Send this rank's times of a step. All ranks of the group call this for each step."""
         own = torch.tensor([data_s, compute_s], dtype=torch.float64)
         times = [torch.zeros_like(own) for _ in self._lanes.members]
         return PendingTimes(times, dist.all_gather(times, own, self._group, async_op=True), own)

@@ -141,7 +141,7 @@ class NodeData(Feature):
 
 
 def settle(dataset: Any, startup: Startup, environment: Environment) -> NodeData | None:
-    """Find out which ranks share a node, and which samples each node has. Collective.
+    """Find out which ranks share a node, and which samples each node has. All ranks call this.
 
     Return None, on all ranks, unless the data set is `Sharded`.
 

@@ -195,7 +195,7 @@ def _wait_for_readers(store: Store, rank: int, world: int) -> None:
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
-    """Return the means of λ and of λ² on all ranks. Collective. Only rank 0 has the `sizes` λ."""
+    """Return the means of λ and of λ². All ranks call this; only rank 0 has the `sizes` λ."""
     if sizes is not None:
         # The sizes of a stream are not known yet, so all count as 1.
         sizes = sizes if len(sizes) else np.ones(1)

@@ -134,7 +134,7 @@ class Emitter:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.warning(
-                "the last telemetry records may be lost: they were not sent within %g s", timeout_s
+                "telemetry was not sent within %g s: its last records are lost", timeout_s
             )
 
     def _work(self) -> None:

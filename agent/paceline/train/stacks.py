@@ -79,5 +79,5 @@ def libraries() -> list[str]:
 
 
 def is_users(file: str) -> bool:
-    """Return True if a file is the user's code: in no library, and with no name in "<…>"."""
+    """Return True if a file is the user's code: not in a library, and no name such as <string>."""
     return not file.startswith((*libraries(), "<"))
