@@ -117,7 +117,7 @@ class TrainingState:
         return self.wiring.reporter if self.wiring is not None else None
 
     def introduce(self) -> None:
-        """Exchange descriptions of the ranks' devices. All ranks call this for their first model."""
+        """Exchange descriptions of the ranks' devices. All ranks call it for their first model."""
         startup, device = self.startup, self.context.device
 
         def trial() -> float | None:
