@@ -161,7 +161,7 @@ def test_a_stream_has_checkpoints_of_its_own(tmp_path: Path) -> None:
         (
             [*PACKED, ("torch.tanh(self.read(series))", "self.read(series).cumsum(0)")],
             [("loss", "problem")],
-            "keep packed sequences apart",
+            "let no packed sequence attend to another",
         ),
         (
             [("self.read(series)", "self.read(series + 0.1 * torch.randn_like(series))")],

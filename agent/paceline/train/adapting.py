@@ -1,9 +1,10 @@
 """Parts shared by the adapters `paceline.accelerate`, `.transformers` and `.lightning`.
 
 A framework has a training loop of its own, and counts its epochs and steps itself. `DrivenLoader`
-is the loader that this loop reads. The functions check the options that a script gives to an
-adapter, and read the options of the script's DataLoader and model. If this module is imported,
-`paceline doctor` assumes that the script uses an adapter, so nothing else may import it.
+is the loader that the framework's loop reads. The functions check the options that a script gives
+to an adapter, and read the options of the script's DataLoader and model. Only adapters may import
+this module: if a script's process has imported it, `paceline doctor` assumes that the script uses
+an adapter.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ _DECIDED = {
 class DrivenLoader:
     """Loader over which a framework's training loop iterates. `place` moves a batch to the device.
 
-    Frameworks count epochs themselves. So if a session resumes at the very end of an epoch, the
-    first pass over this loader is the next epoch, whereas `Session.loader` gives an empty pass
-    first.
+    Frameworks count epochs themselves. If a session resumes from a checkpoint that was saved after
+    an epoch's last step, the first pass over this loader is therefore the next epoch. The loader of
+    `Session.loader` would first give an empty pass for the finished epoch.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class DrivenLoader:
         if self.begins is not None:
             begins, self.begins = self.begins, None
             begins()
-        # The framework may have left the last pass early and still hold its iterator.
+        # The framework may have left the previous pass early and still refer to its iterator.
         if self._passing is not None:
             self._passing.close()
         passing = self._passing = self._loader.__iter__()
@@ -91,15 +92,15 @@ class DrivenLoader:
     def finish(self) -> None:
         """End the epoch if the loop is in its last step.
 
-        A framework that counts steps does not request a batch after the last one. Without this call
-        the loader would not notice that the last iteration has ended.
+        A framework that counts steps does not request a batch after the last one. Without a call of
+        `finish` the loader would not notice that the last iteration has ended.
         """
         if self.in_last_step and self._passing is not None:
             next(self._passing, None)
             self._passing = None
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Return a context for a collective of the framework: its time counts as waiting."""
+        """Return a context for a collective of the framework; time in it counts as waiting."""
         return self.session._loop.running().in_collective() if self.running else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,7 +108,7 @@ class DrivenLoader:
         return self.session.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state; if it was saved at the end of an epoch, begin the next epoch."""
+        """Continue from a state; if the state is of an epoch's end, begin the next epoch."""
         self.session.load_state_dict(state)
         if self.session._loop.progress.epoch_is_done:
             for _ in self._loader:

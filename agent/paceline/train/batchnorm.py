@@ -10,15 +10,17 @@ ranks. `Session.wrap` calls `adapt`, and the training loop calls `agree`::
     statistics = RunningStatistics(current, models)
     statistics.agree()  # on all ranks, after the same step
 
-**Normalising by the global batch.** Each rank's loss L_j is the mean over its own batch, and
-`paceline.train.ddp` multiplies its gradients by w_j where they arrive at the parameters. w_j is the
-rank's weight in the update. So the gradient that reaches a layer is the gradient of L_j. For the
-global loss L = Σ w_j L_j, it would be w_j times as large. The backward pass therefore needs these
-sums over all ranks, where x̂_ji is value i of rank j after normalising, and g_ji its gradient::
+**Normalising by the global batch.** The loss L_j of rank j is the mean over its own batch, and w_j
+is the rank's weight in the update. `paceline.train.ddp` multiplies gradients by w_j only when they
+arrive at the parameters. So in the backward pass a layer gets the gradient of L_j. The gradient of
+the global loss L = Σ_j w_j L_j would be w_j times as large. The layer therefore computes these sums
+over all ranks, where x̂_ji is the normalised value i of rank j, and g_ji the gradient that the
+layer gets for this value::
 
     Σ_j w_j Σ_i g_ji    and    Σ_j w_j Σ_i g_ji x̂_ji
 
-The layer divides the gradient that it passes on by w_j, because `ddp` multiplies it by w_j later.
+From these sums and g_ji follows the gradient of L for the layer's input. The layer divides that
+gradient by w_j before it passes the gradient on, because `ddp` multiplies by w_j later.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _REFUSED_GROUP = (
 
 
 class Adapted(_BatchNorm):
-    """A BatchNorm layer of a wrapped model."""
+    """A BatchNorm layer of a wrapped model, whose class `adapt` has changed."""
 
     # If True, `fillers.uncounted` need not restore the layer's buffers after a filler.
     leaves_fillers_out: ClassVar[bool] = True
@@ -70,7 +72,7 @@ class Synchronised(Adapted):
     """A layer that normalises by the global batch, as a single process with that batch would.
 
     All ranks must call the layer equally often in a step. Outside of the loop over the loader, and
-    with a single rank, it is a plain BatchNorm.
+    with a single rank, the layer works as a plain BatchNorm.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -88,7 +90,7 @@ class Synchronised(Adapted):
         exchange = Exchange(self._current, running)
         with torch.no_grad():
             by = shared(values.detach(), exchange)
-            # On a GPU, reading the count would wait for the device, so only CPUs check it.
+            # Check the count only on a CPU, because reading it from a GPU would wait for the GPU.
             if values.device.type == "cpu" and by.count == 1:
                 raise ValueError(
                     "Expected more than 1 value per channel when training, got a global batch of "
@@ -142,7 +144,7 @@ class LocalBatchNorm(Adapted):
 def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
     """Change in place the BatchNorm layers of a model that `refuse_model` has accepted.
 
-    `how` is "sync" or "local". SyncBatchNorm layers are synchronised in any case.
+    `how` is "sync" or "local". SyncBatchNorm layers are synchronised with either value.
     """
     for layer in model.modules():
         if not isinstance(layer, _BatchNorm):
@@ -163,10 +165,13 @@ _kinds: dict[tuple[type, type], type[Adapted]] = {}
 
 
 def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
-    """Return a subclass of `original` with the forward pass of `how`, one class per pair."""
+    """Return a subclass of `original` with the forward pass of `how`.
+
+    Calls with the same arguments return the same class.
+    """
     if (original, how) not in _kinds:
-        # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU, so such a
-        # layer gets another base class.
+        # DistributedDataParallel refuses every subclass of SyncBatchNorm on the CPU, so the new
+        # class has another base class.
         base = _AnyDimension if issubclass(original, nn.SyncBatchNorm) else original
         name = f"{how.__name__}{original.__name__}"
         _kinds[original, how] = type(name, (how, base), {"_original": original})
@@ -174,7 +179,7 @@ def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
 
 
 class _AnyDimension(_BatchNorm):
-    """Replacement for SyncBatchNorm as a base class, without its communication."""
+    """Base class that replaces SyncBatchNorm and accepts inputs of the same dimensions."""
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
         if input.dim() < 2:
@@ -184,8 +189,8 @@ class _AnyDimension(_BatchNorm):
 def shares_statistics(model: nn.Module, batchnorm: str | None = None) -> bool:
     """Return whether BatchNorm makes ranks wait for each other in this model's forward pass.
 
-    The model need not be adapted yet: `batchnorm` is the argument of the later `adapt`. With
-    "sync", every layer waits.
+    The model need not be adapted yet: `batchnorm` is the value that `adapt` will get as `how`. With
+    "sync", all BatchNorm layers of the model make ranks wait.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     return any(batchnorm == "sync" or is_shared(layer) for layer in layers)
@@ -197,7 +202,10 @@ def is_shared(layer: _BatchNorm) -> bool:
 
 
 def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
-    """Return why a layer cannot be synchronised, worded to follow its name; None if it can."""
+    """Return why a layer cannot be synchronised, worded to follow the layer's name.
+
+    Return None if it can be, or if `batchnorm` does not require it.
+    """
     if not isinstance(layer, _BatchNorm):
         return None
     original = _original(layer)
@@ -213,7 +221,7 @@ def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Shared:
-    """Statistics of a global batch, by channel, [C].
+    """Statistics of a global batch for each of C channels, [C].
 
     `var` is the biased variance, by which values are normalised. `count` is the number of values
     per channel, a tensor with one element.
@@ -237,15 +245,15 @@ class Exchange:
         return self.running.step.weight if self.running.step.samples else 0.0
 
     def add_up(self, values: Tensor) -> None:
-        """Replace values by their sums over all ranks. The wait does not count as computing."""
+        """Replace values by their sums over all ranks. This time does not count as computing."""
         with self.running.in_collective(), self.current.own_collective():
             dist.all_reduce(values, group=self.current.group)
 
 
 def shared(values: Tensor, exchange: Exchange) -> Shared:
-    """Return the statistics of all ranks' values, [n, C, …], without those of fillers.
+    """Return the statistics of all ranks' `values`, [n, C, …]; fillers are left out.
 
-    Sums are taken in float64, because a variance is the small difference of two large numbers.
+    Sums are in float64, because the variance is the difference of two nearly equal numbers.
     """
     channels = values.size(1)
     sums = torch.zeros(2 * channels + 1, dtype=torch.float64, device=values.device)
@@ -268,13 +276,17 @@ def _own(values: Tensor) -> tuple[Tensor, Tensor]:
     kept = torch.promote_types(values.dtype, torch.float32)
     # The dtype of `unused` sets the precision of the mean and of the variance.
     unused = torch.zeros(values.size(1), dtype=kept, device=values.device)
-    # On the CPU this function is three to ten times as fast as torch.var_mean.
+    # On the CPU `batch_norm_update_stats` is three to ten times as fast as `var_mean`.
     mean, var = torch.batch_norm_update_stats(values, unused, unused.clone(), 0.0)
     return mean, var
 
 
 class Normalised(torch.autograd.Function):
-    """Values normalised by shared statistics: ``γ · x̂ + β``, [n, C, …]."""
+    """Autograd function that normalises values by all ranks' statistics.
+
+    It returns γ · x̂ + β, [n, C, …], where x̂ are the normalised values, γ is the layer's weight and
+    β its bias.
+    """
 
     @staticmethod
     def forward(
@@ -299,10 +311,11 @@ class Normalised(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return gradients that include the effect of the values on all ranks' statistics."""
         values, weight, mean, var, count = ctx.saved_tensors
-        goes_back = ctx.needs_input_grad[0]
+        of_input = ctx.needs_input_grad[0]
         scale = torch.rsqrt(var + ctx.eps)
-        wanted = [goes_back, True, True]
-        # Gradients as if the statistics were constants: γ g / σ, and this rank's Σ g x̂ and Σ g.
+        wanted = [of_input, True, True]
+        # Gradients as if the statistics were constants: γ g / σ, and this rank's Σ g x̂ and Σ g,
+        # where g is `gradient` and σ the standard deviation.
         back, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient,
             values,
@@ -315,18 +328,19 @@ class Normalised(torch.autograd.Function):
             ctx.eps,
             wanted,
         )
-        # `goes_back` is the same on all ranks, so either all ranks or none all-reduce below.
-        if not goes_back:
-            return None, *_given(weight, of_weight, of_bias), None, None, None
-        share = ctx.exchange.weight
+        # Whether the input needs a gradient is the same on all ranks, so either all ranks call the
+        # all-reduce below or none.
+        if not of_input:
+            return None, *_cast(weight, of_weight, of_bias), None, None, None
+        rank_weight = ctx.exchange.weight
         sums = torch.stack([of_bias, of_weight]).to(mean.dtype)
-        # A filler contributes zeros and not its sums times 0, because 0 · NaN is NaN.
-        sums = sums * share if share else torch.zeros_like(sums)
+        # A filler contributes zeros. Its sums times 0 could be NaN, because 0 · NaN is NaN.
+        sums = sums * rank_weight if rank_weight else torch.zeros_like(sums)
         ctx.exchange.add_up(sums)
-        # A filler was left out of the statistics, so no gradient goes back through it.
-        if not share:
-            return torch.zeros_like(back), *_given(weight, of_weight, of_bias), None, None, None
-        plain, by_value = sums / (share * count).to(sums.dtype)
+        # A filler was left out of the statistics, so the gradient of its values is 0.
+        if not rank_weight:
+            return torch.zeros_like(back), *_cast(weight, of_weight, of_bias), None, None, None
+        plain, by_value = sums / (rank_weight * count).to(sums.dtype)
         factor = scale if weight is None else scale * weight
         slope = -factor * scale * by_value
         offset = -factor * plain - slope * mean
@@ -336,10 +350,10 @@ class Normalised(torch.autograd.Function):
             whole = back.addcmul_(values, slope.view(shape)).add_(offset.view(shape))
         else:
             whole = torch.addcmul(offset.view(shape), values, slope.view(shape)).add_(back)
-        return whole.to(values.dtype), *_given(weight, of_weight, of_bias), None, None, None
+        return whole.to(values.dtype), *_cast(weight, of_weight, of_bias), None, None, None
 
 
-def _given(weight: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+def _cast(weight: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     """Cast gradients of the affine parameters to the parameters' precision."""
     if weight is None:
         return tuple(None for _ in gradients)
@@ -361,14 +375,14 @@ class RunningStatistics:
 
     @property
     def differ(self) -> bool:
-        """Return whether ranks can have different running statistics."""
+        """Return whether the running statistics can differ between ranks."""
         return self._current.world > 1 and bool(self._local())
 
     def _local(self) -> list[LocalBatchNorm]:
         return [layer for layer in self._layers() if isinstance(layer, LocalBatchNorm)]
 
     def agree(self) -> None:
-        """Average the statistics. Collective: all ranks call it after the same step."""
+        """Average the statistics over the ranks. All ranks call this after the same step."""
         samples, self.samples = self.samples, 0
         if not self.differ:
             return
@@ -416,7 +430,7 @@ def _average(tensors: list[Tensor], samples: int, group: dist.ProcessGroup | Non
         return
     device = tensors[0].device
     vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
-    # A rank without samples contributes zeros and not its values times 0, because 0 · NaN is NaN.
+    # A rank without samples contributes zeros. Its values times 0 could be NaN: 0 · NaN is NaN.
     vector = vector * samples if samples else torch.zeros_like(vector)
     vector = torch.cat([vector, vector.new_tensor([samples])])
     dist.all_reduce(vector, group=group)

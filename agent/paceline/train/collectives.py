@@ -1,4 +1,4 @@
-"""Notifications of the collectives that this process calls.
+"""Listeners that are called before each collective of this process.
 
 PyTorch has no hook for collectives, so this module wraps methods of `dist.ProcessGroup` while a
 listener is registered. Reductions in DDP's C++ code and functional collectives are not reported.
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-# Called with the method's name, its group and its arguments, in the thread that calls the method.
+# Function that gets a method's name, its group and its arguments, in the thread that calls the
+# method.
 Listener = Callable[[str, dist.ProcessGroup, tuple[Any, ...]], None]
 
 # Methods of `dist.ProcessGroup` in torch 2.8 to 2.13. Each release has only some of them.
@@ -43,7 +44,7 @@ _METHODS = (
     "_allgather_base",
     "_reduce_scatter_base",
 )
-# Listeners of each wrapped method, and the original method. Keys are method names.
+# The listeners of each wrapped method, and the original method, by the method's name.
 _listeners: dict[str, list[Listener]] = {}
 _originals: dict[str, Any] = {}
 # Protects the two dictionaries above.
@@ -63,9 +64,9 @@ def own() -> Iterator[None]:
 
 
 def listen(listener: Listener, methods: Collection[str] = _METHODS) -> Callable[[], None]:
-    """Call a listener before each collective of this process.
+    """Call `listener` before each collective of this process whose name is in `methods`.
 
-    Each call of a wrapped method takes a few µs longer. Return a function that unregisters the
+    Each call of such a collective takes a few µs longer. Return a function that unregisters the
     listener; further calls of that function do nothing.
     """
     present = [name for name in methods if name in vars(dist.ProcessGroup)]

@@ -1,7 +1,7 @@
 """Counts recompilations by torch.compile, and detects compiled models.
 
 Recompilations are read from TorchDynamo's private counter; without the counter, no recompilations
-are counted. A test fails for each version of torch that lacks it.
+are counted. A test fails for each version of torch that lacks the counter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def recompilations() -> int:
         if not isinstance(counter, dict):
             return 0
         _counter = counter
-    # Each step reads the counter, which is empty unless torch.compile is used.
+    # Return early, because each step calls this function. The counter is empty unless
+    # torch.compile is used.
     if not _counter:
         return 0
     return sum(count - 1 for count in list(_counter.values()) if count > 1)

@@ -1,9 +1,9 @@
-"""Facts about a run that a rank has before the first step, passed as one argument.
+"""Description of a run that a rank has before the first step, passed as one argument.
 
-`Session` makes a `RunContext` after the ranks' start-up. Before the first step, two callers may
-replace its limits: `session.profile`, and the loop if memory ran out in an earlier attempt. After
-that the context does not change. Objects that the ranks share while they train, such as their
-store, are in `Startup` instead, because they must be released when the session is closed.
+`Session` makes a `RunContext` after the ranks' start-up. `session.profile` replaces its limits, and
+so does the loop if memory ran out in an earlier attempt. From the first step on, the context does
+not change. Objects that the ranks share while they train, such as their store, are in `Startup`
+instead, because they must be released when the session is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.train.streams.reader import StreamReader
 
 @dataclass(frozen=True)
 class RunContext:
-    """Facts about a run that do not change on a rank while it trains.
+    """Description of a run on a rank, which does not change while the rank trains.
 
     `data` is set if samples are stored on the nodes, and `reader` if the data is a stream. With
     `uneven_steps`, ranks may have different numbers of iterations of the training loop. With

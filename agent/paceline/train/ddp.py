@@ -31,13 +31,13 @@ from paceline.train.timing import RunningStep
 _GRADIENT_AFTER = (
     "Session(micro_batches=True): in step {step} a parameter gets a gradient after its optimiser "
     "has stepped in the same iteration of the loop: compute all gradients of an optimiser's "
-    "parameters before its step, and freeze a model (requires_grad_(False)) while another is "
-    "trained through it"
+    "parameters before its step, and freeze a model (requires_grad_(False)) while its outputs "
+    "train another model"
 )
 
 _NO_OUTPUT = (
     "a loss does not depend on the outputs of the model that session.wrap() returned, and "
-    "parameters had gradients before its backward pass: call zero_grad() before the forward pass, "
+    "parameters had gradients before the backward pass: call zero_grad() before the forward pass, "
     "or compute the loss from the model's outputs"
 )
 
@@ -53,7 +53,7 @@ _SMALL_BYTES = 25 << 20
 
 
 class TrialHooks(Protocol):
-    """Interface of a trial of `paceline.train.proof` for wrapped models and the gate."""
+    """Methods of a trial (`paceline.train.proof`) that wrapped models and the gate call."""
 
     def forward(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Return a context for a forward pass of a wrapped model."""
@@ -65,8 +65,9 @@ class TrialHooks(Protocol):
 class CurrentStep:
     """Current step of this rank, and the weight of its gradients.
 
-    With `accumulates`, gradients of micro-batches are added up; see `Session`. `group` contains the
-    ranks that have batches of their own; None: the default group.
+    With `accumulates`, gradients of micro-batches are added up; see `Session`. `world` is the
+    number of ranks that have batches of their own, and `group` is their process group; None: the
+    default group.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class CurrentStep:
         self.weighs = True
         # True during a collective that Paceline itself calls, not the script.
         self.reduces = False
-        # The `id`s of parameters that a wrapped model reduces.
+        # The `id`s of parameters whose gradients a wrapped model reduces.
         self.reduced = set[int]()
         # Weighted gradients of the step's micro-batches so far, by the parameter's id. These
         # gradients are not in ``.grad``, which scripts set to zero before or after each step of
         # their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
-        # `reducing` is called with the step and the number of a wrapped model, before the first
+        # `reducing` is called with the step and the index of a wrapped model, before the first
         # reduction of a backward pass. `explained` is called with the error of a failed reduction,
         # and returns the error to raise.
         self.reducing: Callable[[RunningStep, int], None] = lambda running, model: None
@@ -105,7 +106,7 @@ class CurrentStep:
         self.rehearsal: TrialHooks | None = None
         # The `id`s of parameters that an optimiser has stepped in this iteration of the loop.
         self.through: set[int] = set()
-        # Returns the parameters of the wrapped models.
+        # Function that returns the parameters of the wrapped models.
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list
 
     def enter(self, running: RunningStep | None) -> None:
@@ -124,7 +125,11 @@ class CurrentStep:
 
     @property
     def weight(self) -> float:
-        """Return this rank's weight in the step: 1 for a local batch of the ranks' mean size."""
+        """Return the factor by which this rank's gradients enter the mean over ranks.
+
+        The factor is 1 for a local batch of the ranks' mean size, and 0 for a filler. If `weighs`
+        is False, the factor is only the micro-batch's weight in the mean over this rank's batch.
+        """
         if self.running is None:
             return 1.0
         step = self.running.step
@@ -133,12 +138,11 @@ class CurrentStep:
         return step.weight * self.world if self.weighs else step.share
 
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return a local gradient times this rank's weight."""
+        """Return a local gradient times the factor `weight`."""
         if self.rehearsal is not None:
             return gradient
         weight = self.weight
-        # A multiplication by 0 is not enough: 0 · NaN is NaN, and a filler's gradient may have any
-        # value.
+        # Do not multiply by 0: a filler's gradient may be NaN, and 0 · NaN is NaN.
         if weight == 0:
             return torch.zeros_like(gradient)
         return gradient if weight == 1 else gradient * weight
@@ -148,7 +152,8 @@ class CurrentStep:
 
         Raises:
             PacelineError: the parameter's optimiser has already stepped in this iteration of the
-                loop. A later `zero_grad` may or may not drop such a gradient.
+                loop. It is unknown whether the script then calls `zero_grad`, which would erase
+                the gradient.
         """
         weighed = self.weighed(gradient)
         if self.running is None or self.rehearsal is not None:
@@ -162,8 +167,8 @@ class CurrentStep:
         if step.more:
             self.kept[parameter] = weighed
             return torch.zeros_like(weighed)
-        # Earlier micro-batches may have used parameters that this one does not use. Their kept
-        # gradients are added at the end of this backward pass.
+        # Earlier micro-batches may have used parameters that this micro-batch does not use. The
+        # kept gradients of such parameters are added at the end of this backward pass.
         if self.kept:
             torch.autograd.Variable._execution_engine.queue_callback(self.add_kept)
         return weighed
@@ -187,7 +192,7 @@ def _hook_frozen(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) 
 
 
 def _refuse_gradient(current: CurrentStep, name: str, parameter: int, _: torch.Tensor) -> None:
-    """Raise an error if a frozen parameter gets a gradient in a step; outside of steps it may."""
+    """Raise a PacelineError if a parameter that `wrap` found frozen gets a gradient in a step."""
     if current.running is not None and parameter not in current.reduced:
         raise PacelineError(_FROZEN.format(name=name))
 
@@ -216,14 +221,15 @@ class _Weighing:
         reduces_more: bool,
     ) -> None:
         self.current, self.model = current, model
-        # True if DDP starts another reduction after the last bucket's, in the same pass.
+        # True if DDP starts another reduction after that of the last bucket, in the same pass.
         self.reduces_more = reduces_more
-        # The newest last bucket that the script's thread waited for, and a future that has it.
+        # The newest bucket whose reduction the script's thread waited for, and a completed future
+        # whose value is that bucket.
         self._waited: tuple[torch.Tensor, Future[torch.Tensor]] | None = None
-        # True if the backward pass has reduced some of its buckets.
+        # True if the backward pass has begun to reduce buckets.
         self.reducing = False
         self._group = group
-        # Options of a reduction that does not block. The group copies them.
+        # Options of a reduction that does not block. Each call copies them, so they can be reused.
         self._options = dist.AllreduceOptions()
         self._options.asyncOp = True
         self._parameters = parameters
@@ -234,8 +240,9 @@ class _Weighing:
         # True if no parameter had a gradient when the newest forward pass began.
         self._fresh = True
         # True from the start of a forward pass until its backward pass has reduced all gradients.
-        self._waits = False
-        # True if the place of weighting can be chosen only when the next backward pass begins.
+        self._in_pass = False
+        # True if only the start of the next backward pass shows whether gradients must be weighted
+        # by parameter or by bucket.
         self.open = False
         # True if this backward pass's gradients are weighted by bucket; None: not decided yet.
         self._by_bucket: bool | None = None
@@ -252,7 +259,7 @@ class _Weighing:
             self._hook()
             return
         self._fresh = self._without_gradients()
-        self.open, self._waits = self._waits or not self._fresh, True
+        self.open, self._in_pass = self._in_pass or not self._fresh, True
 
     def watch(self, outputs: Any) -> None:
         """Add hooks to the outputs of the forward pass, because the backward pass begins there."""
@@ -264,19 +271,22 @@ class _Weighing:
         if not nodes:
             self._hook()
 
-    def all_reduce(self, share: torch.Tensor) -> dist.Work:
-        """Start a sum over ranks without the checks of `dist.all_reduce` (20 to 40 µs)."""
+    def all_reduce(self, bucket: torch.Tensor) -> dist.Work:
+        """Start a sum over ranks, without the checks of `dist.all_reduce`, which take 20 to 40 µs.
+
+        A bucket of complex numbers is reduced with `dist.all_reduce`.
+        """
         current = self.current
-        # This is `own_collective` without its context manager, which would take 3 µs.
+        # These lines replace `own_collective`, whose context manager would take 3 µs.
         before, current.reduces = current.reduces, True
         try:
             # `dist.all_reduce` views complex numbers as pairs of real ones, because not every
             # backend can add complex numbers.
-            if share.is_complex():
-                work: dist.Work | None = dist.all_reduce(share, group=self._group, async_op=True)
+            if bucket.is_complex():
+                work: dist.Work | None = dist.all_reduce(bucket, group=self._group, async_op=True)
                 assert work is not None
                 return work
-            return self._group.allreduce([share], self._options)
+            return self._group.allreduce([bucket], self._options)
         finally:
             current.reduces = before
 
@@ -287,7 +297,7 @@ class _Weighing:
             if not self._by_bucket:
                 raise PacelineError(_NO_OUTPUT)
         weight = self.current.weight if self._by_bucket else 1.0
-        # Divide exactly as DDP does, so that results are bitwise equal.
+        # Divide exactly as DDP does, so that results are bitwise equal to DDP's.
         if weight == 1:
             return bucket.div_(self.current.world)
         if weight == 0:
@@ -295,15 +305,15 @@ class _Weighing:
         return bucket.mul_(weight / self.current.world)
 
     def end(self) -> None:
-        self._reduces, self._by_bucket, self._waits = False, None, False
+        self._reduces, self._by_bucket, self._in_pass = False, None, False
         self.reducing = False
 
-    def completed(self, share: torch.Tensor) -> Future[torch.Tensor]:
-        """Return a future that has this reduced bucket already."""
-        # A bucket keeps its memory, so most steps need no new future.
-        if self._waited is None or self._waited[0] is not share:
-            self._waited = share, Future()
-            self._waited[1].set_result(share)
+    def completed(self, bucket: torch.Tensor) -> Future[torch.Tensor]:
+        """Return a completed future for a bucket that is reduced already."""
+        # DDP reuses a bucket's tensor in each step, so most steps need no new future.
+        if self._waited is None or self._waited[0] is not bucket:
+            self._waited = bucket, Future()
+            self._waited[1].set_result(bucket)
         return self._waited[1]
 
     def _begins(self, _: Any) -> None:
@@ -315,11 +325,11 @@ class _Weighing:
             return
         self._hooked = True
         for parameter in self._parameters:
-            # The hook has the parameter's `id`, because a reference to the parameter would form a
-            # cycle.
+            # Give the hook only the parameter's `id`, because a reference to the parameter would
+            # form a cycle.
             hook = partial(self._arrives, id(parameter))
-            # PyTorch accepts no hook on a frozen parameter. The script may train the parameter
-            # again later, so it is made trainable while the hook is registered.
+            # PyTorch accepts no hook on a frozen parameter, but the script may unfreeze the
+            # parameter later. So unfreeze it while the hook is registered.
             trains = parameter.requires_grad
             parameter.requires_grad_(True)
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -335,7 +345,7 @@ class _Weighing:
         return self.current.summed(parameter, gradient)
 
     def _in_buckets(self) -> bool:
-        """Return whether gradients are weighted by bucket; a pass's first gradient decides this."""
+        """Return whether gradients are weighted by bucket; the pass's first gradient decides."""
         if self._by_bucket is None:
             self._by_bucket = (
                 self._reduces and not self.current.accumulates and self._without_gradients()
@@ -343,7 +353,8 @@ class _Weighing:
         return self._by_bucket
 
     def _without_gradients(self) -> bool:
-        # A loop, because each step runs this, and a generator would take twice as long.
+        # Use a loop, because each step runs this code, and a generator expression would take twice
+        # as long.
         for parameter in self._parameters:  # noqa: SIM110
             if parameter.grad is not None:
                 return False
@@ -367,7 +378,7 @@ def _mean(
     weighing: _Weighing,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[torch.Tensor]:
-    """Communication hook: mean over ranks of the weighted gradients, like DDP's own hook."""
+    """Start the mean over ranks of a bucket's weighted gradients, as DDP's communication hook."""
     current = weighing.current
     running, last = current.running, bucket.is_last()
     if not weighing.reducing:
@@ -376,14 +387,15 @@ def _mean(
             current.reducing(running, weighing.model)
     if last and running is not None:
         running.gradients_ready()
-    share = weighing.divided(bucket.buffer())
+    buffer = weighing.divided(bucket.buffer())
     if last:
         weighing.end()
-    work = weighing.all_reduce(share)
-    # This thread waits here instead of at the end of the backward pass, which follows at once. A
-    # callback would run in gloo's thread, which needs the GIL for it and then wakes this thread.
-    # The host does not wait for a GPU; and with several models, the pass may continue in another.
-    waits = last and current.models == 1 and not weighing.reduces_more and share.is_cpu
+    work = weighing.all_reduce(buffer)
+    # DDP waits for the reductions right after the last bucket, so this thread can wait here. A
+    # callback would take longer: gloo's thread would need the GIL to run it, and would then wake
+    # this thread. Do not wait for a GPU, because the host can continue while the GPU works. With
+    # several models, do not wait either, because the backward pass may continue in another model.
+    waits = last and current.models == 1 and not weighing.reduces_more and buffer.is_cpu
     if waits and running is not None:
         try:
             work.wait()
@@ -391,7 +403,7 @@ def _mean(
             running.reduced()
             raise current.explained(error) from error
         running.reduced()
-        return weighing.completed(share)
+        return weighing.completed(buffer)
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         if last and running is not None:
@@ -442,7 +454,8 @@ class WeightedDDP(DistributedDataParallel):
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
         """Refuse DistributedDataParallel, which reads this attribute of the module that it wraps.
 
-        The outer reducer would replace the weighted mean over ranks by the plain mean.
+        The outer DistributedDataParallel would replace the weighted mean over ranks by the plain
+        mean.
         """
         raise PacelineError(
             "session.wrap has already wrapped this model, and DistributedDataParallel around it "
@@ -461,8 +474,8 @@ class WeightedDDP(DistributedDataParallel):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         self._current.forward()
         self._weighing.begin(self.require_backward_grad_sync)
-        # A compiled model's buffers do change with fillers, because copying the buffers would break
-        # the graph.
+        # Fillers do change a compiled model's buffers, because copying the buffers would cause a
+        # graph break.
         if self._current.filler and not torch.compiler.is_compiling():
             with uncounted(self.module, self._current):
                 outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -496,7 +509,10 @@ class WeightedDDP(DistributedDataParallel):
     def unreduced(self) -> Iterator[None]:
         """Keep gradients on this rank; raise a ValueError with ``static_graph=True``."""
         if self.static_graph:
-            raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer cannot do both")
+            raise ValueError(
+                "PyTorch's reducer cannot combine no_sync() with static_graph=True: leave "
+                "no_sync() out, or call session.wrap(model, static_graph=False)"
+            )
         with super().no_sync():
             yield
 
@@ -522,7 +538,7 @@ class SingleProcess(nn.Module):
         self.module = module
 
         def computed(_: torch.Tensor) -> None:
-            """Record the time of a gradient. The step's last gradient is the end of computing."""
+            """Record the time of a gradient, because computing ends with the last gradient."""
             if current.running is not None:
                 current.running.gradients_kept()
 

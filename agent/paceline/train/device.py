@@ -1,4 +1,8 @@
-"""Device that a rank computes on: its CPU threads, its model's device, and an emulated device."""
+"""Device that a rank computes on, and emulation of slower devices.
+
+`Device` sets a step's number of CPU threads, has the clock and the memory use of the model's
+device, and delays steps as an emulated device would.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,13 @@ from paceline.wire.messages import MOST_DEVICE_NAME
 
 logger = logging.getLogger(__name__)
 
-# Duration in seconds of a trial, which measures a device's speed if no data sheet gives it. A trial
-# measures half-precision FLOP/s, by which the paper "Taming Resource Heterogeneity In Distributed
-# ML Training With Dynamic Batching", §III-B, compares servers of different kinds.
+# Duration in seconds of a trial, which measures a device's FLOP/s if no data sheet gives it. The
+# paper "Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching", §III-B,
+# compares servers of different kinds by their half-precision FLOP/s.
 TRIAL_S = 1.0
-# Side and precision of the square matrices that a trial multiplies, by kind of device. Other kinds
-# than CPUs use half precision. CPUs train in single precision, and few of them compute in half
-# precision at all.
+# Number of rows and columns, and precision, of the matrices that a trial multiplies, by kind of
+# device. CPUs train in single precision, and few of them support half precision. All other kinds of
+# device use half precision.
 _SIDES = {"cpu": (512, torch.float32)}
 _OTHERS = (4096, torch.float16)
 
@@ -39,19 +43,21 @@ class Device:
     """One rank's device: the real one, or a slower one that it emulates. Not thread-safe.
 
     `emulate` is the value of PACELINE_EMULATE, or None for the real device. A ValueError is raised
-    if the value does not fit these ranks.
+    if the value is not valid for `world` ranks.
     """
 
     def __init__(self, emulate: str | None, rank: int, world: int) -> None:
         self._rank = rank
         self._emulation = Emulation.parse(emulate, world) if emulate is not None else None
-        # The script's own number of threads, while a plan's number is set; else None.
+        # The number of CPU threads that the script uses, while the plan's number replaces it; else
+        # None.
         self._own_threads: int | None = None
-        # False if `begin` does nothing in a step without a number of threads.
+        # False if `begin` would do nothing in a step for which the plan sets no number of threads.
         self.changes_steps = emulate is not None
         # The clock of the model's device.
         self.clock: Clock = CpuClock()
-        # The model's device. In `_model` every device other than a GPU counts as CPU.
+        # The model's device. In `_model`, each device that is not a CUDA device is replaced by the
+        # CPU.
         self.place = self._model = torch.device("cpu")
         self._process = psutil.Process()
         if emulate is not None and rank == 0:
@@ -70,7 +76,7 @@ class Device:
             torch.cuda.synchronize(self._model if self._model.type == "cuda" else None)
 
     def memory(self) -> int:
-        """Return bytes of memory in use: the GPU's peak, or this process's memory. Thread-safe."""
+        """Return bytes of memory in use: the GPU's peak, or this process's RSS. Thread-safe."""
         if self._model.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._model))
         return int(self._process.memory_info().rss)
@@ -109,24 +115,25 @@ class Device:
         Return None if no device is emulated, or if the rank has no samples in the step.
         """
         emulation = self._emulation
-        # If `serial` is below 1, more threads shorten the emulated time, so their real number is
-        # left as it is.
+        # If `serial` is below 1, the number of threads only shortens the emulated compute time. The
+        # real number of threads stays as it is.
         if emulation is None or emulation.serial == 1:
             self._take_threads(step.threads)
         if emulation is None or not step.samples:
             return None
         batch: Any = (step.samples, step.load, step.squares, step.longest)
-        # Batches that are taken over share one step number, but may have different delays.
+        # A batch that was taken over from another rank has `planned`, the step for which it was
+        # planned. That step's emulated delays apply to the batch.
         at = step.step if step.planned is None else step.planned
         return self._seconds(at, Features(*batch), step.threads, delayed=step.place == 0)
 
     def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
         """Return a function that waits until the emulated device would have computed a trial batch.
 
-        The first call of that function uses the slowdowns and noise of `step`, and each later call
-        those of the next step. `moments` are the means of λ and of λ² over the data set, where λ is
-        a sample's size.
-        Without `overhead`, the constant time per step and the delays are left out.
+        The first call of the returned function uses the emulated slowdowns and noise of `step`, and
+        each later call those of the next step. `moments` are the means of λ and of λ² over the data
+        set, where λ is a sample's size. Without `overhead`, the constant time per step and the
+        delays are left out.
         """
         mean, square = moments
         steps = count(step)
@@ -141,9 +148,9 @@ class Device:
         return hold
 
     def measured_flops(self, step: int, moments: tuple[float, float], samples: int) -> float | None:
-        """Measure the device's operations/s; return None on failure. See `trial` for the arguments.
+        """Measure the device's FLOP/s; return None on failure. See `trial` for the arguments.
 
-        An emulated device takes as long for a matrix product as for a batch of `samples`.
+        An emulated device takes as long for a matrix product as for a batch of `samples` samples.
         """
         return flops(self.place, partial(self.trial(step, moments, overhead=False), samples))
 
@@ -160,7 +167,7 @@ class Device:
         assert emulation is not None
         if not overhead:
             emulation = replace(emulation, b_s=[0.0] * len(emulation.b_s))
-        # A step is delayed once, whatever its number of micro-batches.
+        # A step is delayed only once, for any number of micro-batches.
         if not delayed:
             emulation = replace(emulation, delay_s=(0.0, 0.0))
         return emulation.rank_s(self._rank, step, batch, threads)
@@ -178,17 +185,16 @@ class Device:
 
 
 def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
-    """Measure the floating-point operations/s of square matrix products during `TRIAL_S` seconds.
+    """Measure the FLOP/s of products of square matrices during `TRIAL_S` seconds.
 
-    `hold` is called after each product with its start time; it waits until the emulated device
-    would be done, if a device is emulated. Return None if the device failed, for example because
-    its memory is full.
+    `hold` is called after each product with the product's start time; if a device is emulated, it
+    waits until that device would be done. Return None if the real device failed, for example
+    because its memory is full.
     """
     side, dtype = _SIDES.get(device.type, _OTHERS)
     try:
         with torch.no_grad():
-            # The values are constant and not random, so that the script's random generator stays
-            # untouched.
+            # Constant values do not change the state of the script's random generator.
             factor = torch.full((side, side), 0.5, dtype=dtype, device=device)
             product = torch.empty_like(factor)
             # The first product allocates memory and wakes the device.
@@ -202,12 +208,12 @@ def flops(device: torch.device, hold: Callable[[float], None]) -> float | None:
                 done, ended = done + 1, time.perf_counter()
     # The device may be out of memory, or have no kernel for half precision.
     except RuntimeError as error:
-        logger.warning("the trial of %s failed: %s", device, error)
+        logger.warning("the FLOP/s of %s could not be measured: %s", device, error)
         return None
     return 2 * side**3 * done / (ended - began)
 
 
 def _multiply(factor: torch.Tensor, product: torch.Tensor) -> None:
     torch.mm(factor, factor, out=product)
-    # Reading a value waits for the device.
+    # Read a value, to wait until the device has computed the product.
     float(product[0, 0])

@@ -1,7 +1,8 @@
 """Environment variables that a driver passes to the ranks that it starts; see `core.driver`.
 
-The driver calls `of_driver` and, with the `whereabouts` of each rank, `variables_of`. Each rank
-then calls `set_variables` with its variables.
+A driver is a script that starts the ranks itself, as with Ray Train. It calls `of_driver` and, with
+the `whereabouts` of each rank, `variables_of`. Each rank then calls `set_variables` with its
+variables.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _EVERYWHERE = (
 _PLACEMENT = "PACELINE_PLACEMENT"
 # Directories of the run.
 _DIRECTORIES = ("PACELINE_SPOOL", "PACELINE_MEMORY", "PACELINE_CHECKPOINTS")
-# Variables for ranks on the driver's machine only: an agent reads the spool there, and the files
-# exist only there.
+# Variables for ranks on the driver's machine only, because the directories and the CA file exist
+# only there, and the agent that reads the spool runs there.
 _BESIDE = (*_DIRECTORIES, "PACELINE_CA_FILE")
 _OF_RUN = (*_EVERYWHERE, _PLACEMENT, *_DIRECTORIES)
 
@@ -43,14 +44,17 @@ _taken: set[str] = set()
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Location of a rank: the node's name as an agent gives it, and whether the driver is there."""
+    """Location of a rank: the name that an agent gives the node, and whether the driver is there.
+
+    `beside_driver` is True if the driver runs on the same machine.
+    """
 
     node: str
     beside_driver: bool
 
 
 def whereabouts(driver_place: str) -> Whereabouts:
-    """Return this rank's location; `driver_place` is `startup.place()` in the driver."""
+    """Return this rank's location; the driver got `driver_place` from its `startup.place()`."""
     return Whereabouts(default_name(), place() == driver_place)
 
 
@@ -64,9 +68,9 @@ def set_variables(variables: Mapping[str, str]) -> None:
 def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None:
     """Return the run's variables from this driver process, to the first caller only.
 
-    Later callers, and scripts outside of a run, get variables without a run. Return None if the
-    ranks are observed, because they keep their own variables. `adapter` names the caller in
-    messages.
+    Later callers, and scripts outside of a run, get variables without a run. Return None if the run
+    is observed (`paceline observe`), because its ranks keep their own variables. `adapter` names
+    the caller in messages.
 
     Raises:
         PacelineError: the process is one of several ranks.
@@ -91,10 +95,11 @@ def of_driver(environ: Mapping[str, str], adapter: str) -> dict[str, str] | None
         return _picked(environ, _EMULATE)
     if run in _taken:
         logger.warning(
-            "this script's first %s uses run %s: the workers of any other one train without a "
+            "this script's first %s uses run %s: the workers of any further %s train without a "
             "control plane",
             adapter,
             run,
+            adapter,
         )
         return _picked(environ, _EMULATE)
     _taken.add(run)
@@ -106,8 +111,8 @@ def variables_of(
 ) -> list[dict[str, str]]:
     """Return the variables of each rank, [W].
 
-    `given` is the result of `of_driver`. `starts` is the number of earlier starts of the ranks;
-    each start is an attempt.
+    W is the number of ranks. `given` is the result of `of_driver`. `starts` is the number of
+    earlier starts of the ranks; each start is an attempt.
     """
     alone = [_picked(given, _EMULATE)] * len(ranks)
     if "PACELINE_RUN" not in given:
@@ -115,7 +120,8 @@ def variables_of(
     if starts > int(given[driver.RESTARTS]):
         logger.warning(
             "the workers were restarted more often than --max-restarts allows, so run %s no longer "
-            "shows them: give `paceline run` as many restarts as the driver has",
+            "shows them: give `paceline run --max-restarts` the number of restarts that the driver "
+            "allows",
             given["PACELINE_RUN"],
         )
         return alone
@@ -126,8 +132,8 @@ def variables_of(
     if far and is_loopback(bus):
         logger.warning(
             "workers on %s cannot reach the control plane, whose address here is %s: let the "
-            "server listen on an address that all nodes reach, and give it to `paceline run "
-            "--server`",
+            "server listen on an address that all nodes reach, and give `paceline run --server` "
+            "that address",
             ", ".join(far),
             bus,
         )

@@ -16,14 +16,17 @@ logger = logging.getLogger(__name__)
 
 SPOOL_BYTES = 64 << 20
 
-# Runs that a session of this process reports, as (run, attempt). The value becomes True once a
-# warning about a further session was logged.
+# The keys are the runs that a session of this process reports, as (run, attempt). The value is True
+# once a warning about a further session was logged.
 _taken: dict[tuple[str, int], bool] = {}
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Values of the variables in docs/internals.md. Without `run` there is no control plane."""
+    """Values of Paceline's environment variables; docs/internals.md describes the variables.
+
+    If `run` is None, the ranks have no control plane.
+    """
 
     run: str | None = None
     bus: str | None = None
@@ -45,14 +48,16 @@ class Environment:
     reform: Path | None = None
     # File with the memory limits that earlier attempts learned for this rank's device.
     memory: Path | None = None
-    # True if the user has set a server's address; Paceline's launchers do not pass it to ranks.
+    # True if PACELINE_SERVER, the address of a server, is set. Paceline's launchers do not pass
+    # that variable to ranks.
     server: bool = False
 
     @staticmethod
     def read(variables: Mapping[str, str]) -> Environment:
         """Read a process's environment; an empty value counts as absent.
 
-        In an observed run, a session has no control plane: the run's observer reports its steps.
+        If the run is observed (`paceline observe`), a session gets no control plane, because the
+        observer in each rank reports the steps.
 
         Raises:
             ValueError: a variable is malformed; the message names the variable.
@@ -62,7 +67,7 @@ class Environment:
 
     @staticmethod
     def of_observed(variables: Mapping[str, str]) -> Environment:
-        """Read the environment for the observer of an observed run; see `read`."""
+        """Read the environment for a rank's observer (`paceline observe`); see `read`."""
         spool, reforms = variables.get("PACELINE_SPOOL"), variables.get(reform.VARIABLE)
         first_attempt = _whole(variables, "PACELINE_FIRST_ATTEMPT", 0)
         restarts = _whole(variables, "TORCHELASTIC_RESTART_COUNT", 0)
@@ -99,8 +104,8 @@ class Environment:
     def claim(self) -> Environment:
         """Return the environment of a session that begins to train.
 
-        The first session of a process gets this environment. Two sessions would report the same
-        steps of the same run, so each later session gets an environment without a control plane.
+        The first session of a process gets this environment. Each later session gets an environment
+        without a control plane, because two sessions would report steps with the same numbers.
         """
         if self.run is None:
             return self

@@ -1,4 +1,4 @@
-"""Counts the steps of each epoch, with the same result on every rank."""
+"""Counter of the steps of each epoch, with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
 
 
 class EpochSteps:
-    """Counter of each epoch's steps; with a token budget, the sample order affects the number."""
+    """Counter of each epoch's steps, which depend on the order of samples under a token budget."""
 
     def __init__(self, terms: Terms, budget: Budget | None = None) -> None:
         self._terms = terms
@@ -42,10 +42,10 @@ class EpochSteps:
         return sum(map(self.of, range(epochs)))
 
     def ends(self, epoch: int, used: Ints | None = None) -> Ints | None:
-        """Return the cumulative number of samples at each step's end, [S].
+        """Return the number of samples from the epoch's start to the end of each of S steps, [S].
 
-        Samples in `used` are left out. Return None without a token budget, where all steps have the
-        same number of samples.
+        The samples in `used` are left out. Return None without a token budget, where all steps have
+        the same number of samples.
         """
         if self.budget is None:
             return None

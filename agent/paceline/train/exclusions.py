@@ -1,7 +1,7 @@
 """Options of a session that exclude each other, in one table.
 
-`Session` names the options that it is given, and calls `refuse` once, and `refuse_call` in methods
-that some options exclude. Options that a model excludes are in `refusals`.
+`Session` passes the names of its options to `refuse` once, and to `refuse_call` in each method that
+some options exclude. Options that a model excludes are in `refusals`.
 """
 
 from __future__ import annotations
@@ -11,27 +11,31 @@ from collections.abc import Set
 from paceline.core.errors import PacelineError
 
 _STREAM, _SHARDED = "paceline.data.Stream", "paceline.data.Sharded"
-_APART = "each rank of a group would read separately; give data that each rank can read by index"
-# Why two options cannot be combined, and what to do.
+_APART = (
+    "ranks of a group need the same samples, but each rank would read its own; give data that each "
+    "rank can read by index"
+)
+# For each pair of options: why they cannot be combined, and the fix.
 _PAIRS = {
     ("uneven_steps", "micro_batches"): "leave one out",
-    ("loss_mean='ranks'", "micro_batches"): "a micro-batch's part of such a loss is unknown; leave "
-    "micro_batches out",
-    ("drop_last", "token_budget"): "the last step of an epoch holds the remaining samples: leave "
-    "drop_last out",
+    ("loss_mean='ranks'", "micro_batches"): "the weight of a micro-batch in such a loss is "
+    "unknown; leave micro_batches out",
+    ("drop_last", "token_budget"): "the number of samples varies between steps, so no step counts "
+    "as incomplete: leave drop_last out",
     (
         "limits",
         "token_budget",
     ): "limits counts samples: give token_limits, in the unit of the sizes",
-    ("shapes", "token_budget"): "the number of samples varies between steps, so no grid divides "
-    "it: leave out the samples of shapes; its length is allowed",
+    ("shapes", "token_budget"): "the number of samples in a step varies, so ranks cannot always "
+    "get multiples of a number: give Shapes(length=…) without samples",
     ("uneven_steps", "token_budget"): "relaxed policies cannot keep a token budget: leave "
     "uneven_steps out",
     (_STREAM, "token_budget"): "the sizes of later samples are unknown; give global_batch",
-    (_SHARDED, "token_budget"): "steps keep the epoch's order, wherever the samples are; give "
-    "global_batch, or data that each rank can read",
+    (_SHARDED, "token_budget"): "a step gets samples in the epoch's order, and a rank may not have "
+    "them on its node; give global_batch, or data that each rank can read",
     ("mesh", "uneven_steps"): "ranks of a group run each step together: leave uneven_steps out",
-    ("mesh", "micro_batches"): "each pass needs the other groups' ranks: leave micro_batches out",
+    ("mesh", "micro_batches"): "ranks of different groups gather parameters from each other in "
+    "each pass, but groups would have different numbers of passes: leave micro_batches out",
     ("mesh", _STREAM): _APART,
     ("mesh", _SHARDED): _APART,
 }
@@ -67,7 +71,7 @@ def refuse(given: Set[str]) -> None:
 
 
 def refuse_call(call: str, given: Set[str]) -> None:
-    """Raise a PacelineError if a session's options exclude a call of its method."""
+    """Raise a PacelineError if an option in `given` excludes a call of the method `call`."""
     for (name, option), why in _CALLS.items():
         if name == call and option in given:
             raise PacelineError(f"{call}: {why}")

@@ -1,9 +1,9 @@
 """Base class of the loop's optional features: hooks, in the order in which the loop calls them.
 
-`features.choice` makes a feature only if its option is set, and `Hooks` lists once the methods that
-features override, so a feature that is off costs nothing. Features share a `state.TrainingState`;
-they import neither each other nor the loop. All hooks run in the training thread. Ranks synchronise
-at the gate (`sync.gate.SyncGate`).
+`features.choice` makes a feature only if its option is set. `Hooks` lists the methods that features
+override, so the loop calls no hook that does nothing. Features share a `state.TrainingState`; they
+import neither each other nor the loop. All hooks run in the training thread. Ranks synchronise at
+the gate (`sync.gate.SyncGate`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Feature:
     """
 
     def reads(self, dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the data set and the options with which to make the loader's DataLoader."""
+        """Return the data set and the options from which the loader makes its DataLoader."""
         return dataset, options
 
     def begin(self) -> None:
-        """Run at the start of the first iteration, which other ranks may begin late or never."""
+        """Run at the start of this rank's first iteration. Other ranks may start later or never."""
 
     def connect(self) -> None:
-        """Run before the plan is read; may replace the context's limits. Collective."""
+        """Run on all ranks before the plan is read the first time; may replace the limits."""
 
     def before_epoch(self) -> None:
-        """Run before a pass over the loader, when it is not known yet if the pass has steps."""
+        """Run before a pass over the loader, even if the pass will have no steps."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Run at the start of an epoch that has steps."""
@@ -55,7 +55,7 @@ class Feature:
         """Run before the gate at a turn's end, unless the script left the loop in this turn."""
 
     def turn_ended(self, running: RunningStep, closing: bool) -> None:
-        """Run after the gate at a turn's end; `closing`: the script left the loop in this turn."""
+        """Run after the gate at a turn's end; `closing` is True if the script left the loop."""
 
     def recompiled(self, running: RunningStep) -> None:
         """Run after a turn in which torch.compile has recompiled functions."""
@@ -89,7 +89,7 @@ class Feature:
         """Run before this rank leaves the ranks' store, on rank 0 after the others have left."""
 
     def closed(self) -> None:
-        """Run after everything else; may end the process."""
+        """Run last when the session is closed; may end the process."""
 
 
 class Hooks:

@@ -1,10 +1,11 @@
 """Fillers that do not change a model's own statistics, such as running means or codebook usage.
 
 A rank that has no samples in a step computes a filler, a sample whose gradient does not count. The
-filler must not change the model's buffers either. If the model sums its counts over the ranks in
-its forward pass, the filler adds zero to the sum. Other collectives of the forward pass, such as a
-gather or a mean, include the filler; a warning is logged. After a forward pass with a collective,
-this rank's buffers change as those of the other ranks do; otherwise they are restored.
+filler must not change the model's buffers either. If the model's forward pass sums values over the
+ranks, such as counts, the filler adds zero to the sum. Other collectives of the forward pass, such
+as a gather or a mean, include the filler, and a warning is logged. After a forward pass with a
+collective, this rank's buffers keep their new values, as on the other ranks. After a forward pass
+without a collective, this rank's buffers are restored.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _warned = set[str]()
 
 
 class Current(Protocol):
-    """The part of a session's current step that this module uses."""
+    """The attributes of `ddp.CurrentStep` that this module uses."""
 
     world: int
     # True during a collective that Paceline itself calls, not the script.
@@ -56,8 +57,8 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
             _warned.add(name)
             logger.warning(
                 "a rank without samples computes a filler sample, and its model's forward pass "
-                "calls %s: state that the model keeps from this call contains the filler. Only "
-                "sums over ranks leave it out",
+                "calls %s: buffers that the model computes from the result include the filler. "
+                "Paceline can leave fillers out only of sums: use all_reduce with SUM",
                 name.strip("_"),
             )
 
@@ -71,7 +72,10 @@ def uncounted(module: nn.Module, current: Current) -> Iterator[None]:
 
 
 def kept_tensors(places: Iterable[dict[str, Any]]) -> Callable[[], None]:
-    """Save the tensors in dictionaries; return a function that restores them and their values."""
+    """Save the tensors in some dictionaries; return a function that restores them.
+
+    The function restores the dictionaries' entries and the values of the tensors.
+    """
     kept = [(of, {k: v for k, v in of.items() if v is None or _is_state(v)}) for of in places]
     values = [(v, v.detach().clone()) for _, of in kept for v in of.values() if v is not None]
 

@@ -67,21 +67,23 @@ class _Seeded(Dataset[Any]):
 class Loader:
     """DataLoader whose batches follow the plan; each iteration over it is an epoch.
 
-    `Session.loader` makes it. Leaving the loop early drops the rest of the epoch; all ranks must
-    leave it at the same step. A rank that has no samples in a step gets a filler, the smallest
-    sample of the data set, whose gradient does not count; then `Session.batch` is `empty`. With
-    ``Session(shapes=…)`` the filler has n copies of this sample, where n is the smallest number of
-    samples that the shapes allow, or the rank's limit if that is smaller.
+    `Session.loader` makes it. If the script leaves the loop early, the rest of the epoch is
+    dropped; all ranks must leave the loop at the same step.
 
-    Under most relaxed policies ranks share the batches of a segment: a fast rank's loop has more
-    iterations than a slow one's, and there are no fillers. `Session.batch` has the step that a
-    batch belongs to.
+    A rank that has no samples in a step gets a filler, the smallest sample of the data set, whose
+    gradient does not count. Then `Session.batch.empty` is True. With ``Session(shapes=…)`` the
+    filler batch has n copies of this sample, where n is the smallest number of samples that the
+    shapes allow, or the rank's limit if that is smaller.
+
+    With ``Session(uneven_steps=True)`` and most relaxed policies, fast ranks take over batches of
+    slow ranks. Then a fast rank's loop has more iterations than a slow rank's, and there are no
+    fillers. `Session.batch` has the step that a batch belongs to.
 
     With ``Session(micro_batches=True)`` a step may take several iterations of the loop on this
-    rank. The optimiser steps in the last of them, where `Session.batch` is `last`.
+    rank. The optimiser steps in the last of them, where `Session.batch.last` is True.
 
-    ``len(loader)`` is the number of steps in a whole epoch on every rank, whatever the policy, so a
-    schedule of the learning rate can use it; see `Session.steps_per_epoch`.
+    ``len(loader)`` is the number of steps in a whole epoch. It is the same on every rank and under
+    every policy, so a schedule of the learning rate can use it; see `Session.steps_per_epoch`.
     """
 
     def __init__(self, loop: Loop, dataset: Any, options: dict[str, Any]) -> None:
@@ -93,12 +95,12 @@ class Loader:
         if not options.get("in_order", True):
             raise TypeError("loader(in_order=False): steps follow the plan in order; leave it out")
         self._loop = loop
-        # Pairs of a step and one of its iterations, which the DataLoader has read but the script
-        # has not reached.
+        # Iterations of the loop that the DataLoader has read but the script has not reached. Each
+        # pair has the whole step, and the micro-batch of it that the iteration trains.
         self._turns: deque[tuple[LocalStep, LocalStep]] = deque()
         # True if the loss must be checked before the first step (`paceline.train.proof`).
         self.proves = loop.context.prove
-        # Result of that check; None until the check is done.
+        # Result of the check of the loss; None until the check is done.
         self.answer: ProofResult | None = None
         # The newest result of `typical`: its number of samples, and the batch.
         self._typical: tuple[int, Any] | None = None
@@ -115,8 +117,8 @@ class Loader:
     def typical(self, samples: int) -> Any:
         """Return a batch for `Session.profile`; its samples are quantiles of the data set by size.
 
-        The batch is read once, so that timing the same batch again does not measure reading.
-        Samples repeat if the data set has fewer than `samples`.
+        A repeated call with the same number returns the same batch, so that timing it again does
+        not measure reading. Samples repeat if the data set has fewer than `samples` samples.
 
         Raises:
             ValueError: `samples` is not a whole number ≥ 1.
@@ -187,7 +189,7 @@ class Loader:
     def sampler(self) -> NoReturn:
         """Refuse access: frameworks read a DataLoader's sampler to replace it.
 
-        The PacelineError is an AttributeError, too, for `hasattr`.
+        The PacelineError is also an AttributeError, so that `hasattr` returns False.
         """
         raise _NoSamplerError(
             "session.loader has no sampler that a framework could replace: the plan decides which "
@@ -212,8 +214,8 @@ class Loader:
         longer_s, on, sharing = loop.context.device.loading_s, loop.on, loop.sharing
         try:
             self._begin_loading()
-            # Making the iterator draws a random number, so the state of the random numbers is
-            # restored.
+            # Making the iterator draws a random number, so the random generators' states of a
+            # checkpoint are restored only afterwards.
             batches = iter(self._loader)
             loop.restore_random()
             while True:

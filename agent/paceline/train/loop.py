@@ -2,11 +2,11 @@
 
 The session makes the `Loop`. The loader calls it around each iteration of the script's loop. This
 module has plain training: the plan's steps, the gate (`sync.gate.SyncGate`) at which ranks
-synchronise, the statistics of BatchNorm layers, and the rank's other parts (`wiring`), which the
-loader's first iteration makes and `close` releases. Everything optional is a feature
-(`feature.Feature`), which the loop calls at fixed moments. Two features also answer questions, so
-the loop knows them by name: `WorkSharing` says who trains a batch, and `Checkpoints` restores the
-random generators. The loop does not load data, and it does not compute gradients.
+synchronise, the statistics of BatchNorm layers, and the rank's other parts (`wiring`). These parts
+are made in the loader's first iteration and released by `close`. Everything optional is a feature
+(`feature.Feature`), whose hooks the loop calls. The loop also calls two features directly:
+`WorkSharing` decides which rank trains a batch, and `Checkpoints` restores the random generators.
+The loop does not load data, and it does not compute gradients.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ from paceline.train.wiring import agree_on_lookahead, connect, describe, warn_of
 class Loop(TrainingState):
     """Training loop of this rank, and its state. Not thread-safe.
 
-    The loader calls, in this order: `begin_epoch`; `steps`, which it reads ahead; for each batch
-    `begin_step`, or `begin_turn` for the further micro-batches of a step, and `end_turn` once the
-    script's body has run; for each planned step, after its batch, `take_over` of `sharing` until
-    that returns None, and `end_step`; `end_epoch`.
+    In each epoch the loader calls, in this order:
+
+    1. `begin_epoch`, and `steps`, whose steps the loader reads ahead;
+    2. for each batch of a step: `begin_step`, or `begin_turn` if the batch is a further micro-batch
+       of the step, and `end_turn` once the body of the script's loop has run;
+    3. after the batches of a planned step: `sharing.take_over` until it returns None, and
+       `end_step`;
+    4. `end_epoch`.
     """
 
     def __init__(self, context: RunContext, startup: Startup) -> None:
@@ -51,7 +55,7 @@ class Loop(TrainingState):
         self._checkpoints: Checkpoints | None = None
         self._add(*made(self, self.close))
         sharing = (each for each in self.features if isinstance(each, WorkSharing))
-        # None unless ranks share batches.
+        # None unless ranks may take over batches from each other.
         self.sharing = next(sharing, None)
 
     def _add(self, *features: Feature) -> None:
@@ -63,7 +67,7 @@ class Loop(TrainingState):
     def save_with(self, saver: Saver) -> None:
         """Save with `saver`, and resume from its newest checkpoint. Call before the first step."""
         if self._checkpoints is not None:
-            raise PacelineError("this session has checkpoints already: declare them once")
+            raise PacelineError("session.checkpoint was called before: call it only once")
         self._checkpoints = Checkpoints(self, saver)
         self._add(self._checkpoints, Signals(self.ask_to_end, self.close))
         if (position := saver.load()) is not None:
@@ -104,7 +108,10 @@ class Loop(TrainingState):
     # Methods for the loader.
 
     def begin_epoch(self, lookahead: int) -> bool:
-        """Begin the next epoch; return True if it has steps. `lookahead`: see `wiring.Findings`."""
+        """Begin the next epoch; return True if it has steps.
+
+        `lookahead` is the number of steps that the loader fetches before training reaches them.
+        """
         self.refuse_closed()
         for before_epoch in self.on.before_epoch:
             before_epoch()
@@ -123,7 +130,7 @@ class Loop(TrainingState):
         return True
 
     def _connect(self) -> None:
-        """Connect the rank's other parts (`wiring`) at the first iteration. Collective."""
+        """Make the rank's other parts (`wiring`) at the first iteration. All ranks call this."""
         for begin in self.on.begin:
             begin()
         startup, start = self.startup, self.progress.start
@@ -157,10 +164,10 @@ class Loop(TrainingState):
     def steps(self) -> Iterator[LocalStep]:
         """Yield the steps of the epoch that has begun, in the order of loading."""
         assert self.wiring is not None
-        # A loader fetches a number of iterations ahead, and a step with micro-batches has several
-        # iterations. So ranks fetch different numbers of steps ahead. Rank 0 makes the plan: it
-        # plans the whole lookahead first, because otherwise the other ranks' loaders would wait for
-        # rank 0's loader.
+        # Each loader fetches the same number of iterations ahead. A step with micro-batches has
+        # several iterations, a different number on each rank, so ranks fetch different numbers of
+        # steps ahead. Rank 0 therefore plans the steps of the whole lookahead first. Otherwise the
+        # loaders of other ranks would wait until rank 0's loader needs these steps.
         plans_first = self.wiring.leader is not None and self.context.limits.micro_batches
         ahead = self.findings.lookahead if plans_first else 0
         try:
@@ -171,9 +178,9 @@ class Loop(TrainingState):
     def begin_step(self, step: LocalStep, data_s: float) -> bool:
         """Begin a step whose batch is loaded, for which the script waited `data_s` seconds.
 
-        Return True if the batch goes to the loop's body. If False, the batch is empty or another
-        rank has taken it over, and the step is over on this rank. `step` is this rank's step, as
-        planned or as `WorkSharing.take_over` returned it.
+        Return True if the loop's body must run on the batch. Otherwise another rank has taken the
+        batch over, or this rank has no batch in the step, and the step is done on this rank. `step`
+        is this rank's step, as planned or as `WorkSharing.take_over` returned it.
         """
         assert self.wiring is not None
         for begin_step in self.on.begin_step:
@@ -190,14 +197,14 @@ class Loop(TrainingState):
         return mine
 
     def begin_turn(self, micro: LocalStep, data_s: float) -> None:
-        """Begin a further micro-batch of the current step, which is loaded; see `begin_step`."""
+        """Begin a further micro-batch of the current step, once it is loaded; see `begin_step`."""
         self.finish_step()
         self._begin_running(micro, data_s)
 
     def _begin_running(self, turn: LocalStep, data_s: float) -> RunningStep:
         for begin_turn in self.on.begin_turn:
             begin_turn(turn)
-        # Other sessions have no micro-batches.
+        # Only sessions that accumulate have micro-batches.
         if self.current.accumulates:
             self.gate.begin_turn(turn)
         device = self.context.device
@@ -207,7 +214,7 @@ class Loop(TrainingState):
         return running
 
     def end_turn(self, closing: bool) -> None:
-        """End an iteration; `closing`: a break, a return or an exception has left the loop."""
+        """End an iteration; `closing` is True if a break, return or exception ended the loop."""
         running = self.current.running or self.running()
         if not closing:
             for end_turn in self.on.end_turn:
@@ -227,11 +234,11 @@ class Loop(TrainingState):
             turn_ended(running, closing)
 
     def end_step(self, step: LocalStep) -> None:
-        """End a planned step: this rank is done with its own batch, and with those taken over."""
+        """End a planned step on this rank, after its own batch and the batches it took over."""
         if self.gate.relaxed is not None:
             self.gate.end_step(step)
-        # A checkpoint may hold the state after the optimiser's last step, so the leader must keep
-        # the samples of all later steps.
+        # The leader forgets the samples of steps up to `stepped`. If the optimiser did not step in
+        # this step, a checkpoint may be of the state after an earlier step, so keep the samples.
         leader = self.wiring.leader if self.wiring is not None else None
         if leader is not None and (self._checkpoints is None or self.gate.stepped):
             leader.stepped = step.step
@@ -249,8 +256,8 @@ class Loop(TrainingState):
             for end_epoch in self.on.end_epoch:
                 end_epoch(ran_out, raised)
             self.gate.end(ran_out)
-            # Averaging the statistics is a collective: all ranks must have left after the same
-            # step.
+            # Averaging the statistics is a collective, so all ranks must have left the loop after
+            # the same step.
             if self.failure is None and not raised:
                 self.statistics.agree()
         except PacelineError as error:

@@ -1,9 +1,10 @@
-"""Data-parallel groups in a larger mesh: the ranks of a group share each batch (TP × DP).
+"""Data-parallel groups in a larger mesh, as with tensor parallelism and data parallelism together.
 
-A *group* is one worker of the plan: its ranks get the same samples and split the model, as under
-tensor parallelism. A *lane* has one rank of each group: the ranks at the same place in their
-groups. Gradients are reduced within a lane. Within a session, rank and world are a group's number
-and the number of groups. Lane 0 reports for the groups, and its first rank is the leader::
+A *group* gets local batches as a single rank does without a mesh: its ranks get the same samples
+and split the model, as under tensor parallelism. A *lane* has one rank of each group: the ranks
+with the same index in their groups. Gradients are reduced within a lane. Within a session, `rank`
+is the group's number, and `world` is the number of groups. The ranks of lane 0 report for their
+groups, and the first of them is the leader::
 
     startup = laned(start_up(…), mesh)  # by `Session`; `mesh` is the data-parallel part
     startup.lanes.members           # ranks of this rank's group, as numbered in the process group
@@ -39,7 +40,7 @@ _PATIENCE = timedelta(seconds=5)
 def described(mesh: Any) -> list[Any] | None:
     """Return a mesh's shape and dimension names, which must be equal on all ranks.
 
-    Raise a TypeError for other values.
+    Return None for None. Raise a TypeError if `mesh` is neither None nor a DeviceMesh.
     """
     if mesh is None:
         return None
@@ -52,10 +53,10 @@ def described(mesh: Any) -> list[Any] | None:
 
 
 def laned(startup: Startup, mesh: Any) -> Startup:
-    """Narrow a start-up of all ranks to this rank's lane. Collective.
+    """Return the `Startup` of this rank's lane, given that of all ranks. All ranks call this.
 
     `mesh` is the data-parallel part of the script's mesh. If it is None or has all ranks, each rank
-    is a group.
+    is a group of its own, and the start-up stays as it is.
 
     Raises:
         ValueError: the mesh does not split the ranks into groups of equal size, or the mesh's ranks
@@ -69,8 +70,8 @@ def laned(startup: Startup, mesh: Any) -> Startup:
         return startup
     ranks = lanes_of(gathered(startup.world, mine))
     place, number = ranks.index(mine), mine.index(startup.rank)
-    # Models reduce statistics in this process group, and their tensors may be on a GPU, so the
-    # group has the default backend.
+    # Models reduce BatchNorm statistics in this process group, and these may be on a GPU. So the
+    # process group has the default backend, which supports the model's device.
     lanes = Lanes(ranks, place, number, one_of(ranks, mine, timeout=TIMEOUT))
     stores = [
         PrefixStore(f"lane/{other}", startup.store) if other else startup.store
@@ -82,9 +83,9 @@ def laned(startup: Startup, mesh: Any) -> Startup:
 
 
 def lanes_of(words: Sequence[list[int]]) -> list[list[int]]:
-    """Return the lanes, one list of ranks for each place; raise a ValueError like `laned`.
+    """Return the lanes, each a list of ranks; raise a ValueError in the same cases as `laned`.
 
-    `words` has, for each rank, the ranks of its data-parallel part of the mesh.
+    For each rank, `words` has the ranks of its data-parallel part of the mesh.
     """
     lanes = sorted([list(lane) for lane in {tuple(word) for word in words}])
     every = sorted(rank for lane in lanes for rank in lane)
@@ -124,9 +125,9 @@ class PendingTimes:
 class GroupTimes:
     """Exchange of step times among the ranks of a group. Not thread-safe.
 
-    The ranks of a group wait for each other within their forward and backward passes, and these
-    waits count as computing. So the times of a group's ranks are nearly equal. The rank that has
-    its gradients last is the slowest.
+    The ranks of a group wait for each other within their forward and backward passes, and each rank
+    measures these waits as computing. So the times of a group's ranks are nearly equal. The rank
+    that has its gradients last is the slowest.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -135,13 +136,16 @@ class GroupTimes:
         self._slowest: Counter[int] = Counter()
 
     def send(self, data_s: float, compute_s: float) -> PendingTimes:
-        """Send this rank's times of a step. Collective: the group's ranks call it for each step."""
+        """Send this rank's times of a step. All ranks of the group call this for each step."""
         own = torch.tensor([data_s, compute_s], dtype=torch.float64)
         times = [torch.zeros_like(own) for _ in self._lanes.members]
         return PendingTimes(times, dist.all_gather(times, own, self._group, async_op=True), own)
 
     def slowest(self, record: StepRecord, sent: PendingTimes) -> StepRecord:
-        """Return a step's record with the times of the slowest rank of the group."""
+        """Return a step's record with the times of its group (see `joint`).
+
+        Count which rank of the group was the slowest.
+        """
         times = sent.read()
         if not times:
             return record
@@ -169,8 +173,8 @@ def joint(record: StepRecord, times: list[tuple[float, float]]) -> StepRecord:
     `times` has (data_s, compute_s) of each rank of the group.
 
     The loading time is that of the rank that loads longest. Ranks that load faster wait for that
-    rank within their passes, and this wait does not count as computing. Computing ends when the
-    last rank ends it.
+    rank within their passes, and the result counts this wait as loading. The computing time ends
+    when the last rank has computed its gradients.
     """
     data_s = max(data for data, _ in times)
     compute_s = max(data + compute for data, compute in times) - data_s
@@ -189,7 +193,10 @@ class SilentReporter:
         self._sent: list[PendingTimes] = []
 
     def accept(self, running: RunningStep) -> None:
-        """Accept a finished step; send its times once the device is done, or one step later."""
+        """Accept a finished step; send its times once the device has completed it.
+
+        The times of earlier steps are sent now, even if this waits for the device.
+        """
         self._finished.append(running)
         while self._finished and (len(self._finished) > 1 or self._finished[0].readable):
             self._send(self._finished.pop(0))

@@ -23,7 +23,9 @@ class MetricNames:
         self._known: set[str] = set()
 
     def check(self, metrics: Mapping[str, Value]) -> None:
-        """Check names and kinds of values. Values are not read: that would wait for a device.
+        """Check names and kinds of values.
+
+        The values themselves are not read, because that would wait for the device.
 
         Raises:
             TypeError, ValueError: a name or a value is wrong; the message names the metric.

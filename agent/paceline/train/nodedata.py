@@ -1,10 +1,10 @@
 """A rank's access to data that is stored on nodes.
 
 At a session's start, `settle` finds out which ranks share a node's directory, and which samples
-each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Else the
-result is the rank's `NodeData`: it passes the node's shards of the plan to the prefetcher, counts
-the samples of batches that were not on the node (`Counting` is the loader's collate function), and
-records each epoch.
+each node has. `settle` returns None unless the data set is a `paceline.data.Sharded`. Otherwise
+`settle` returns the rank's `NodeData`. It passes the node's shards of the plan to the prefetcher,
+counts the samples of batches that were not on the node (misses), and sends a record of each epoch
+to the control plane. `Counting` is the loader's collate function, which counts the misses.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from paceline.train.feature import Feature
 from paceline.train.startup import Startup, gathered, kernel
 from paceline.wire import NOWHERE, DataEpoch, Message, Shards
 
-# A step's wait for reads from the source is counted if it took at least this many seconds.
+# Minimum duration in seconds of a wait for reads from the source, for the wait to be counted.
 _LEAST_WAIT_S = 1e-3
 # Maximum number of characters of a node's name if no launcher gives one.
 _LONGEST_NODE_NAME = 200
 
 
 class Loaded(NamedTuple):
-    """A batch, and the counts of its samples that were not on the node.
+    """A batch, and the counts of its misses: the samples that were not on the node.
 
     `misses` has the fields of `Misses`: number of samples, bytes, and seconds of waiting.
     """
@@ -44,9 +44,9 @@ class Loaded(NamedTuple):
 
 
 class Counting:
-    """A collate function that also counts the batch's samples that were not on the node.
+    """A collate function that also returns the batch's misses: samples that were not on the node.
 
-    The misses counted since the last call are those of this batch, because one process loads and
+    The misses counted since the previous call are those of this batch, because a process loads and
     collates its batches one after the other.
     """
 
@@ -74,7 +74,7 @@ class NodeData(Feature):
         attempt: int,
     ) -> None:
         self.shards = shards
-        # Sends a record to the control plane, if there is one.
+        # Function that sends a record to the control plane; None without a control plane.
         self.send: Callable[[Message], None] | None = None
         self._data, self._rank, self._node, self._attempt = data, rank, node, attempt
         self._prefetcher = prefetcher
@@ -101,7 +101,7 @@ class NodeData(Feature):
         self._data.take_misses()
 
     def loaded(self, batch: Loaded, data_s: float) -> Any:
-        """Count a batch's misses and return it; the script waited `data_s` seconds for it."""
+        """Count a batch's misses and return the batch, for which the script waited `data_s` s."""
         misses = Misses(*batch.misses)
         self._misses += misses
         waited_s = min(data_s, misses.waited_s)
@@ -141,7 +141,7 @@ class NodeData(Feature):
 
 
 def settle(dataset: Any, startup: Startup, environment: Environment) -> NodeData | None:
-    """Find out which ranks share a node, and which samples each node has. Collective.
+    """Find out which ranks share a node, and which samples each node has. All ranks call this.
 
     Return None, on all ranks, unless the data set is `Sharded`.
 
@@ -185,7 +185,7 @@ def settle(dataset: Any, startup: Startup, environment: Environment) -> NodeData
 
 
 def _place(data: Sharded) -> dict[str, Any]:
-    """Return an id of this rank's directory; ranks with equal ids share the directory."""
+    """Return an ID of this rank's directory, or an error; ranks with equal IDs share it."""
     path = data.directory.path
     try:
         status = path.stat()
@@ -195,7 +195,7 @@ def _place(data: Sharded) -> dict[str, Any]:
 
 
 def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
-    """Raise the same error on each rank if data differ, or limits differ within a node."""
+    """Raise the same error on each rank if the data or the limits of one directory differ."""
     for rank, word in enumerate(words):
         first = nodes.index(nodes[rank])
         if word["samples"] != words[0]["samples"]:
@@ -219,7 +219,7 @@ def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
 def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
     held = np.full(len(data), NOWHERE, "<u2")
     limits = [0] * (max(nodes) + 1)
-    # Later writes replace earlier ones: in reverse order, the lowest node with a sample is kept.
+    # If several nodes have a sample, record the lowest node: in reverse order, it is written last.
     for rank in reversed(range(len(nodes))):
         word = words[rank]
         limits[nodes[rank]] = word["limit"]

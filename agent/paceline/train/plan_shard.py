@@ -1,8 +1,9 @@
-"""A rank's shard of the plan, its local steps, and the script's view of a step.
+"""A rank's shard of the plan, its local steps, and the `Batch` that a script sees.
 
-For each segment, the leader stores a `PlanShard` for each rank in the ranks' store. The shard has
-columns, because the leader packs it for thousands of ranks. The follower reads it and unpacks a
-`LocalStep` for each step. `Session.batch` shows the script a `Batch`.
+For each segment, the leader stores a `PlanShard` for each rank in the ranks' store. Each field of a
+shard is a list over the steps, because the leader encodes shards for thousands of ranks, and lists
+encode faster than one object for each step. The follower reads the shard and makes a `LocalStep`
+for each step. `Session.batch` returns a `Batch` to the script.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ if TYPE_CHECKING:
 
 
 class LocalStep(msgspec.Struct, frozen=True):
-    """Samples and terms of one step, or of one micro-batch of it, on this rank."""
+    """Description of one step, or of one of its micro-batches, on this rank."""
 
     epoch: int
     step: int
     segment: int
     indices: list[int]
+    # Sum of the samples' sizes λ, sum of their squares, and the largest size.
     load: float
-    squares: float  # Σλ²
+    squares: float
     longest: float
     # Weight of this rank's mean gradient in the update.
     weight: float
+    # Compute time that the plan expects, in s; None: unknown.
     ett_s: float | None
     # Number of CPU threads to use; 0: the script's own number.
     threads: int
@@ -44,21 +47,21 @@ class LocalStep(msgspec.Struct, frozen=True):
     last: bool = False
     # True for the last step of its epoch.
     epoch_end: bool = False
-    # The first step of its segment, and the first step after the segment.
+    # The first step of this step's segment, and the first step after that segment.
     segment_first: int = 0
     segment_end: int = 0
     # True if ranks take batches of the segment over from each other.
     pooled: bool = False
     # True if this rank may train further batches under the same step number.
     shared: bool = False
-    # For a batch that was taken over: the step for which it was planned.
+    # For a batch that was taken over from another rank: the step for which it was planned.
     planned: int | None = None
     # The micro-batches of the step, one for each iteration of the script's loop; empty: the step is
     # computed in one iteration.
     micro: tuple[LocalStep, ...] = ()
     # For a micro-batch: its weight in the mean over this rank's batch.
     share: float = 1.0
-    # For a micro-batch: its index in the step.
+    # For a micro-batch: its index in the step, from 0.
     place: int = 0
     # True if further micro-batches follow before the optimiser steps.
     more: bool = False
@@ -69,7 +72,7 @@ class LocalStep(msgspec.Struct, frozen=True):
         return len(self.indices)
 
     def without_batch(self) -> LocalStep:
-        """Return the same step without samples, for a rank that has no batch in it."""
+        """Return a copy without samples, for a rank that trains no batch in this step."""
         return replace(
             self, indices=[], load=0.0, squares=0.0, longest=0.0, weight=0.0, ett_s=None, micro=()
         )
@@ -106,7 +109,7 @@ class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
     load: float
     squares: float
     longest: float
-    # Weight in the mean over the rank's local batch, by samples or by load.
+    # Weight of the micro-batch in the mean over the rank's local batch, by samples or by load.
     share: float
 
 
@@ -116,28 +119,33 @@ class PlanShard(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     segment: int
     first_step: int
-    counts: list[int]  # [steps] n_j
-    loads: list[float]  # [steps] Λ_j
-    weights: list[float]  # [steps] n_j/Σn, Λ_j/ΣΛ or 1/M
+    counts: list[int]  # [steps] numbers of samples n_j
+    loads: list[float]  # [steps] loads Λ_j
+    # Weights of this rank's mean gradient in the updates, [steps]: n_j/Σn, Λ_j/ΣΛ, or 1/M for M
+    # ranks.
+    weights: list[float]
     # Expected compute times in s, [steps]; empty: unknown.
     ett_s: list[float]
-    # Little-endian uint32, all steps in order.
+    # Indices of the samples of all steps in order, as little-endian uint32.
     indices: bytes
     epoch_end: bool
-    squares: list[float] = []  # [steps] Σλ²
+    squares: list[float] = []  # [steps] Σλ² over the step's samples of size λ
     longest: list[float] = []  # [steps] max λ
+    # Number of CPU threads to use; 0: the script's own number.
     threads: int = 0
+    # True if no further segments follow this entry.
     stop: bool = False
     synchroniser: Synchronisation = ALLREDUCE
-    # True, together with `stop`: nodes join or leave, and the ranks' processes end.
+    # True, together with `stop`, if the ranks' processes must end because nodes join or leave.
     reform: bool = False
     # True if ranks take batches of the segment over from each other.
     pooled: bool = False
     # The micro-batches of each step, [steps]; empty: each step is computed in one pass.
     micro: list[list[MicroBatch]] = []
-    # The node's shard of the segment: on the first rank of each node, if data is stored on nodes.
+    # The node's shard of the segment; only for the first rank of each node, and only if data is
+    # stored on nodes.
     node: NodeShard | None = None
-    # Steps of the segment, from 0, in which ranks have different numbers of samples.
+    # Indices in the segment, from 0, of the steps in which ranks have different numbers of samples.
     uneven: list[int] = []
     # If `stop` is True: the reason why planning failed; empty: the plan was ended on purpose.
     failed: str = ""

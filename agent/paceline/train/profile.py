@@ -1,4 +1,4 @@
-"""Profiling phase before training: times and memory limits by batch size (LBB Alg. 1).
+"""Profiling phase before training: times by batch size, and memory limits (paper LBB, Alg. 1).
 
 `Session.profile` calls `profile_ranks` on every rank. `Limits` are the numbers of samples, or the
 total sizes, that fit into each rank's memory, according to the user or to profiles.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.train.fsdp.model import Wrapped
     from paceline.train.startup import Startup
 
-# Each batch size is timed this many times, and the median is used.
+# Number of timings of each batch size, whose median is used.
 _TIMINGS = 3
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
@@ -52,9 +52,9 @@ class Profile(msgspec.Struct, frozen=True):
 def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold: Hold) -> Profile:
     """Time batches of 2, 4, 8, … samples, until memory runs out, and one of `most` samples.
 
-    `finish` waits for the model's device. `hold` waits until the emulated device would be done.
-    A PacelineError means that memory runs out at the first batch. Other errors of `run_batch` pass
-    through.
+    `finish` waits for the model's device. If a device is emulated, `hold` waits until it would be
+    done. A PacelineError means that memory ran out at the first batch. Other errors of `run_batch`
+    are raised unchanged.
     """
     sizes = [min(2**k, most) for k in range(1, max(most - 1, 1).bit_length() + 1)]
     times: list[tuple[int, float]] = []
@@ -71,8 +71,8 @@ def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold:
         else:
             times.append((samples, statistics.median(several)))
             continue
-        # The cache is not emptied in the exception handler, where the traceback keeps the batch
-        # alive.
+        # Empty the cache only after the exception handler, in which the traceback would still refer
+        # to the batch.
         torch.cuda.empty_cache()
         if not times:
             raise PacelineError(f"profile: memory ran out at the first batch, of {samples} samples")
@@ -138,8 +138,8 @@ class _Outcome(msgspec.Struct, frozen=True):
 def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile]) -> list[Profile]:
     """Measure on this rank; return every rank's profile. All ranks must call this equally often.
 
-    Errors of `measured` pass through on this rank. On the other ranks, a PacelineError names this
-    rank.
+    An error of `measured` is raised unchanged on its own rank. The other ranks raise a
+    PacelineError that names this rank.
     """
 
     # Each call has keys of its own, because an earlier call may have failed and left its entries.
@@ -153,11 +153,11 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
         mine = measured()
     except Exception as error:
         publish(_Outcome(None, f"{type(error).__name__}: {error}"))
-        _part(store, rank, world)
+        _wait_for_readers(store, rank, world)
         raise
     publish(_Outcome(mine))
     outcomes = [msgspec.json.decode(store.get(str(other)), type=_Outcome) for other in range(world)]
-    _part(store, rank, world)
+    _wait_for_readers(store, rank, world)
     every = []
     for other, outcome in enumerate(outcomes):
         if outcome.profile is None:
@@ -178,7 +178,7 @@ def profile_ranks(
 
     `run_batch`, `most` and `finish` are passed to `measure`. `hold` returns the `hold` argument of
     `measure`, given the means of λ and of λ², where λ is a sample's size. The models do not reduce
-    gradients meanwhile. Errors are raised as by `gather`.
+    gradients during the call. Errors are raised as `gather` raises them.
     """
     models = list(models)
     with unreduced(models), _unstepped(models):
@@ -187,15 +187,15 @@ def profile_ranks(
         return gather(startup.store, startup.rank, startup.world, trial)
 
 
-def _part(store: Store, rank: int, world: int) -> None:
-    """On rank 0, which hosts the store, wait until all ranks have read everything."""
+def _wait_for_readers(store: Store, rank: int, world: int) -> None:
+    """Note that this rank has read all; on rank 0, which hosts the store, wait for all ranks."""
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world)])
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
-    """Return the means of λ and of λ² on all ranks; only rank 0 has the `sizes` λ. Collective."""
+    """Return the means of λ and of λ². All ranks call this; only rank 0 has the `sizes` λ."""
     if sizes is not None:
         # The sizes of a stream are not known yet, so all count as 1.
         sizes = sizes if len(sizes) else np.ones(1)
@@ -205,9 +205,9 @@ def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
 
 
 def shared_typical(store: Store, sizes: Floats | None, most: int) -> list[int]:
-    """Return the indices of typical samples, which rank 0 chooses by size; all ranks call this.
+    """Return the indices of `most` typical samples, which rank 0 chooses. All ranks call this.
 
-    The sizes of these `most` samples are quantiles of all sizes, ascending.
+    The sizes of the chosen samples are quantiles of all sizes, in ascending order.
     """
     if sizes is not None:
         order = np.argsort(sizes, kind="stable")
@@ -224,7 +224,7 @@ def spread(items: list[int], count: int) -> list[int]:
 
 
 def listed_limits(limits: Any) -> list[int]:
-    """Return the user's limits, a number, a sequence or None, as a list (None: empty).
+    """Return the user's limits as a list; None gives an empty list, and a number a list of one.
 
     Limits that are not whole numbers ≥ 0 raise a TypeError or a ValueError.
     """
@@ -237,7 +237,7 @@ def listed_limits(limits: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the ranks' memory, and whether they limit local batches or micro-batches."""
+    """Limits of the memory of W ranks, and whether they limit local batches or micro-batches."""
 
     # Number of samples that fit into each rank's memory at once, [W]; empty: unknown.
     samples: list[int]
@@ -253,22 +253,28 @@ class Limits:
 
     @property
     def of_parts(self) -> list[int]:
-        """Return the maximum samples of each rank's local batch, [W]; empty: no limits."""
+        """Return the maximum number of samples of each rank's local batch, [W]; empty: no limit."""
         return [] if self.micro_batches else self.samples
 
     @property
     def of_micro_batches(self) -> list[int]:
-        """Return the maximum samples of each rank's micro-batches, [W]; empty: no micro-batches."""
+        """Return the maximum number of samples of each rank's micro-batches, [W].
+
+        The list is empty if there are no micro-batches.
+        """
         return self.samples if self.micro_batches else []
 
     @property
     def tokens_of_parts(self) -> list[float]:
-        """Return the maximum total size of each rank's local batch, [W]; empty: no limits."""
+        """Return the maximum total size of each rank's local batch, [W]; empty: no limit."""
         return [] if self.micro_batches else self.tokens
 
     @property
     def tokens_of_micro_batches(self) -> list[float]:
-        """Return the maximum size of each rank's micro-batches, [W]; empty: no micro-batches."""
+        """Return the maximum total size of each rank's micro-batches, [W].
+
+        The list is empty if there are no micro-batches.
+        """
         return self.tokens if self.micro_batches else []
 
 

@@ -1,7 +1,7 @@
 """Progress of training on this rank: its epoch, its step, and the samples trained so far.
 
-`state.TrainingState` has one `TrainingProgress`. The loop advances it, and the session sets it to a
-checkpoint's position before training. Each rank counts without communication.
+`state.TrainingState` has one `TrainingProgress`. The loop advances it. Before training, the session
+sets it to a checkpoint's position. Each rank counts without communication.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class TrainingProgress:
         self.step = -1
         self.next_epoch = 0
         self.in_epoch = False
-        # True if the checkpoint was saved after an epoch's last step; then the next pass is empty.
+        # True if training resumes from a checkpoint that was saved after an epoch's last step. Then
+        # the first pass over the loader is empty.
         self.epoch_is_done = False
         self.trained = Trained(terms.samples, terms.global_batch, drop_last=terms.drop_last)
         self.trained.resume(0, 0, 0, self._epoch_steps.ends(0))
@@ -59,7 +60,7 @@ class TrainingProgress:
             self.trained.begin_epoch(position.step, ends(position.epoch + 1))
 
     def set_epoch(self, epoch: int, *, fresh: bool) -> None:
-        """Set the epoch of the next pass; `fresh`: training begins with this epoch."""
+        """Set the epoch of the next pass; `fresh` is True if training begins with this epoch."""
         if self.in_epoch:
             raise PacelineError("set_epoch: call it before the loop over the loader, not in it")
         if epoch < self.next_epoch:
@@ -70,7 +71,7 @@ class TrainingProgress:
             self.trained.resume(0, 0, 0, self._epoch_steps.ends(epoch))
 
     def begin_epoch(self) -> bool:
-        """Begin the next epoch; return False if a checkpoint was saved after its last step."""
+        """Begin the next epoch; return False if the loaded checkpoint is of the epoch's end."""
         self.epoch = self.next_epoch
         self.next_epoch += 1
         is_done, self.epoch_is_done = self.epoch_is_done, False
@@ -84,19 +85,19 @@ class TrainingProgress:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of steps of the whole current epoch, or of the next epoch."""
+        """Return the number of steps of the whole current epoch, or between epochs of the next."""
         return self._epoch_steps.of(self.epoch if self.in_epoch else self.next_epoch)
 
 
 class Trained:
     """Counter of the samples that all ranks together have trained.
 
-    Each step has a global batch, and an epoch's last step has the rest. With a token budget, `ends`
-    gives the number of samples of each step. After a resume, epochs before the checkpoint count as
-    whole ones.
+    Each step has a global batch, and an epoch's last step has the remaining samples. With a token
+    budget, `ends` gives the number of samples up to each step. After a resume, epochs before the
+    checkpoint's epoch count with all of their samples.
 
     Args:
-        samples: size of the data set; 0: a stream, each of whose steps counts as a global batch.
+        samples: size of the data set; 0: a stream, where each step counts as a global batch.
         global_batch: number of samples of a step.
         drop_last: an epoch's incomplete last step is left out.
     """
@@ -105,18 +106,18 @@ class Trained:
         self._batch = global_batch
         rest = samples % global_batch if drop_last else 0
         self._of_epoch = samples - rest if samples else 2**53
-        # Number of samples of earlier epochs, and of this epoch before a checkpoint from which
-        # training was resumed.
+        # Number of samples before step `_first`, in this epoch and earlier ones.
         self._before = 0
-        # The first step of this epoch, or the first one after that checkpoint.
+        # The first step of this epoch; if training resumed in this epoch, the first step after the
+        # checkpoint.
         self._first = 0
-        # Number of samples from that step to the end of the epoch.
+        # Number of samples from step `_first` to the end of the epoch.
         self._left = self._of_epoch
-        # Number of samples from that step up to the end of each step.
+        # For each step from `_first` on: the number of samples from `_first` to the step's end.
         self._ends: Ints | None = None
 
     def resume(self, epoch: int, step: int, used: int, ends: Ints | None = None) -> None:
-        """Continue from a checkpoint before `step`, by which the epoch has used `used` samples.
+        """Continue an epoch at `step`, after a checkpoint; its earlier steps used `used` samples.
 
         `ends` is as for `begin_epoch`, but for the epoch's remaining steps.
         """

@@ -1,32 +1,33 @@
-"""Check that a script's loss can be balanced: its gradient must not depend on how ranks split it.
+"""Check that the steps of a script can be balanced with its loss.
 
 A balanced step is correct only if the weighted sum of the ranks' gradients is the gradient of the
 whole global batch. Whether these gradients are equal depends on the loss, which the script computes
-in its own loop. So the loop's body runs on a few samples in several arrangements, called trials.
-All trials contain each sample equally often:
+in its own loop. So the loop's body runs on a few samples that are split among the ranks in several
+ways, called trials. Ranks are taken in pairs, and each pair has each sample twice in each trial:
 
-- ``whole``: each rank has all samples, so its gradient is that of a single process;
-- ``uneven``: one rank of a pair has a quarter of the pair's samples, the other one the rest;
-- ``filler``: one rank of a pair has no samples, the other one all of them.
+- ``whole``: each rank has all samples once, so its gradient is that of a single process;
+- ``uneven``: one rank of a pair has a quarter of the pair's samples, the other rank the rest;
+- ``filler``: one rank of a pair has no samples, the other rank all of them.
 
 Each rank's gradient is recorded before it is reduced. Rank 0 weights the ranks' gradients by each
-setting of ``loss_mean`` and compares the sums with the whole. If a setting reproduces the whole,
-the loss is *proven*, with that setting. If none does, two more trials find the reason: ``equal``
-has local batches of equal size, as plain DDP has, and ``again`` repeats the first trial. If the
-repeated gradient differs, the loop draws random numbers or keeps a state, and the loss is *not
-provable*. Otherwise the loss is *wrong*.
+setting of ``loss_mean`` and compares their sum with the gradient of ``whole``. If the two are equal
+for the session's own setting, the loss is *proven*. If they are equal only for another setting, the
+loss is *wrong*, and the result names that setting. If they are equal for no setting, two more
+trials find the reason: ``equal`` has local batches of equal size, as plain DDP has, and ``again``
+repeats ``whole``. If the loop draws random numbers or keeps a state, the loss is *not provable*.
+Otherwise the loss is *wrong*.
 
 During the trials, dropout and BatchNorm layers are frozen, each trial begins with the same random
 numbers, and no optimiser steps. Afterwards gradients, random numbers and the state of modules are
-restored. Parameters are not copied: gradients are compared by a sketch, a few random sums of the
-gradient. The largest local batch has as many samples as in an equal split of a step, or four if
-that is more. If these samples do not fit into memory, the loss is not provable. The check itself
-calls no collective.
+restored. Rank 0 compares gradients by their sketches: a sketch is a few random sums of a gradient.
+The largest local batch has at most 16 samples, and no more than a rank gets in an equal split of a
+step, but at least four; `Session(shapes=…)` may require more. If the samples do not fit into
+memory, the loss is not provable. The check itself calls no collective.
 
 `Rehearsal.batches` yields a batch for each trial to its caller, which runs the loop's body.
-`paceline.train.doctor` lets the script's own loop run on them, because the script ends after that.
-`paceline.train.replay` runs the statements of the body in a live run, where the loop must not have
-additional iterations.
+`paceline.train.doctor` gives the batches to the script's own loop, because it ends the script after
+the check. In a live run the loop must not have additional iterations, so `paceline.train.replay`
+runs copies of the body's statements.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ if TYPE_CHECKING:
     from paceline.train.profile import Limits
     from paceline.train.state import TrainingState
 
-# Maximum number of samples of the smallest local batch; more samples would not make a wrong loss
-# easier to detect.
+# Maximum number of samples of the smallest local batch, unless shapes require more. More samples
+# would not make a wrong loss easier to detect.
 _QUARTER = 4
-# Samples are chosen from this fraction of the data set, the smallest samples, because the largest
-# samples would need more memory than a usual step.
+# Samples are chosen only from this fraction of the data set, its smallest samples, because larger
+# samples could need more memory than a usual step.
 _USUAL_FRACTION = 0.9
 # Number of samples that are read to find samples of different classes.
 _CLASS_SAMPLES = 32
-# Number of sums of a sketch: enough to estimate the norm of a difference to within about 10 %.
+# Number of sums in a sketch, enough to estimate the norm of a difference to within about 10 %.
 _SUMS = 64
 _SIGNS = 1 << 18
 _SIGN_OFFSETS = 4096
@@ -87,10 +88,10 @@ _SEED = 20_011
 # precision on a CPU, on a GPU, and in half precision.
 _FINE, _SINGLE, _GPU, _COARSE = 1e-8, 1e-4, 5e-3, 5e-2
 _FIX = (
-    "Mask padded positions and keep packed sequences apart. Where classes have weights or labels "
-    "do not count, use loss_mean='ranks': divide the sum of the losses by the count over all "
-    "ranks, and multiply by the number of ranks. A loss that compares the samples of a batch "
-    "cannot be balanced."
+    "Mask padded positions, and let no packed sequence attend to another. With class weights or "
+    "ignored labels, use loss_mean='ranks': divide the sum of the losses by the sum of the labels' "
+    "weights over all ranks, and multiply by the number of ranks. A loss that compares the samples "
+    "of a batch cannot be balanced."
 )
 # Types of modules' attributes that are restored after a trial, such as counts of calls.
 _PLAIN = int | float | str | None
@@ -102,26 +103,27 @@ PROVEN, WRONG, UNKNOWN = "proven", "wrong", "unknown"
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Arrangement of samples over the ranks."""
+    """Assignment of samples to W ranks."""
 
     name: str
-    # Samples of each rank, [W]; empty: the rank has a filler.
+    # Indices of each rank's samples, [W]; an empty list: the rank has a filler.
     parts: list[list[int]]
-    # Weights of the ranks, [W], for each setting of `loss_mean`.
+    # Weights of the ranks, [W], by setting of `loss_mean`.
     weights: dict[str, list[float]]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Observations of one rank in a trial."""
+    """Result of a trial on one rank."""
 
     # The sketch of each wrapped model's gradient.
     sketches: list[list[float]]
-    # The reason why the loop's body did not reach its end; empty if it did.
+    # The error or other reason why the loop's body did not reach its end; empty if it did.
     error: str = ""
     # True if the body drew random numbers.
     random: bool = False
-    # False if the body cannot be run; `error` has the reason.
+    # False if the body cannot be run again on other samples; `error` has the reason.
     repeatable: bool = True
+    # Relative difference up to which gradients count as equal.
     tolerance: float = _SINGLE
 
 
@@ -133,12 +135,15 @@ class ProofResult(msgspec.Struct, frozen=True):
     why: str
     # The fix; empty: nothing needs to be fixed.
     do: str = ""
-    # The `loss_mean` with which the weighted gradients sum to that of ``whole``; empty: none.
+    # The `loss_mean` with which the weighted gradients sum to the gradient of ``whole``; empty:
+    # none.
     setting: str = ""
-    # Relative difference from the gradient of ``whole``, with the declared setting.
+    # Relative difference from the gradient of ``whole``, with the session's `loss_mean`.
     difference: float | None = None
-    # The same difference with local batches of equal size; None: it was not measured.
+    # Relative difference from the gradient of ``whole`` with local batches of equal size; None: it
+    # was not measured.
     equal: float | None = None
+    # Duration of the check in seconds.
     cost_s: float = 0.0
 
 
@@ -152,11 +157,12 @@ class NotProvableError(Exception):
 
 
 class Arrangements:
-    """Trials of a few samples, with the weights of each rank.
+    """Maker of trials, which assign a few samples to the ranks in different ways.
 
-    `sizes` are the sizes λ of all samples, [N]. Each half of `samples` is called a quarter: in each
-    trial a pair of ranks has each sample twice, which makes four quarters. `limits` are the limits
-    of the ranks, in samples or in size units, [W].
+    `sizes` are the sizes λ of the data set's N samples, [N]. `samples` are the indices of the
+    samples in the trials. Each half of `samples` is called a quarter: in each trial a pair of ranks
+    has each sample twice, which makes four quarters. `limits` are the memory limits of the `world`
+    ranks, in samples or in size units.
     """
 
     def __init__(
@@ -179,7 +185,7 @@ class Arrangements:
             "filler": ([], whole + whole),
             "equal": (first + first, second + second),
         }.get(name, (whole, whole))
-        # A rank without a partner has all samples in each trial, with its share as weight.
+        # If the number of ranks is odd, the last rank has all samples once in each trial.
         parts = [whole] * self._world
         for rank, other in pairs(self._world):
             smaller, larger = sorted((rank, other), key=lambda rank: self._limits[rank])
@@ -194,7 +200,10 @@ class Arrangements:
         return Trial(name, parts, {setting: each.tolist() for setting, each in weights.items()})
 
     def fit(self, tokens: Sequence[float]) -> bool:
-        """Return True if no rank's samples exceed its limit in size units, [W], in any trial."""
+        """Return True if the total size of each rank's samples is within its limit in all trials.
+
+        `tokens` are the limits of the ranks, in size units.
+        """
         trials = [self.trial(name) for name in ("uneven", "filler", "equal", "whole")]
         return all(
             self._sizes[part].sum() <= most
@@ -209,7 +218,7 @@ def pairs(world: int) -> Iterator[tuple[int, int]]:
 
 
 class Judge:
-    """State of the check, which selects the next trial or, after the last one, the result.
+    """Evaluation of the trials on rank 0, which chooses the next trial or determines the result.
 
     `declared` is the session's `loss_mean`.
     """
@@ -229,7 +238,7 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def then(self, trial: Trial, outcomes: Sequence[Outcome]) -> Trial | ProofResult:
-        """Return the next trial or the final result, given a trial's outcomes on all ranks."""
+        """Return the next trial or the final result, given the outcomes of a trial on all ranks."""
         if stuck := [each.error for each in outcomes if not each.repeatable]:
             return unknown(stuck[0])
         errors = [(rank, each.error) for rank, each in enumerate(outcomes) if each.error]
@@ -274,7 +283,10 @@ class Judge:
         return self._arrangements.trial(next(self._names))
 
     def _fitting(self) -> list[str]:
-        """Return the settings that reproduce ``whole`` in both trials, the declared one first."""
+        """Return the settings that give the gradient of ``whole`` in ``uneven`` and ``filler``.
+
+        The session's own setting comes first, if it is among them.
+        """
         settings = sorted(MEANS, key=lambda setting: setting != self._declared)
         trials = self._off["uneven"], self._off["filler"]
         return [s for s in settings if all(off[s] <= self._tolerance for off in trials)]
@@ -284,8 +296,9 @@ class Judge:
         if fitting[0] == self._declared:
             return ProofResult(
                 PROVEN,
-                "The gradient of a batch is the same as a whole, in two uneven parts, and next to "
-                f"a rank without samples: loss_mean={self._declared!r} fits the loss.",
+                "The gradient of a batch is the same if one rank computes it, if two ranks compute "
+                "uneven parts of it, and if one of two ranks has no samples: "
+                f"loss_mean={self._declared!r} fits the loss.",
                 setting=fitting[0],
                 difference=off,
             )
@@ -300,7 +313,7 @@ class Judge:
         )
 
     def _wrong(self) -> ProofResult:
-        """Return the result if no setting fits: wrong, unless repeating changes the gradient."""
+        """Return the result if no setting fits: wrong, or unknown if trials are not repeatable."""
         if self._off["again"]["samples"] > self._tolerance:
             return unknown(
                 "the loop computes a different gradient of the same samples when it is repeated: "
@@ -319,7 +332,7 @@ class Judge:
                 equal=equal,
             )
         if self._random:
-            return unknown("the loop draws random numbers for a whole batch")
+            return unknown("the loop draws random numbers for a batch as a whole")
         why = (
             "No loss_mean fits the loss: in uneven parts the gradient differs by "
             f"{uneven[self._declared]:.1%} from the gradient of the whole batch, because a "
@@ -345,29 +358,28 @@ def arranged(
     limits: Limits,
     sort: Callable[[Ints], Ints] = lambda samples: samples,
 ) -> Arrangements:
-    """Choose samples that fit into the ranks' memory, and arrange them.
+    """Choose samples whose trials fit into the ranks' memory.
 
-    The largest local batch has four quarters (see `Arrangements`). If an equal split of a step has
-    at least as many samples, the samples are of usual sizes; otherwise they are smaller, to need no
-    more memory.
+    The largest local batch has four quarters (see `Arrangements`). If a rank has at least as many
+    samples in an equal split of a step, samples of usual sizes are chosen. Otherwise smaller
+    samples are chosen, so that the trials need no more memory than a step.
 
-    `sizes` are the sizes λ of all samples, [N]. `sort` selects and sorts samples: one quarter is
-    from the first half of its result, and the other quarter from the second half. A
+    `sizes` are the sizes λ of the data set's N samples, [N]. `sort` selects and sorts samples: one
+    quarter is from the first half of its result, and the other quarter from the second half. A
     NotProvableError means that too few samples fit.
     """
     grid, fair = terms.shapes.samples, terms.global_batch // world
     most = max(fair, 4 * grid)
     room = [min(most, limit) for limit in limits.samples] or [most] * world
-    # Over all trials, one rank of a pair has at most four quarters, and the other one two.
+    # In all trials, one rank of a pair has at most four quarters, and the other rank at most two.
     fits = [min(max(room[a], room[b]) // 4, min(room[a], room[b]) // 2) for a, b in pairs(world)]
     if world % 2:
         fits.append(room[-1] // 2)
     quarter = min(max(grid, _QUARTER // grid * grid), min(fits) // grid * grid)
     if quarter < 1 or 2 * quarter > terms.samples:
         raise NotProvableError(
-            "local batches of four samples on one rank of each pair and two on the other do not fit"
-            if grid == 1
-            else f"local batches of {4 * grid} and {2 * grid} samples do not fit on a pair of ranks"
+            f"local batches of {4 * grid} samples on one rank and {2 * grid} on another exceed the "
+            "ranks' limits or the data set"
         )
     order = np.argsort(sizes, kind="stable")
     for share in (_USUAL_FRACTION * min(1.0, fair / (4 * quarter)), 0.0):
@@ -379,13 +391,12 @@ def arranged(
         if not limits.tokens or made.fit(limits.tokens):
             return made
     raise NotProvableError(
-        f"token_limits do not allow {4 * quarter} samples on one rank of each pair and "
-        f"{2 * quarter} on the other"
+        f"token_limits do not allow {4 * quarter} samples on one rank and {2 * quarter} on another"
     )
 
 
 def failed(trial: Trial, rank: int, error: str) -> ProofResult:
-    """Return the answer for a loop's body that failed on a rank in a trial."""
+    """Return the result for a loop's body that failed with `error` on a rank in a trial."""
     if trial.name not in ("uneven", "filler"):
         return unknown(f"the loop's body cannot be repeated: on rank {rank}, {error}")
     sizes = ", ".join(str(len(part)) for part in trial.parts)
@@ -397,16 +408,16 @@ def failed(trial: Trial, rank: int, error: str) -> ProofResult:
 
 
 def unknown(why: str) -> ProofResult:
-    """Return the answer for a loss that cannot be checked because of `why`."""
+    """Return the result for a loss that cannot be checked, with `why` as the reason."""
     return ProofResult(
         UNKNOWN, f"Whether the loss can be balanced cannot be proven here, because {why}."
     )
 
 
 def _whole_numbers(sample: Any) -> Iterator[int]:
-    """Yield a sample's whole numbers, such as its class.
+    """Yield the whole numbers in a sample, such as its class.
 
-    Skip tensors, arrays and lists of integers that have more than one element.
+    Tensors, arrays and lists of integers that have more than one element are skipped.
     """
     if isinstance(sample, list) and all(isinstance(each, int) for each in sample):
         sample = np.array(sample, dtype=object)
@@ -423,7 +434,7 @@ def _whole_numbers(sample: Any) -> Iterator[int]:
 
 
 def _unprovable(error: Exception) -> str:
-    """Return why a trial's error says nothing about the loss; empty if the loss may cause it."""
+    """Return the reason if an error of a trial has nothing to do with the loss; else ""."""
     if isinstance(error, NotProvableError):
         return str(error)
     return "the samples of a trial do not fit into memory" if out_of_memory(error) else ""
@@ -436,8 +447,8 @@ def _relative(value: Tensor, whole: Tensor) -> float:
 class Sketch:
     """Random sums of a gradient, with the same random signs on all ranks.
 
-    A sketch is linear in the gradient, and its norm is about that of the gradient. Each value goes
-    into one of a few sums with a random sign.
+    A sketch is linear in the gradient, and its norm is about the gradient's norm. Each value of the
+    gradient is added to one of the sums with a random sign.
     """
 
     def __init__(self) -> None:
@@ -473,7 +484,7 @@ class Sketch:
 class _WithoutDropout(TorchFunctionMode):
     """Mode in which dropout functions keep all values."""
 
-    # For each function, the position of its argument for the dropout rate.
+    # For each function, the index of its argument for the dropout rate.
     _RATE: ClassVar = {
         functional.scaled_dot_product_attention: 4,
         functional.multi_head_attention_forward: 10,
@@ -502,7 +513,7 @@ class _WithoutDropout(TorchFunctionMode):
 
 
 class Loading(Protocol):
-    """The part of the session's loader that this module uses."""
+    """The members of the session's loader that this module uses."""
 
     # The result of the check; None before the check.
     answer: ProofResult | None
@@ -515,12 +526,11 @@ class Loading(Protocol):
 
 
 class Rehearsal:
-    """Trials of one session on this rank.
+    """Run of the check's trials on this rank.
 
-    During a trial, wrapped models and the gate find this object in `CurrentStep.rehearsal`.
-
-    `on_step` is called when an optimiser is about to step in a trial; the step has no effect.
-    `on_backward` is called after each backward pass of the loop in a trial.
+    During a trial, `CurrentStep.rehearsal` is this object, whose methods wrapped models and the
+    gate call. `on_step` is called when an optimiser is about to step in a trial; the step has no
+    effect. `on_backward` is called after each backward pass of the loop in a trial.
     """
 
     def __init__(
@@ -538,16 +548,17 @@ class Rehearsal:
         self._sums: list[Tensor] = []
         # The `id`s of models that have a gradient in this trial.
         self._trained = set[int]()
-        # The depth of nested backward passes, as activation checkpointing nests them.
+        # The nesting depth of backward passes. Activation checkpointing nests backward passes.
         self._depth = 0
         # The samples that were read, by index.
         self._samples: dict[int, Any] = {}
-        # True if a forward pass ran in a low precision.
+        # True if a forward pass ran in half precision.
         self._low = False
         # True if the loader's `collate_fn` drew random numbers.
         self._drew = False
         self._collectives = 0
-        # Numbers of the check and of the trial, for the store's keys.
+        # The number of this check in the session, and of the trial in this check, for the store's
+        # keys.
         self._proof, self._number = state.proofs, -1
         state.proofs += 1
         self._trial = Trial("", [], {})
@@ -592,7 +603,10 @@ class Rehearsal:
                     order = _NextTrial(following)
 
     def failed(self, error: Exception, place: str) -> ProofResult:
-        """Return the answer for a loop's body that failed at `place` in the current trial."""
+        """Return the result for a loop's body that raised an error in the current trial.
+
+        `place` is the position in the script, for the message.
+        """
         if why := _unprovable(error):
             return unknown(why)
         said = f"{place}: {type(error).__name__}: {error}"
@@ -612,7 +626,7 @@ class Rehearsal:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Report in this context that the rank waits for other ranks, as in a reduction."""
+        """Report while in this context that the rank waits for other ranks."""
         self._state.waits_in_proof = True
         try:
             yield
@@ -650,13 +664,14 @@ class Rehearsal:
     def _sorted_by_class(self, samples: Ints) -> Ints:
         """Return some of the samples, sorted by class; without classes, return all unsorted.
 
-        If all samples were of one class, a weighting of classes in the loss would not be noticed.
+        If all samples of a trial were of one class, the check would miss class weights in the loss.
         """
         places = np.linspace(0, len(samples) - 1, min(_CLASS_SAMPLES, len(samples))).round()
         some = samples[places.astype(int)]
         try:
             self._read(some.tolist())
-        # Only rank 0 reads samples here, so an error is ignored. In the trial all ranks read them.
+        # Ignore errors, because only rank 0 reads samples here. If a sample of a trial cannot be
+        # read, the trial's ranks report the error.
         except Exception:
             return samples
         whole_numbers = [list(_whole_numbers(self._samples[index])) for index in some.tolist()]
@@ -732,7 +747,7 @@ class Rehearsal:
         kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         try:
-            # torch.manual_seed is not used, because it would seed devices that are not initialised
+            # Do not call torch.manual_seed: it would also seed devices that are not initialised
             # yet.
             torch.default_generator.manual_seed(_SEED)
             if cuda is not None:
@@ -749,7 +764,7 @@ class Rehearsal:
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:
-        """Keep gradients on this rank; restore them and all modules afterwards."""
+        """Begin without gradients and do not reduce them; restore gradients and modules on exit."""
         parameters = [p for model in self._models for p in model.parameters()]
         kept = [parameter.grad for parameter in parameters]
         known, restores = set[int](), list[Callable[[], None]]()
@@ -760,7 +775,7 @@ class Rehearsal:
             restores.append(_kept_attributes(new))
             restores.append(kept_tensors([of for m in new for of in (m._buffers, vars(m))]))
 
-        # Keep the state of modules outside of the wrapped models, too, for example of a teacher.
+        # Save the state of modules outside of the wrapped models, too, such as a teacher model.
         def keep_others(module: nn.Module, _inputs: Any) -> None:
             if id(module) not in known:
                 keep(module)
@@ -790,7 +805,7 @@ class Rehearsal:
         """Return a wrapper of `backward` that adds its gradients to this trial's sketches."""
 
         def noting(*args: Any, **kwargs: Any) -> None:
-            # A nested pass recomputes a part of the outer one, which counts its gradients.
+            # A nested pass is a part of an outer pass, and the outer pass adds its gradients.
             if self._depth:
                 backward(*args, **kwargs)
                 return
@@ -810,7 +825,7 @@ class Rehearsal:
 
     @contextmanager
     def _step(self, trial: Trial) -> Iterator[None]:
-        """Set a current step in a trial, for the script's calls of the session."""
+        """Make the trial the session's current step, so that the script can call the session."""
         state, rank = self._state, self._state.startup.rank
         current, indices = state.current, trial.parts[rank]
         weight = trial.weights[state.context.terms.loss_mean][rank]
@@ -841,7 +856,10 @@ class Rehearsal:
 
     @contextmanager
     def forward(self, model: nn.Module) -> Iterator[None]:
-        """Freeze dropout and running statistics during a forward pass of a wrapped model."""
+        """Freeze dropout and BatchNorm layers of a wrapped model for a forward pass.
+
+        The layers stay frozen until the end of the trial, when `_gradients` restores them.
+        """
         self._low |= any(
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in _HALVES
             for kind in ("cuda", "cpu")
@@ -876,10 +894,10 @@ class Rehearsal:
 
     @contextmanager
     def _collectives_compared(self) -> Iterator[None]:
-        """Compare each collective of the script over the ranks before it is called.
+        """In this context, raise a PacelineError before a collective that differs between ranks.
 
-        If shapes differ, some collectives abort the process. If a rank is missing, they wait
-        forever.
+        Without this check, some collectives would abort the process if shapes differ, and ranks
+        would wait forever for a rank that does not call the collective.
         """
         kept = {
             name: vars(dist.ProcessGroup)[name] for name in _SHAPED & vars(dist.ProcessGroup).keys()
@@ -966,7 +984,7 @@ def _kept_attributes(modules: Sequence[nn.Module]) -> Callable[[], None]:
 
 @contextmanager
 def _eager() -> Iterator[None]:
-    """Run compiled models eagerly, because changes to frozen layers would cause recompilations."""
+    """Run compiled models eagerly, because freezing layers would cause recompilations."""
     if "torch._dynamo" not in sys.modules:
         yield
         return

@@ -22,9 +22,11 @@ from paceline.train.startup import Lanes
 _OPTIONS = {
     "process_group": "gradients are weighted over all ranks: leave it out",
     "device_mesh": "gradients are weighted over all ranks: leave it out",
-    "delay_all_reduce_named_params": "these gradients would not be weighted: leave it out",
-    "param_to_hook_all_reduce": "these gradients would not be weighted: leave it out",
-    "mixed_precision": "it needs its own communication hook: use torch.autocast",
+    "delay_all_reduce_named_params": "gradients of these parameters would not be weighted: leave "
+    "it out",
+    "param_to_hook_all_reduce": "gradients of this parameter would not be weighted: leave it out",
+    "mixed_precision": "it needs DDP's only communication hook, in which Paceline reduces "
+    "gradients: use torch.autocast",
 }
 
 
@@ -46,7 +48,8 @@ def refuse_model(
         raise ValueError(
             "the model is not sharded, but ranks share batches in the mesh of Session: call "
             "fully_shard(model, mesh=…) with that mesh, after parallelize_module; for replicas "
-            "give it two dimensions, replicate × shard, with one rank in the second"
+            "instead of shards, give fully_shard a mesh of two dimensions, replicate × shard, "
+            "with one rank in the second"
         )
     for name, parameter in model.named_parameters():
         if is_dtensor(parameter):
@@ -81,8 +84,9 @@ def _refuse_sharded(model: nn.Module, options: dict[str, Any], lanes: Lanes | No
 def _wrapper(layer: nn.Module, sharded: bool) -> str | None:
     """Return the reason to refuse a wrapper that reduces gradients before they are weighted.
 
-    FSDP2 must be reported before its parameters, which are DTensors, cause another error. `sharded`
-    is True if `fully_shard` was called for the whole model.
+    Return None if the layer is no such wrapper. `sharded` is True if `fully_shard` was called for
+    the whole model. If it was called only for parts, that is reported here, before the check of
+    parameters reports the parts' DTensors.
     """
     if isinstance(layer, DistributedDataParallel | SingleProcess):
         return (

@@ -3,15 +3,15 @@
 In a live run the loop must not have additional iterations: scripts count iterations, step schedules
 in them and accumulate gradients over them. So the replay finds the ``for`` statement that requests
 the first batch from the loader. The replay runs the statements of that loop's body with a copy of
-the loop's names, until all wrapped models have gradients and an optimiser would step. The copy of
-the names is dropped afterwards.
+the loop's variables, until all wrapped models have gradients and an optimiser would step. The copy
+is dropped afterwards.
 
-A statement that could have a lasting effect, for example one that extends a list or reads another
-loader, is not run. Such a statement is left out if it is only a call that prints, or a call that
-passes numbers to an object, such as a meter, which nothing reads before the gradients are computed.
-Otherwise the loss is not provable here, unless all gradients are computed already. Loops inside a
-library are not replayed either. `paceline doctor` can check the loss in both cases, because it ends
-the script afterwards.
+The replay does not run a statement that could have a lasting effect, such as extending a list or
+reading another loader. It skips such a statement and continues in two cases: the statement is only
+a call that prints, or only a call that passes numbers to an object, such as a meter, which nothing
+reads before the gradients are computed. In all other cases the replay ends there, and if not all
+gradients are computed yet, the loss is not provable. Loops inside a library are not replayed
+either. `paceline doctor` can check the loss even then, because it ends the script afterwards.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ class _DoneError(BaseException):
 
 
 class _LeftError(BaseException):
-    """End of the iteration: the body would leave it by ``continue``, ``break`` or ``return``."""
+    """End of the replayed iteration by a ``continue``, ``break`` or ``return`` of the body."""
 
 
 class _UnsafeError(Exception):
-    """Reason why a statement is not run, worded to follow "line 3 "."""
+    """Reason why a statement is not run, worded to follow a line number such as "line 3"."""
 
 
 def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None:
     """Check the loss before the first step; if it is wrong, train with equal local batches.
 
-    If no plan can make local batches uneven, there is nothing to check. `frame` is the frame that
-    requests the loader's first batch. A PacelineError means that the loss is wrong, but limits
-    leave no room for equal local batches.
+    If local batches cannot become uneven, the loss is not checked. `frame` is the frame that
+    requests the loader's first batch. A PacelineError means that the loss is wrong, and that a
+    rank's limit is too low for equal local batches.
     """
     assert state.wiring is not None
     startup, limits = state.startup, state.context.limits.of_parts
@@ -88,11 +88,11 @@ def prove_first(state: TrainingState, loader: Loading, frame: FrameType) -> None
     loader.answer = answer = prove(state, loader, frame)
     if answer.verdict != WRONG:
         if startup.leads:
-            sys.stderr.write(f"paceline: {answer.why} The proof took {answer.cost_s:.2f} s.\n")
+            sys.stderr.write(f"paceline: {answer.why} The check took {answer.cost_s:.2f} s.\n")
         return
     if not has_room:
         raise PacelineError(
-            f"{answer.why} {answer.do} Or give limits of at least {equal} samples, so "
+            f"{answer.why} {answer.do} Or give Session(limits=…) of at least {equal} samples, so "
             "that all ranks can train with equal local batches."
         )
     logger.warning("all ranks train with equal local batches: %s %s", answer.why, answer.do)
@@ -123,7 +123,8 @@ def prove(state: TrainingState, loader: Loading, frame: FrameType) -> ProofResul
         pass
     finally:
         batches.close()
-        # The script's objects must not stay in memory until the next garbage collection.
+        # Drop all references, so that the script's objects do not stay in memory until the next
+        # garbage collection.
         body.forget()
         del frame
         _release_memory()
@@ -131,10 +132,10 @@ def prove(state: TrainingState, loader: Loading, frame: FrameType) -> ProofResul
 
 
 def _release_memory() -> None:
-    """Return the trials' memory to the system, so that it does not add to training's peak."""
+    """Return the trials' memory to the system, so that it does not add to the training's peak."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-    # glibc's heap keeps freed memory, in pieces that are too small for a step's tensors.
+    # glibc keeps freed memory in pieces that are too small for a step's tensors, so return them.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -146,7 +147,7 @@ class _Body:
         self._loop: ast.For | None = None
         self._file = ""
         self._names: dict[str, Any] = {}
-        # Converts a batch to the value of the loop's target.
+        # Function that converts a batch to the value of the loop's target.
         self._item: Any = None
         # Number of backward passes in this trial.
         self._passes = 0
@@ -178,8 +179,8 @@ class _Body:
     def run(self, batch: Any) -> None:
         """Run the body on a batch until all gradients are computed.
 
-        Errors of the script pass through. A NotProvableError means that a statement would have a
-        lasting effect before all gradients are computed.
+        Errors of the script are raised unchanged. A NotProvableError means that a statement would
+        have a lasting effect before all gradients are computed.
         """
         assert self._loop is not None
         self._passes = 0
@@ -189,8 +190,8 @@ class _Body:
         take = ast.Assign([self._loop.target], ast.Name("__paceline_item__", ast.Load()))
         self._exec(take, names)
         local = _names_in(self._loop.target)
-        # For each name that a skipped statement would change: the reason for skipping the
-        # statement.
+        # For each variable that a skipped statement would change: the reason why the statement was
+        # skipped.
         left_out = dict[str, str]()
         following = deque(self._loop.body)
         while following:
@@ -229,9 +230,10 @@ class _Body:
             )
 
     def _changed(self, statement: ast.stmt, names: dict[str, Any], local: set[str]) -> str | None:
-        """Return the name of the only object that a statement changes, if the statement is a call.
+        """Return the variable that a statement changes, if the statement may be skipped.
 
-        Return "" if the call only prints. Return None if the statement may compute gradients.
+        Only calls that cannot compute gradients may be skipped. Return "" if the statement is a
+        call that only prints, and None if it may not be skipped.
         """
         if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
             return None
@@ -259,7 +261,7 @@ class _Body:
         exec(compile(module, self._file, "exec", dont_inherit=True), names)
 
     def forget(self) -> None:
-        """Release the references to the script's objects."""
+        """Drop the references to the script's objects."""
         self._names, self._item = {}, None
         del self.rehearsal
 
@@ -269,18 +271,19 @@ class _Body:
             raise _DoneError
 
     def after_backward(self) -> None:
-        """Count a backward pass; end the replay after the last one that the statement contains."""
+        """Count a backward pass; end the replay after the last pass of the current statement."""
         self._passes += 1
         if self._inside and self._passes >= self._inside:
             if self.rehearsal.complete:
                 raise _DoneError
             raise NotProvableError(
-                "not all wrapped models get their gradients in the same place as the first ones"
+                "the function that computes the first gradients does not compute the gradients of "
+                "all wrapped models"
             )
 
 
 class _LeavingByError(ast.NodeTransformer):
-    """Replacement of `continue`, `break` and `return` of an iteration by raising `_LeftError`."""
+    """Transformer that makes `continue`, `break` and `return` of the body raise `_LeftError`."""
 
     def _raise(self, node: ast.stmt) -> ast.stmt:
         left = ast.Raise(ast.Name("__paceline_left__", ast.Load()), None)
@@ -392,7 +395,8 @@ def _check(
     """Check that statements have no lasting effect except assignments to names.
 
     Return the number of backward passes in the functions of the script that the statements call.
-    `local` contains the names assigned so far, and `seen` the functions whose check is in progress.
+    `local` contains the names assigned so far, and `seen` the functions that are being checked,
+    so that recursion ends.
     """
     inside, local = 0, set(local)
     for statement in statements:
@@ -431,7 +435,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _first_read(node: ast.AST, names: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Return the reason in `left_out` for a name that a statement reads; empty if it reads none."""
+    """Return the reason for the first name in `left_out` that `node` reads; "" if it reads none."""
     read = _read(node, names) if left_out else set()
     return next((why for name, why in left_out.items() if name in read), "")
 

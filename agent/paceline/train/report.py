@@ -1,8 +1,8 @@
 """Telemetry of a rank: its steps, rounds and metrics, which a background thread sends.
 
-The loop gives finished steps to a `Reporter`, which makes records of them. The `Emitter`'s thread
-sends the records through a `Sink`. Training never waits for that thread: if its queue is full,
-records are dropped and counted.
+The loop passes finished steps to a `Reporter`, which makes records of them. The `Emitter`'s thread
+sends the records through a `Sink`. Training never waits for that thread: if the thread's queue is
+full, records are dropped, and their number is counted.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from paceline.wire import (
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.05
-# Maximum number of queued records: a few MB, which hold minutes of steps while a dead connection
-# blocks the thread.
+# Maximum number of queued records. They take a few MB, and cover minutes of steps while a dead
+# connection blocks the thread.
 QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 1_000
-# If more finished steps than this wait for the emitter's thread, the training thread reads them.
+# Maximum number of finished steps that wait for the emitter's thread. If there are more, the
+# training thread makes their records.
 _BEHIND = 1_000
 
 Record = StepRecord | MetricRecord | RoundRecord
@@ -51,10 +52,11 @@ Record = StepRecord | MetricRecord | RoundRecord
 class Emitter:
     """Thread that sends messages through a `Sink`, and counts lost records.
 
-    `record` and `send` never block. The training thread calls both; a thread that exchanges
-    gradients may call `record`. Each message is delivered at least once. The records of a thread
-    are sent in their order, and before later messages of that thread; only an outage of the bus
-    changes this order. Messages that neither bus nor spool accepts stay in memory.
+    `record` and `send` never block. The training thread calls both methods; a thread that exchanges
+    gradients may call `record`. Each message is delivered at least once, unless it is counted as
+    lost. A thread's records of one kind are sent in their order, and before later messages of that
+    thread; only an outage of the bus changes this order. Messages that neither bus nor spool
+    accepts stay in memory.
 
     Args:
         run: public run id.
@@ -75,7 +77,7 @@ class Emitter:
         stream: str = TELEMETRY,
         long_phase: Callable[[], LongPhase | None] = lambda: None,
     ) -> None:
-        self._liveness = long_phase
+        self._long_phase = long_phase
         self._sink = Sink(run, bus, spool, stream)
         self._memory = memory
         self._queue: deque[Record | Message | threading.Event] = deque()
@@ -121,12 +123,12 @@ class Emitter:
         if len(self._queue) < QUEUE_LIMIT:
             self._queue.append(item)
         else:
-            # Two threads may lose records at the same time.
+            # Two threads may count lost records at the same time.
             with self._full:
                 self.overflowed += 1
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Deliver the remaining messages and end the thread. Further calls are allowed."""
+        """Deliver the remaining messages and end the thread. Repeated calls are allowed."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -147,8 +149,8 @@ class Emitter:
                     message.set()
                 else:
                     self._sink.deliver(message)
-            if (seen := self._liveness()) is not None:
-                self._sink.deliver(seen)
+            if (report := self._long_phase()) is not None:
+                self._sink.deliver(report)
             if closing:
                 self._sink.end()
                 break
@@ -191,12 +193,12 @@ class Reporter:
     """Maker of the records of a rank's finished steps, which the training thread calls.
 
     The emitter's thread makes the records, which saves the training thread a few dozen µs a step.
-    In two cases the training thread reads the steps itself: for ranks that share batches, because
-    these exchange their times in the order of the steps, and on a GPU, because no other thread may
-    query a step's events while a CUDA graph is captured.
+    In two cases the training thread makes them itself. Ranks of a group (`Session(mesh=…)`) must
+    exchange their times in the order of the steps. On a GPU, no other thread may query a step's
+    events while a CUDA graph is captured.
 
     Losses are means over sizes with `by_size`, otherwise over samples. `times` exchanges times with
-    the ranks that share this rank's batches; None: no other rank shares them.
+    the other ranks of the group, which get the same batches; None: there are no such ranks.
     """
 
     def __init__(
@@ -208,29 +210,29 @@ class Reporter:
         times: GroupTimes | None = None,
     ) -> None:
         self._times = times
-        # The newest steps, whose times from other ranks of the group may not have arrived yet.
+        # The newest steps, for which the times of other ranks of the group may not have arrived.
         self._sent: deque[tuple[RunningStep, StepRecord, PendingTimes]] = deque()
         self._emitter = emitter
         self._attempt = attempt
         self._rank = rank
         self._by_size = by_size
-        # Number of the newest record, and the step whose further batches will join that record, if
-        # any.
+        # The newest record's number, and the step whose further batches will be added to that
+        # record; None: no further batches follow.
         self._seq = -1
         self._joins: int | None = None
         self._finished: deque[RunningStep] = deque()
-        # Lock that a thread holds while it reads steps.
+        # Lock that a thread holds while it makes records of steps.
         self._reading = threading.Lock()
-        # Error that the emitter's thread met while it read a step; the training thread raises it.
+        # Error of the emitter's thread in making a record; the training thread raises it.
         self._failed: Exception | None = None
-        # The record of a step that further batches may join, and the step's metrics by name: the
-        # sum of the weights and the sum of the weighted values.
+        # The record of a step to which further batches may be added. For each of the step's
+        # metrics: the sum of the weights and the sum of the weighted values.
         self._open: StepRecord | None = None
         self._sums: dict[str, tuple[float, float]] = {}
         emitter.feed = self._read_finished
 
     def accept(self, running: RunningStep) -> None:
-        """Accept a finished step; it is read once the device has completed it."""
+        """Accept a finished step; its record is made once the device has completed the step."""
         self._finished.append(running)
         if self._failed is not None:
             failed, self._failed = self._failed, None
@@ -239,7 +241,7 @@ class Reporter:
             with self._reading:
                 while len(self._finished) > 1 or (self._finished and self._finished[0].readable):
                     self._read(self._finished.popleft())
-        # A dead connection may block the emitter's thread. Then this thread reads the steps.
+        # A dead connection may block the emitter's thread. Then this thread makes the records.
         elif len(self._finished) > _BEHIND:
             with self._reading:
                 self._read_all()
@@ -262,15 +264,15 @@ class Reporter:
             self._read(self._finished.popleft())
 
     def _read_finished(self) -> None:
-        """Read the finished steps of a CPU. For the emitter's thread."""
+        """Make the records of finished steps on a CPU. The emitter's thread calls this."""
         if self._times is not None:
             return
         with self._reading:
-            # The host's clock has always passed a step's end.
+            # The times of a finished step on a CPU can be read without waiting.
             while self._finished and self._finished[0].on_cpu:
                 try:
                     self._read(self._finished.popleft())
-                # The script gets the error, and this thread continues.
+                # The training thread raises the error, and this thread continues.
                 except Exception as error:
                     logger.warning("a step could not be reported: %s", error)
                     self._failed = error
@@ -285,7 +287,7 @@ class Reporter:
         self._report_sent(1)
 
     def _report_sent(self, most: int) -> None:
-        """Report steps with the group's times, except the newest `most`, which may lack times."""
+        """Report steps with the group's times, except the newest `most` steps."""
         while self._times is not None and len(self._sent) > most:
             running, record, sent = self._sent.popleft()
             self._report(running, self._times.slowest(record, sent))
@@ -293,8 +295,8 @@ class Reporter:
     def _report(self, running: RunningStep, record: StepRecord) -> None:
         metrics = running.metrics()
         if self._open is not None and self._open.step == record.step:
-            # Each micro-batch of a step has the expected time of the whole step. For other batches
-            # that share a step number, no expected time is recorded.
+            # Each micro-batch has the expected time of its whole step, so keep that time. Batches
+            # that were taken over from other ranks have none, so record none for the step.
             ett_s = record.ett_s if running.step.place else None
             record = joined(self._open, record, ett_s, by_size=self._by_size)
         else:
@@ -316,14 +318,14 @@ class Reporter:
         self._emitter.record(record)
 
     def _send_metrics(self, record: StepRecord) -> None:
-        """Send a step's metrics before its record, so that a recorded step has all its metrics."""
+        """Send a step's metrics, before the step's record is sent."""
         sums, self._sums = self._sums, {}
         values = {name: total / weight for name, (weight, total) in sums.items() if weight > 0}
         weight = record.load if self._by_size else float(record.samples)
         self._emitter.record(MetricRecord(self._attempt, self._rank, record.step, weight, values))
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Send an evaluation, after the steps before it."""
+        """Send an evaluation, after the records of earlier steps."""
         if self._times is None:
             with self._reading:
                 self._read_all()
@@ -363,7 +365,7 @@ def joined(
 ) -> StepRecord:
     """Join the records of two batches that a rank trained under the same step's number.
 
-    `ett_s` is the expected compute time of both together. Losses are means over sizes with
+    `ett_s` is the expected compute time of both batches together. Losses are means over sizes with
     `by_size`, otherwise over samples.
     """
     loss = first.loss if second.loss is None else second.loss
@@ -387,7 +389,7 @@ def joined(
 
 
 class RoundReporter:
-    """Maker of the records of a rank's rounds. Any thread may use it, but only one at a time."""
+    """Maker of the records of a rank's rounds. Any thread may use it, one thread at a time."""
 
     def __init__(self, emitter: Emitter, attempt: int, rank: int) -> None:
         self._emitter = emitter
@@ -396,7 +398,7 @@ class RoundReporter:
         self._seq = 0
 
     def accept(self, step: LocalStep, finished: Round) -> None:
-        """Record a round that has just ended, and the step that the rank is in."""
+        """Record a round that has just ended while the rank was in `step`."""
         record = RoundRecord(
             attempt=self._attempt,
             rank=self._rank,

@@ -1,8 +1,8 @@
-"""Random numbers that belong to a sample, whichever rank and process loads it.
+"""Random numbers of a sample, which do not depend on the rank and process that loads the sample.
 
 `session.loader()` sets the current epoch in each process that loads samples: its own process, and
-the DataLoader's workers. Data sets call these functions, since they know neither the session nor
-the epoch::
+the DataLoader's workers. So data sets can call `generator`, `numpy_generator` and `seeded` without
+a reference to the session::
 
     def __getitem__(self, index):
         noise = torch.randn(WIDTH, generator=paceline.generator(index))
@@ -33,9 +33,9 @@ _loaded: Epoch | None = None
 class Epoch:
     """The current epoch of a session's loader, and the session's seed.
 
-    This process loads samples inside of ``with epoch:``; one object must not be entered twice at
-    once. DataLoader workers may live for several epochs: with `shared`, `number` changes in the
-    workers, too.
+    A process loads samples inside of ``with epoch:``, which must not be nested for the same object.
+    DataLoader workers may live for several epochs. With `shared`, a new `number` therefore reaches
+    the workers, too.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
@@ -66,7 +66,7 @@ class Epoch:
 
 
 class WorkerInit:
-    """The ``worker_init_fn`` of a session's DataLoader; it calls the script's function last."""
+    """The ``worker_init_fn`` of a session's DataLoader; it calls the script's own one last."""
 
     def __init__(self, epoch: Epoch, then: Callable[[int], object] | None) -> None:
         self._epoch, self._then = epoch, then
@@ -80,7 +80,7 @@ class WorkerInit:
 
 
 class Use(IntEnum):
-    """User of a sample's random numbers. Each user has a random sequence of its own.
+    """Code that uses a sample's random numbers. Each use has a random sequence of its own.
 
     `DATA` is the data set with a generator, `GLOBAL` the data set with the process's global random
     numbers, `LOOP` the body of the loop.
@@ -96,10 +96,10 @@ def generator(
 ) -> torch.Generator:
     """Return a torch generator for one sample, for data sets that `Session.loader` reads.
 
-    The numbers depend only on the session's seed, the epoch and the index. So the numbers are the
-    same whichever rank loads the sample, with any number of ranks and DataLoader workers, and after
-    a restart. They differ between epochs. Each call returns a new generator of these numbers. If a
-    sample needs several generators, give each a `stream` of its own.
+    The numbers depend only on the session's seed, the epoch, the index and `stream`. So they are
+    the same on each rank, with any number of ranks and DataLoader workers, and after a restart, but
+    differ between epochs. Each call with the same arguments returns a new generator with the same
+    numbers. If a sample needs several generators, give each a `stream` of its own.
 
     If no session's loader reads the data set, as in a plain DataLoader, the seed is drawn from
     torch's own random numbers.
@@ -124,9 +124,9 @@ def numpy_generator(index: SupportsIndex, *, stream: int = 0) -> np.random.Gener
 def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
     """Seed the global random numbers of torch (CPU), NumPy and Python for a sample, until exit.
 
-    Use it for transforms that accept no generator, such as those of torchvision. The numbers differ
-    from those of `generator`. Afterwards the process's own random numbers continue as if nothing
-    had been drawn. Use it in one thread at a time::
+    Use `seeded` for transforms that accept no generator, such as those of torchvision. The numbers
+    differ from those of `generator`. Afterwards the process's own random numbers continue as if
+    nothing had been drawn. Only one thread at a time may use `seeded`::
 
         def __getitem__(self, index):
             with paceline.seeded(index):
@@ -138,8 +138,7 @@ def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
     sequence = _sequence(index, Use.GLOBAL, stream)
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     number = _number(sequence)
-    # torch.manual_seed is not used, because it would also seed GPUs, which data loading processes
-    # do not use.
+    # Do not call torch.manual_seed: it would also seed GPUs, whose random numbers the script uses.
     torch.default_generator.manual_seed(number)
     np.random.seed(sequence.generate_state(4))
     random.seed(number)
@@ -154,8 +153,9 @@ def seeded(index: SupportsIndex, *, stream: int = 0) -> Iterator[None]:
 def sequence_of(
     seed: int, epoch: int, index: SupportsIndex, use: Use = Use.DATA, stream: int = 0
 ) -> np.random.SeedSequence:
-    """Return the seed sequence of a sample, which is different for different arguments."""
-    # The seed is always two words of 32 bits, so that different seeds give different sequences.
+    """Return the seed sequence of a sample; different arguments give different sequences."""
+    # Always give the seed as two words of 32 bits, so that different arguments cannot give the same
+    # list of words.
     low, high = seed % 2**32, seed >> 32
     own = use, whole("stream", stream, 0)
     return np.random.SeedSequence((low, high, epoch, _checked(index)), spawn_key=own)

@@ -1,8 +1,8 @@
 """`Session`, the API that a training script uses.
 
 A script makes a `Session` on each rank, gets its batches from `Session.loader` and wraps its model
-with `Session.wrap`. The session checks the arguments, performs the ranks' start-up and then calls
-a `loop.Loop` for its work.
+with `Session.wrap`. The session checks the arguments, performs the ranks' start-up and makes a
+`loop.Loop`, to which its methods delegate.
 """
 
 from __future__ import annotations
@@ -90,52 +90,55 @@ class Session:
                 optimizer.step()
 
     Args:
-        dataset: map-style: ``len(dataset)`` and ``dataset[index]``. `paceline.data.Sharded`: data
-            that is stored on nodes. `paceline.data.Stream`: data without a length and an index.
-        global_batch: samples per step, over all ranks, 1 … N. Give either `global_batch` or
-            `token_budget`.
-        token_budget: size of a step over all ranks, in the unit of the sizes (tokens, frames,
-            seconds), instead of `global_batch`. A step gets samples, in the epoch's order, until
-            one more would exceed the budget.
-        sizes: the size λ of each sample, its cost relative to other samples: N numbers > 0; or a
-            callable that maps a sample to its size, for which rank 0 reads the data once; "auto":
-            ``dataset.sizes``, else all 1.
-        seed: seed of the epochs' order, as in DistributedSampler.
+        dataset: a map-style data set, with ``len(dataset)`` and ``dataset[index]``; a
+            `paceline.data.Sharded`, for data that is stored on nodes; or a `paceline.data.Stream`,
+            for data without a length and an index.
+        global_batch: number of samples in a step, over all ranks, from 1 to ``len(dataset)``. Give
+            either `global_batch` or `token_budget`.
+        token_budget: maximum total size of a step over all ranks, in the unit of the sizes (tokens,
+            frames, seconds), instead of `global_batch`. A step gets samples, in the epoch's order,
+            until one more would exceed the budget.
+        sizes: the size λ of each sample, its cost relative to other samples: a number > 0 for each
+            sample; or a callable that maps a sample to its size, for which rank 0 reads the data
+            once; "auto": ``dataset.sizes`` if it exists, else all sizes are 1.
+        seed: seed of the order of samples in each epoch, as in DistributedSampler.
         drop_last: leave out an epoch's incomplete last step.
         loss_mean: the quantity over which your loss is a mean: "samples", or "size" units (frames,
             tokens). "ranks": the loss is already scaled for DDP's mean over ranks, such as a sum
             that is divided by a count over all ranks and multiplied by the number of ranks. None:
             "size" with a token budget, else "samples".
-        coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
+        coast_steps: number of steps, from 1 to 4, that rank 0 plans at once while no control plane
+            plans.
         limits: maximum number of samples that fit into a rank's memory, one number for each rank,
             or one for all; no rank gets more samples at once. None: the limits that `profile`
-            finds, else no limit.
+            finds, or no limits without a profile.
         token_limits: with a token budget, the maximum total size that fits into a rank's memory,
             one number for each rank, or one for all; no rank gets more at once. If a rank runs out
             of memory, its limit is lower when the run resumes.
         micro_batches: a rank whose local batch exceeds its limit computes the batch in several
             iterations of the loop, and its optimiser steps only in the last one (`Batch.last`).
-            So limits restrict neither a fast rank's local batch nor the global batch. Use
+            So `limits` restricts neither a fast rank's local batch nor the global batch. Use
             `micro_batches` for loops that call no collective of their own in the body, accumulate
-            no gradients themselves, and count steps by `step`.
+            no gradients themselves, and count steps by `Session.step`.
         uneven_steps: under a relaxed policy, a fast rank's loop may have more iterations than a
             slow rank's. Use `uneven_steps` for loops that call no collective of their own in the
-            body, step the optimiser in each iteration, and never end early; not with
-            `micro_batches`.
-        shapes: keeps distinct shapes of batches few, for compiled models: each rank's number of
-            samples in a step is a multiple of this number. `Shapes` also sets the lengths to which
-            batches are padded.
+            body, step the optimiser in each iteration, and never end early. It cannot be combined
+            with `micro_batches`.
+        shapes: limits the number of distinct batch shapes, for compiled models: each rank's number
+            of samples in a step is a multiple of this number. `Shapes` also sets the lengths to
+            which batches are padded.
         mesh: the data-parallel dimensions of a `torch.distributed.DeviceMesh` over all ranks, such
-            as ``mesh["dp"]``: ranks that differ in its other dimensions only, as under tensor
-            parallelism, are one group and get the same batches. Then `rank`, `world` and `limits`
-            are those of groups. Use `mesh` for models that `fully_shard` has sharded over this
-            mesh.
+            as ``mesh["dp"]``. Ranks that differ only in the mesh's other dimensions, as under
+            tensor parallelism, are one group and get the same batches. Then `rank` is the number of
+            the group, `world` is the number of groups, and `limits` has one number for each group.
+            Use `mesh` for models that `fully_shard` has sharded over this mesh.
         prove: before its first step, a run that may be balanced computes the gradient of a few
-            samples as a whole and in uneven local batches. If these differ, the ranks train with
-            equal local batches, and a warning gives the reason. False: skip this check.
+            samples in one batch and in uneven local batches. If the gradients differ, the ranks
+            train with equal local batches, and a warning gives the reason. False: skip this check.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, here or in a method; the message names it.
+        TypeError, ValueError: an argument of the session or of one of its methods is wrong; the
+            message names the argument.
         PacelineError: there are several ranks but no process group.
     """
 
@@ -188,7 +191,7 @@ class Session:
             refuse_small(stream, batch)
         workers = rank_and_world()[1] if mesh is None else mesh.mesh.numel()
         environment = Environment.read(os.environ)
-        # Register before the start-up, where ranks may hang.
+        # Register the signal before the start-up, because ranks may hang in the start-up.
         stacks.register(os.environ)
         self._given_limits = listed = listed_limits(limits)
         startup = start_up(
@@ -227,8 +230,8 @@ class Session:
         self._loop = Loop(context, startup)
         batch_size = f"global_batch={batch}" if token_budget is None else f"{token_budget=:g}"
         self._loop.gate.name(f"the session of {type(dataset).__name__} ({batch_size})")
-        # Keep no reference to the loader: it would be part of a reference cycle. Garbage collection
-        # of the cycle may end the loader's worker processes in a fork, and hang.
+        # Keep no reference to the loader, because the reference would form a cycle. If a forked
+        # child collected the cycle, it would try to end the loader's worker processes, and hang.
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")
         self._pid = os.getpid()
@@ -247,12 +250,13 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the steps in a whole epoch, the same under every policy and as ``len(loader)``.
+        """Return the number of steps in a whole epoch, which is also ``len(loader)``.
 
-        With a token budget, epochs differ by a few steps: then this is the number of steps of the
-        current epoch, or of the next one. `total_steps` counts several epochs.
+        The number is the same under every policy. With a token budget, epochs differ by a few
+        steps. Then the number is that of the current epoch, or between epochs of the next epoch.
+        `total_steps` counts several epochs.
 
-        Use it for schedules of the learning rate::
+        Use the number for schedules of the learning rate::
 
             schedule = torch.optim.lr_scheduler.OneCycleLR(
                 optimizer, max_lr=3e-3, total_steps=epochs * session.steps_per_epoch
@@ -266,10 +270,10 @@ class Session:
         return self._loop.progress.steps_per_epoch
 
     def total_steps(self, epochs: int) -> int:
-        """Return the steps of the first `epochs` epochs together, for learning-rate schedules.
+        """Return the number of steps in the first `epochs` epochs, for learning-rate schedules.
 
-        With a token budget this reads each epoch's order, which takes about a second for ten
-        million samples in total.
+        With a token budget this computes each epoch's order of samples, which takes about a second
+        for ten million samples in total.
         """
         return self._loop.context.epoch_steps.total(whole("epochs", epochs, 0))
 
@@ -294,14 +298,14 @@ class Session:
     ) -> torch.Generator:
         """Return a sample's random generator in the current epoch, for the loop's body.
 
-        It has the same arguments as `paceline.generator`, which is for data sets, but gives other
-        random numbers.
+        The arguments are those of `paceline.generator`, which is for data sets. The random numbers
+        are different.
         """
         seed, epoch = self._loop.context.terms.seed, self._loop.progress.epoch
         return torch_generator(sequence_of(seed, epoch, index, Use.LOOP, stream), device)
 
     def loader(self, **options: Any) -> Loader:
-        """Make the loader of this rank's batches; one per session.
+        """Make the loader of this rank's batches. A session can have only one loader.
 
         Args:
             **options: options of ``torch.utils.data.DataLoader`` (collate_fn, num_workers,
@@ -342,8 +346,8 @@ class Session:
             refuse_accumulation(model, batchnorm, options)
         if self._loop.context.terms.loss_mean == "ranks" and shares_statistics(model, batchnorm):
             raise ValueError(
-                "loss_mean='ranks' and synchronised BatchNorm cannot be combined: its statistics "
-                "count samples; use session.wrap(model, batchnorm='local')"
+                "loss_mean='ranks' and synchronised BatchNorm cannot be combined: BatchNorm "
+                "weights ranks by samples; use session.wrap(model, batchnorm='local')"
             )
         adapt(model, batchnorm or "local", self._loop.current)
         wrapped = wrap(model, self._loop.current, options)
@@ -359,13 +363,13 @@ class Session:
     ) -> _Optimizer:
         """Declare the optimiser that trains the wrapped models; return it.
 
-        Policies that relax synchronisation act on the optimiser and on the scaler. Call this once,
-        after `wrap` and before the first iteration, on every rank. When such a policy starts, it
-        searches for an optimiser or a scaler that was not declared.
+        Policies that relax synchronisation need the optimiser and the scaler. Call this once, after
+        `wrap` and before the first iteration, on every rank. When relaxed synchronisation begins,
+        Paceline searches for an optimiser or a scaler that was not declared.
 
         Args:
-            optimizer: has parameters of one or several wrapped models; torch's optimiser itself,
-                not a framework's wrapper around it.
+            optimizer: an optimiser with parameters of wrapped models. Give torch's optimiser
+                itself, not a framework's wrapper around it.
             scaler: the gradient scaler that steps the optimiser, if there is one.
 
         Raises:
@@ -379,18 +383,19 @@ class Session:
     def profile(self, run_batch: Callable[[int], object], *, most: int | None = None) -> Profile:
         """Measure the time of batches of 2, 4, 8, … samples on this rank, until memory runs out.
 
-        This is LBB's profiling phase (Alg. 1), for policies that choose batch sizes. Call it once
-        on every rank, before the first epoch; if it raised, call it again on every rank. Meanwhile
-        wrapped models do not reduce gradients, and they have none afterwards. Memory that an
-        optimiser allocates in its first step is not measured. `Loader.typical` makes batches of the
-        data set's own samples::
+        This is the profiling phase of the paper LBB (Alg. 1), for policies that choose batch sizes.
+        Call it once on every rank, before the first epoch; if it raised an error, call it again on
+        every rank. During the call wrapped models do not reduce gradients, and they have no
+        gradients afterwards. Memory that an optimiser allocates in its first step is not measured.
+        `Loader.typical` makes batches of the data set's own samples::
 
             session.profile(lambda n: loss_of(*loader.typical(n)).backward())
 
-        Errors of `run_batch` pass through, unless they mean that memory ran out.
+        Errors of `run_batch` are raised unchanged, unless they mean that memory ran out.
 
         Args:
-            run_batch: runs forward and backward on n samples; steps no optimiser.
+            run_batch: function that runs a forward and a backward pass on n samples, and steps no
+                optimiser.
             most: maximum number of samples; None: the global batch, which no local batch exceeds.
 
         Raises:
@@ -422,7 +427,7 @@ class Session:
         return profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the remaining epochs' numbers: fewer after a checkpoint, none after a stop."""
+        """Yield the numbers of the epochs that remain after a checkpoint; none after a stop."""
         progress = self._loop.progress
         whole("epochs", total, 0)
         self._loop.refuse_closed()
@@ -451,7 +456,7 @@ class Session:
         policy at the end of a segment or of an epoch. Give `every_steps` or `every_s`, or both.
 
         Args:
-            directory: shared by all nodes, and used by this training only.
+            directory: a folder that all nodes share, and that only this training uses.
             model: the model that the script trains.
             optimizer: the model's optimiser.
             scheduler: the scheduler of the learning rate, if any.
@@ -478,9 +483,9 @@ class Session:
 
         Args:
             loss: this rank's mean loss. The dashboard shows the mean over the global batch.
-            **metrics: training metrics by name: numbers, or tensors without dimensions. Metrics are
-                means over this rank's batch, and are weighted over ranks like the loss. A run has
-                32 names at most.
+            **metrics: training metrics by name: numbers, or tensors without dimensions. Each is a
+                mean over this rank's batch; ranks are weighted as for the loss. A run has at most
+                32 names.
 
         Raises:
             PacelineError: the call is outside the loop over the loader.
@@ -498,7 +503,7 @@ class Session:
             for name, value in session.figures.items():
                 writer.add_scalar(name, value, session.step)
 
-        The call never waits for the device. Before the first step is over, the figures are empty.
+        The call never waits for the device. Before the first step has ended, the figures are empty.
         ``paceline/samples`` and ``paceline/load`` are the number of samples and the load of the
         batch. Times are in s: ``paceline/data_s`` waiting for the batch, ``paceline/compute_s``
         forward and backward, ``paceline/sync_s`` reduction and waiting for other ranks,
@@ -510,15 +515,16 @@ class Session:
     def evaluated(self, *, samples: int | None = None, **metrics: Value) -> None:
         """Report metrics of held-out data after an evaluation; charts show them by step.
 
-        Call it on rank 0, or on every rank: without `samples`, rank 0's values count. If each rank
-        evaluates a part of the data, give `samples` on each: then a metric is the mean over ranks,
-        weighted by their samples. The call waits for the device if a metric is a tensor on it.
-        Further calls after the same step add metrics; of a repeated metric, the last value is kept.
+        Call it on rank 0, or on every rank. Without `samples`, only rank 0's values count. If each
+        rank evaluates a part of the data, give `samples` on each rank: then a metric is the mean
+        over ranks, weighted by `samples`. If a metric is a tensor on a device, the call waits for
+        the device. Further calls after the same step add metrics; if a metric is reported again,
+        the last value is kept.
 
         Args:
-            samples: number of samples over which this rank's values are means; 0: it had no
+            samples: number of samples over which this rank's values are means; 0: this rank had no
                 samples.
-            **metrics: metrics by name, such as ``accuracy=…, loss=…``. A run has 32 names at most.
+            **metrics: metrics by name, such as ``accuracy=…, loss=…``. A run has at most 32 names.
 
         Raises:
             PacelineError: the session is closed.
@@ -530,7 +536,7 @@ class Session:
         self._evaluated.check(metrics)
         if samples == 0 or (samples is None and self.rank > 0):
             self._loop.refuse_closed()
-            # Values of 0 samples do not count, and without `samples` only rank 0's values count.
+            # Report nothing: values of 0 samples do not count, and without `samples` only rank 0's.
             return
         values = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value)
@@ -545,8 +551,8 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return the training position, for a checkpoint. Call it after the optimiser's step.
 
-        The current batch counts as used. Save rank 0's state: only rank 0 has the samples that the
-        other ranks used.
+        The current batch counts as used. Save the state of rank 0, because only rank 0 records
+        which samples all ranks have used.
         """
         loop = self._loop
         return loop.position().as_state(loop.context.terms.samples, loop.startup.process)
@@ -566,10 +572,10 @@ class Session:
         """End the background threads within a few seconds; they deliver pending messages first.
 
         Python also calls this at exit. Further calls do nothing. A rank that raises an error need
-        do nothing else: TorchElastic ends the other ranks; without TorchElastic they fail in their
-        next reduction once the rank's process has ended.
+        do nothing else. TorchElastic ends the other ranks. Without TorchElastic they fail in their
+        next reduction after the failed rank's process has ended.
         """
-        # A forked child shares the parent's connections and must leave them open.
+        # Do nothing in a forked child, because closing would close the parent's connections.
         if self._loop.closed or os.getpid() != self._pid:
             return
         atexit.unregister(self.close)
@@ -577,7 +583,7 @@ class Session:
 
 
 def _kind_of(dataset: Any) -> str:
-    """Describe a session's kind of data, which must be the same on all ranks."""
+    """Return a description of the kind of data, which must be the same on all ranks."""
     if isinstance(dataset, Stream):
         return f"{dataset.kind}, buffer={dataset.buffer}, shuffle={dataset.shuffle}"
     return "Sharded" if isinstance(dataset, Sharded) else "plain"

@@ -1,8 +1,8 @@
 """Sink of a rank's telemetry: the bus, else the spool on disk, else a queue in memory.
 
-`report.Emitter`'s thread calls the `Sink`. The sink raises no error for a failed delivery: it
-retries, and counts records as lost only if bus, spool and memory are full, or if neither bus nor
-spool accepts them before the end.
+`report.Emitter`'s thread calls the `Sink`. The sink raises no error for a failed delivery, but
+retries. It counts records as lost only if bus and spool do not accept them and the memory is full,
+or if neither bus nor spool accepts them before the rank ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from paceline.wire.parts import encode_hello
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of bytes of messages in memory: hours of steps while bus and disk are full or
-# unavailable.
+# Maximum number of bytes of messages in memory. They cover hours of steps while bus and disk are
+# full or unavailable.
 HELD_BYTES = 16 << 20
 
 _RETRY_S = 0.5
@@ -72,7 +72,8 @@ class Sink:
 
     def deliver(self, message: Message) -> None:
         """Send, spool or keep a message."""
-        # A Hello is sent before all held messages: controllers plan only after they have it.
+        # Send a Hello before all messages in memory, because controllers plan only once they have
+        # the Hello.
         if isinstance(message, Hello):
             self._deliver_hello(message)
             return
@@ -92,19 +93,19 @@ class Sink:
 
     def retry(self) -> None:
         """Offer the messages in memory to bus and spool again."""
-        # A Hello is sent first, because the control plane must know the attempt.
+        # Send the Hello first, because the control plane must know the attempt before its records.
         while self._hello and self._to_bus(self._hello[0]):
             self._hello.popleft()
         while self._held and not (self._bus_paused and self._spool_paused):
             fields, records = self._held[0]
             if not self._taken(fields, records):
-                # A message that is larger than the spool must not delay other messages.
+                # Retry this message last: if it is larger than the spool, it must not delay others.
                 self._held.rotate(-1)
                 break
             self._release()
 
     def tend(self, dropped: int) -> None:
-        """Close the spool's chunk if it is old; store the number of lost records (`dropped`)."""
+        """Close the spool's chunk if it is old; store `dropped`, the number of lost records."""
         if self._spool is not None:
             self._spool.roll()
             if not self._spool_outage.paused:
@@ -134,7 +135,7 @@ class Sink:
             )
 
     def close(self, dropped: int) -> None:
-        """Close spool and connection; store the number of lost records (`dropped`) in the spool."""
+        """Close spool and connection; store `dropped`, the number of lost records, in the spool."""
         if self._spool is not None:
             self._spool.close()
             self._note(self._spool, dropped)

@@ -1,7 +1,7 @@
 """Python stacks of a rank, which the agent can request even while the rank hangs.
 
-`faulthandler` writes them within the handler of a signal, which needs neither the interpreter's
-lock nor a thread of ours. So it also writes while all threads are blocked, in Python or in C.
+`faulthandler` writes the stacks in a signal handler, which needs neither the GIL nor a thread of
+Paceline. So it writes them even while all threads are blocked, in Python or in C.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import paceline
 from paceline.node import rundir
 from paceline.node.health.stacks import ANNOUNCED, WRITTEN, Announcement
 
-# Number of the first candidate signal, relative to SIGRTMIN: profilers and runtimes use the lowest
-# numbers.
+# Number of the first signal to consider, relative to SIGRTMIN, because profilers and runtimes use
+# the lowest numbers.
 _FIRST_SIGNAL = 8
 _log = logging.getLogger(__name__)
 # Descriptors of the files to which faulthandler writes until the process ends.
@@ -32,8 +32,8 @@ def register(variables: Mapping[str, str]) -> int | None:
     """Make a signal write the stacks of all threads to a file beside the rank's logs.
 
     The signal is registered once, and only in a rank that Paceline has launched. It is a real-time
-    signal that has no handler. Problems are logged and not raised, because training does not need
-    the stacks. Return the signal's number, or None if no signal was registered.
+    signal that had no handler before. Errors are logged and not raised, because training does not
+    need the stacks. Return the signal's number, or None if no signal was registered.
     """
     errors = variables.get("TORCHELASTIC_ERROR_FILE")
     if _registered or not errors or not variables.get("PACELINE_RUN"):
@@ -72,12 +72,12 @@ def _free() -> int | None:
 
 
 def libraries() -> list[str]:
-    """Return the folders of libraries, whose code is not the user's own."""
+    """Return the folders of libraries; code in other folders is the user's own."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {*(sysconfig.get_path(name) for name in names), str(Path(paceline.__file__).parent)}
     return sorted(f"{folder}{os.sep}" for folder in folders)
 
 
 def is_users(file: str) -> bool:
-    """Return True if a file is the user's code: of no library, and not frozen into Python."""
+    """Return True if a file is the user's code: not in a library, and no name such as <string>."""
     return not file.startswith((*libraries(), "<"))

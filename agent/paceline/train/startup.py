@@ -1,8 +1,9 @@
-"""Start-up of a session's ranks: rank 0 broadcasts its store's address, and all connect to it.
+"""Start-up of a session's ranks: rank 0 broadcasts its store's address, and all ranks connect.
 
-`Session` calls `start_up` on every rank. The result, a `Startup`, is what ranks share while they
-train: the store, the key that signs pickles in it, and on rank 0 the sizes. If a rank fails, every
-rank raises. Later exchanges of small objects between ranks (`gathered`, `introduce`) are here, too.
+`Session` calls `start_up` on every rank. The result, a `Startup`, has what ranks share while they
+train: the store, the key that signs pickles in the store, and on rank 0 the samples' sizes. If a
+rank fails, every rank raises an error. Later exchanges of small objects between ranks (`gathered`,
+`introduce`) are also in this module.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from paceline.core.batch_limits.devices import need_trial
 from paceline.core.errors import PacelineError
 from paceline.wire import RankDevice
 
-# Timeout of waits for other ranks. It is as long as usual for process groups, because the other
-# rank may run an evaluation meanwhile.
+# Timeout of waits for other ranks. It is as long as is usual for process groups, because another
+# rank may run an evaluation during the wait.
 TIMEOUT = timedelta(minutes=30)
-# Timeout for connecting to rank 0's store: short, because the store listens before the other ranks
-# learn its address.
+# Timeout for connecting to rank 0's store. A short timeout is enough, because the store listens
+# before the other ranks get its address.
 REACH = timedelta(seconds=30)
 _KEY_BYTES = 32
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-# Types of errors in the user's arguments. Such an error keeps its type on all ranks.
+# Types of errors in the user's arguments. All ranks raise these errors with the same type.
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (TypeError, ValueError, PacelineError)
 }
@@ -45,20 +46,24 @@ _KINDS: dict[str, type[Exception]] = {
 
 @dataclass(frozen=True)
 class Lanes:
-    """Lanes of a mesh, for one rank; see `paceline.train.mesh`."""
+    """Lanes of a mesh, for one rank; see `paceline.train.mesh`.
 
-    # Ranks of the process group, [S, W]: S places in each group, W groups.
+    A group has S ranks that get the same samples; there are W groups. A lane has one rank of each
+    group: the ranks with the same index in their groups.
+    """
+
+    # Ranks of the process group, by lane and by group, [S, W].
     ranks: list[list[int]]
-    # This rank's place in its group; the rank at place 0 reports for the group.
+    # This rank's index in its group; the rank with index 0 reports for the group.
     place: int
     # Number of this rank's group: 0 … W − 1.
     number: int
-    # This rank's lane, with the same backend as the script's group.
+    # Process group of this rank's lane, with the backend of the script's process group.
     group: dist.ProcessGroup
 
     @property
     def lane(self) -> list[int]:
-        """Return the ranks with this rank's place, one of each group, [W]."""
+        """Return the ranks of this rank's lane, one of each group, [W]."""
         return self.ranks[self.place]
 
     @property
@@ -67,16 +72,19 @@ class Lanes:
         return [lane[self.number] for lane in self.ranks]
 
     def of_lane(self) -> dist.ProcessGroup:
-        """Make another process group of this rank's lane, over gloo; all ranks call it at once."""
+        """Make a further process group of this rank's lane, with gloo. All ranks must call this."""
         return one_of(self.ranks, self.lane, backend="gloo", timeout=TIMEOUT)
 
     def of_members(self) -> dist.ProcessGroup:
-        """Make a process group of this rank's group, over gloo; all ranks call it at once."""
+        """Make a process group of this rank's group, with gloo. All ranks must call this."""
         groups = [list(group) for group in zip(*self.ranks, strict=True)]
         return one_of(groups, self.members, backend="gloo", timeout=TIMEOUT)
 
     def close(self) -> None:
-        """Destroy the lane's process group unless that would wait for ranks that failed."""
+        """Destroy the lane's process group if its backend is gloo.
+
+        With other backends, this could wait for ranks that have failed.
+        """
         # The script may have destroyed all groups.
         with suppress(ValueError):
             if dist.get_backend(self.group) == "gloo":
@@ -103,8 +111,8 @@ class Startup:
     filler: int
     # Sizes of the samples, [N], on rank 0; empty for a stream; None on other ranks.
     sizes: npt.NDArray[np.float64] | None
-    # Ranks sign pickles in the store with this key, because other processes that reach the store
-    # can write there.
+    # Key with which ranks sign pickles in the store, because any process that can connect to the
+    # store can write there.
     key: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES), repr=False)
     # Set if several ranks share each batch. Then `rank` is the number of this rank's group, `world`
     # is the number of groups, `store` is the store of this rank's lane, and `stores` are the stores
@@ -152,9 +160,8 @@ def rank_and_world() -> tuple[int, int]:
 def start_up(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Startup:
     """Perform the start-up; each rank calls it.
 
-    If a rank raises an error, every rank raises one. TypeErrors and ValueErrors keep their type on
-    the other ranks, and any other error becomes a PacelineError there. The same holds for errors
-    that `sizes` raises.
+    If a rank raises an error, also in `sizes`, every rank raises one. The other ranks raise a
+    TypeError or a ValueError with the same type, and any other error as a PacelineError.
 
     Args:
         arguments: the arguments that must be equal on all ranks, by name.
@@ -209,14 +216,14 @@ def introduce(
 ) -> list[RankDevice]:
     """Return the ranks' devices, [W]. Each rank calls this once, when it wraps its first model.
 
-    The ranks measure their speed in a trial only if their devices' names do not show how the speeds
-    compare. `trial` returns this rank's operations per second, or None. Only rank 0's `may_try`
-    counts: it is True if a control plane uses the results.
+    W is the number of ranks. The ranks measure their speed in a trial only if their devices' names
+    do not show how the speeds compare. `trial` measures and returns this rank's FLOP/s, or None on
+    failure. Only rank 0's `may_try` counts: it is True if a control plane uses the results.
     """
     words = gathered(startup.world, (own, may_try), startup.group)
     devices = [device for device, _ in words]
-    # Ranks that share a batch make no trial, because a trial would measure one rank and not its
-    # group.
+    # Ranks of a group (`Session(mesh=…)`) make no trial, because a trial would measure a single
+    # rank and not the group.
     if words[0][1] and startup.world > 1 and startup.lanes is None and need_trial(devices):
         tried = msgspec.structs.replace(own, flops=trial())
         devices = gathered(startup.world, tried)
@@ -224,7 +231,7 @@ def introduce(
 
 
 def gathered(world: int, word: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return every rank's `word`, [W], in the order of the ranks; each rank calls it."""
+    """Return every rank's `word`, a small object, in the order of the ranks. All ranks call it."""
     words = [word] * world
     if world > 1:
         dist.all_gather_object(words, word, group=group)
@@ -232,7 +239,7 @@ def gathered(world: int, word: Any, group: dist.ProcessGroup | None = None) -> l
 
 
 def _hosted() -> TCPStore:
-    """Host rank 0's store. If MASTER_ADDR is a loopback address, other machines cannot reach it."""
+    """Host the store on rank 0. Listen only on loopback if MASTER_ADDR is a loopback address."""
     make = partial(TCPStore, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     if os.environ.get("MASTER_ADDR") not in ("127.0.0.1", "localhost"):
         return make("localhost", 0, None)
@@ -264,8 +271,8 @@ def _join(rank: int, world: int, arguments: dict[str, Any]) -> Startup:
 def _wait_for_all(world: int, error: Exception | None = None) -> None:
     """Wait until each rank is connected to rank 0's store, or has failed to connect.
 
-    Without this wait, rank 0 could end, and thereby end its store, before another rank is
-    connected.
+    Raise the error of another rank, if any. Without this wait, rank 0 and its store could end
+    before another rank is connected.
     """
     words = gathered(world, {} if error is None else _described(error))
     for rank, word in enumerate(words):
@@ -285,10 +292,10 @@ def _raise(rank: int, word: dict[str, Any]) -> NoReturn:
 
 
 def place() -> str:
-    """Return an id of this machine and network: processes with equal ids share a loopback device.
+    """Return an ID of this machine and network: processes with equal IDs share a loopback device.
 
-    Such processes share a kernel, identified by its boot id, and a network namespace. The host name
-    does not identify them: cloned machines share a name, and a container may use its host's name.
+    The ID consists of the kernel's boot ID and the network namespace. Host names are not unique:
+    cloned machines share a name, and a container may use its host's name.
     """
     try:
         network = str(_NETWORK.readlink())
@@ -298,7 +305,7 @@ def place() -> str:
 
 
 def kernel() -> str:
-    """Return an id of the kernel that this process runs on."""
+    """Return an ID of the running kernel, or the host name where there is no such ID."""
     try:
         return _BOOT_ID.read_text().strip()
     # The file is missing outside of Linux, and in containers that hide it.
@@ -307,7 +314,7 @@ def kernel() -> str:
 
 
 def reach(rank: int, host: str, port: int) -> TCPStore:
-    """Connect this rank to rank 0's store; raise a PacelineError if nothing answers."""
+    """Connect this rank to rank 0's store; raise a PacelineError if that fails."""
     try:
         store = TCPStore(host, port, None, is_master=False, timeout=REACH)
     except dist.DistError as error:

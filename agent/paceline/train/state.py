@@ -1,7 +1,7 @@
 """State of training on a rank, which the session, the loop and its features share.
 
-`Session` creates the state as a `loop.Loop`, a subclass that adds the course of the loop. Features
-(`feature.Feature`) get it as a `TrainingState`, and exchange results only through it.
+`Session` creates the state as a `loop.Loop`, a subclass that adds the methods that the loader
+calls. Features (`feature.Feature`) get it as a `TrainingState`, and exchange data only in it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TrainingState:
         self.findings = Findings()
         # The number of checks of the loss that have begun.
         self.proofs = 0
-        # True while this rank waits for other ranks in such a check.
+        # True while this rank waits for other ranks in a check of the loss.
         self.waits_in_proof = False
         # The rank's other parts; None before the loader's first iteration and after `close`.
         self.wiring: Wiring | None = None
@@ -57,13 +57,15 @@ class TrainingState:
         self._finished: deque[RunningStep] = deque(maxlen=2)
         # Evaluations that the script reported before the first iteration.
         self._evaluations: list[Evaluation] = []
-        # True while this rank saves, or agrees with the other ranks whether a checkpoint is due.
+        # True while this rank saves a checkpoint, or agrees with the other ranks on whether to save
+        # one.
         self.saving = False
         # True once a signal has requested that all ranks end after the same step.
         self.asked_to_end = False
-        # Returns True if the ranks' reductions can no longer match, or a rank has failed.
+        # Function that returns True if a rank has failed, or the ranks' collectives no longer match
+        # each other.
         self.is_out_of_step: Callable[[], bool] = lambda: False
-        # An error that Python swallowed. The next use of the session raises it.
+        # An error that Python would swallow. The next use of the session raises it.
         self.failure: PacelineError | None = None
         # The value of `stopped` when the session was closed.
         self._stopped = False
@@ -78,7 +80,11 @@ class TrainingState:
 
     @property
     def fillers(self) -> list[int]:
-        """Return a filler batch: n times the filler's index, n being the grid or a lower limit."""
+        """Return a filler batch: the filler's index, repeated n times.
+
+        n is the number of which local batches are multiples (`Session(shapes=…)`), or this rank's
+        limit if the limit is lower.
+        """
         grid, limits = self.context.terms.shapes.samples, self.context.limits.samples
         return [self._filler] * (min(grid, max(1, limits[self._rank])) if limits else grid)
 
@@ -111,7 +117,7 @@ class TrainingState:
         return self.wiring.reporter if self.wiring is not None else None
 
     def introduce(self) -> None:
-        """Exchange descriptions of the ranks' devices, once a model is in place. Collective."""
+        """Exchange descriptions of the ranks' devices. All ranks call it for their first model."""
         startup, device = self.startup, self.context.device
 
         def trial() -> float | None:
@@ -139,7 +145,8 @@ class TrainingState:
         """Return the current step; raise a PacelineError outside the loop over the loader."""
         if self.current.running is None:
             raise PacelineError(
-                "there is no current step: use this inside the loop over session.loader()"
+                "there is no current step: this call needs one, so make it inside the loop over "
+                "session.loader()"
             )
         return self.current.running
 
@@ -158,7 +165,10 @@ class TrainingState:
             self.wiring.reporter.accept(running)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of the newest iteration that has ended on host and device, or {}."""
+        """Return the figures of the newest iteration that has ended on host and device.
+
+        Return {} if there is none.
+        """
         over = (turn.figures() for turn in reversed(self._finished) if turn.readable)
         return next(over, {})
 
@@ -192,7 +202,7 @@ class TrainingState:
         logger.warning("%s", error)
 
     def fail_waits(self, error: PacelineError) -> None:
-        """Make this rank's wait for the plan raise an error. Any thread may call this."""
+        """Let this rank raise `error` where it waits for the plan. Any thread may call this."""
         if self.wiring is not None:
             self.wiring.follower.fail(error)
 
@@ -218,7 +228,8 @@ class TrainingState:
     def position(self) -> Position:
         """Return the training position, with the current batch counted as used.
 
-        Before a step's last micro-batch, a PacelineError is raised: the optimiser has not stepped.
+        A PacelineError is raised before a step's last micro-batch, because the optimiser has not
+        stepped yet, and in the middle of an epoch of a stream.
         """
         running, progress = self.current.running, self.progress
         if running is not None and running.step.more:
@@ -231,8 +242,8 @@ class TrainingState:
                 "state_dict() in the middle of an epoch: a stream cannot be resumed there; save "
                 "after the loop over the loader"
             )
-        # A stop ends the loop in the middle of an epoch. A run that resumes here trains the rest of
-        # the epoch or, with a stream, the whole epoch again.
+        # A stop ends the loop in the middle of an epoch. A run that resumes from this position
+        # trains the rest of that epoch or, with a stream, the whole epoch again.
         if progress.in_epoch or self.stopped:
             step = progress.step
             return Position(progress.epoch, step + 1) if streams else self.position_after(step)

@@ -1,7 +1,8 @@
 """Timing of a rank's step: the time of computing, and the time of waiting for other ranks.
 
-The loop makes a `RunningStep` for each iteration of the script's loop. The gradient hooks and the
-synchronisation record times in it (stamps), and `report.Reporter` reads them after the step.
+The loop makes a `RunningStep` for each iteration of the script's loop. Gradient hooks and the
+synchronisation record times in the `RunningStep`, called stamps. `report.Reporter` reads the times
+after the step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from paceline.wire import Phase
 class CpuClock:
     """Clock of the host. A stamp is a time of the monotonic clock, in s."""
 
-    # Returns the present time. A step takes several stamps, so this is the function itself.
+    # Function that returns the present time. It is not wrapped in a method, because a step calls it
+    # several times.
     stamp: Callable[[], float] = staticmethod(time.perf_counter)
 
     def restamp(self, stamp: float | None) -> float:
@@ -45,8 +47,8 @@ class CpuClock:
 class CudaClock:
     """Clock of a GPU. A stamp is an event in the current stream, which the device passes later.
 
-    The model's device may differ from the thread's current device: gloo's threads use the first
-    device, and scripts need not set theirs.
+    Events are recorded in the current stream of the model's device. The thread's current device may
+    be another one: gloo's threads use the first device, and scripts need not set a current device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +65,7 @@ class CudaClock:
         return event
 
     def between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        """Return the seconds from one event to another; both have passed."""
+        """Return the seconds from one event to another; the device must have passed both."""
         return float(first.elapsed_time(second)) / 1e3
 
     def passed(self, stamp: torch.cuda.Event) -> bool:
@@ -81,8 +83,8 @@ Clock = CpuClock | CudaClock
 class RunningStep:
     """Step that this rank is in, with its times, its loss and its metrics.
 
-    The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So the
-    times of computing and of reducing stay apart even with several reductions in one step. `data_s`
+    The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So
+    computing and reducing are timed separately even with several reductions in one step. `data_s`
     is the time that the script waited for the batch. `hold_s` is the compute time on the emulated
     device; None: no device is emulated.
     """
@@ -98,8 +100,8 @@ class RunningStep:
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
-        # Number of recompilations in this process before the step, and during the step; the latter
-        # is known once the step is over.
+        # Number of recompilations in this process before the step, and during the step. `over` sets
+        # the second number.
         self._compiled = recompilations()
         self.recompiles = 0
         first: Any = self._clock.stamp()
@@ -109,15 +111,16 @@ class RunningStep:
         self._computes = True
         # True if the step has had a backward pass.
         self.passes = False
-        # True once the wait for the emulated device is over.
+        # True once this step has waited for the emulated device.
         self._held = False
         # Stamp of the newest gradients that no reduction has followed yet.
         self._kept: Any = None
+        # Stamp of the end of the loop's body; None before.
         self._done: Any = None
         self._waited_s = 0.0
         self._waits = False
         # Seconds in collectives of the forward and backward passes.
-        self._met_s = 0.0
+        self._collectives_s = 0.0
         # Seconds in exchanges of relaxed synchronisation within the loop's body.
         self._exchanged_s = 0.0
         # Seconds of loading and of the loop's body, without waits; known once the body is done.
@@ -130,7 +133,7 @@ class RunningStep:
 
     @property
     def phase(self) -> Phase:
-        """Return this rank's phase, or its device's if that lags behind. Thread-safe."""
+        """Return this rank's phase, or its device's phase if the device is behind. Thread-safe."""
         if self._waits:
             return Phase.SYNC
         stamps = list(self._stamps)
@@ -144,7 +147,7 @@ class RunningStep:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count this context's time as waiting for other ranks. Do not use it for reductions."""
+        """Count this context's time as waiting. Do not use it for reductions, which have stamps."""
         self._waits, began = True, time.perf_counter()
         try:
             yield
@@ -164,20 +167,20 @@ class RunningStep:
     @contextmanager
     def in_collective(self) -> Iterator[None]:
         """Count a collective in the forward or the backward pass as waiting for other ranks."""
-        # During a reduction, the time counts as waiting already.
+        # Within a reduction or exchange, the time counts as waiting already.
         if len(self._stamps) % 2 == 0:
             yield
             return
         began = time.perf_counter()
         self._stamps.append(self._clock.stamp())
-        # The new stamp ends the computing time, so the time of kept gradients is not needed.
+        # The new stamp ends the computing time, so the stamp of kept gradients is not needed.
         self._kept = None
         try:
             yield
         finally:
             self._stamps.append(self._clock.stamp())
             self._computes = True
-            self._met_s += time.perf_counter() - began
+            self._collectives_s += time.perf_counter() - began
 
     def gradients_ready(self) -> None:
         """Record the time of this rank's last gradient, at which the reduction begins."""
@@ -188,7 +191,7 @@ class RunningStep:
         self._kept, self._computes = None, False
 
     def gradients_offered(self) -> None:
-        """Record the time of the gradients kept so far, which relaxed synchronisation now gets."""
+        """Record the time of the kept gradients, which now go to relaxed synchronisation."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)
@@ -211,7 +214,7 @@ class RunningStep:
 
     def body_done(self) -> None:
         """Record the time at which the loop's body ends."""
-        # If nothing was reduced, the wait for the emulated device is still due.
+        # If nothing was reduced, the step has not waited for the emulated device yet.
         if not self._held and self._hold_s is not None:
             self._hold()
             self._kept = None
@@ -219,7 +222,8 @@ class RunningStep:
         now: float = self._done if self.on_cpu else time.perf_counter()
         self.worked_s = self.data_s + now - self._started - self._waited_s
         if self.on_cpu:
-            # On a GPU the host waits in an exchange for the device; that time belongs to the batch.
+            # Do this only on a CPU. On a GPU the host waits in an exchange until the device has
+            # computed the batch, and that time counts as work.
             self.worked_s -= self._exchanged_s
         if self._computes or self._kept is not None:
             self._stamps.append(self._done if self._kept is None else self._kept)
@@ -236,9 +240,10 @@ class RunningStep:
         return bool(self._clock.passed(self._done))
 
     def read(self) -> tuple[float, float, float | None]:
-        """Return compute_s (T: forward and backward only), sync_s, and the loss (None: not logged).
+        """Wait for the device; return compute_s, sync_s, and the loss (None: not logged).
 
-        `sync_s` is the time from the last gradient to the end of the reduction, and other waits.
+        `compute_s` is the time of the forward and backward passes. `sync_s` is the time from the
+        last gradient to the end of the reduction, plus other waits for ranks.
         """
         self._clock.wait(self._done)
         times = [0.0, 0.0]
@@ -248,7 +253,7 @@ class RunningStep:
         return times[0], times[1] + self._waited_s, loss
 
     def figures(self) -> dict[str, float]:
-        """Return the step's batch and times for `Session.figures`, after the step is over."""
+        """Return the figures of `Session.figures`; call it after the end of the step."""
         compute_s, sync_s, _ = self.read()
         return {
             "paceline/samples": float(self.step.samples),
@@ -260,7 +265,7 @@ class RunningStep:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return the logged metrics besides the loss, after `read`; a filler has no metrics."""
+        """Return the logged metrics without the loss. Call it after `read`. A filler has none."""
         if not self.step.samples:
             return {}
         return {name: float(value) for name, value in self._metrics.items()}
@@ -268,5 +273,5 @@ class RunningStep:
     def _hold(self) -> None:
         self._held = True
         if self._hold_s is not None:
-            until = self._started + self._hold_s + self._met_s
+            until = self._started + self._hold_s + self._collectives_s
             time.sleep(max(0.0, until - time.perf_counter()))

@@ -1,13 +1,14 @@
 """Detection of models that a script trains in the loop with gradients that no session reduces.
 
 If a session wraps no model at all, it refuses the first step of an optimiser, because no gradient
-of that training would be weighted. If the session wraps a model, another model may be trained
-separately on purpose, such as a rank's own copy in meta-learning, or the script may reduce its
-gradients itself. So the ranks compare their gradients of that model, and rank 0 warns if they
-differ.
+of that training would be weighted. If the session wraps a model, the script may train another model
+separately on purpose, such as a rank's own copy in meta-learning, or may reduce the other model's
+gradients itself. So the ranks compare their gradients of the other model, and rank 0 warns if the
+gradients differ.
 
 Gradients of a wrapped model can also bypass the all-reduce, as with DistributedDataParallel, if the
-script uses the inner module or `torch.autograd.grad`. These gradients are compared in the same way.
+script uses the inner module or `torch.autograd.grad`. So ranks compare the gradients of wrapped
+models in the same way.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ _MIXED = (
 )
 # Gradients count as reduced if their norms differ between ranks by at most this fraction.
 _NORM_TOLERANCE = 1e-5
-# Rank 0 checks for the norms of other ranks in at most this many steps; a check takes about 50 µs.
+# Maximum number of steps in which rank 0 checks for the norms of other ranks. A check takes about
+# 50 µs.
 _NORM_CHECKS = 1000
-# At most this many optimisers with the same description are compared, because some scripts make a
-# new optimiser in each step.
+# Maximum number of compared optimisers with the same description, because some scripts make a new
+# optimiser in each step.
 _MOST_COMPARED = 8
 
-# Objects of all open sessions, in the order in which they were made.
+# The `UnwrappedModels` of all open sessions, in the order in which they were made.
 _watches: dict[UnwrappedModels, None] = {}
 
 
@@ -80,9 +82,9 @@ class _Apart(NamedTuple):
     warning: str
     # The description of the optimiser.
     words: str
-    # Identifies which of the parameters belong to wrapped models.
+    # An ID of the set of parameters, to compare between ranks; see `UnwrappedModels._which`.
     which: str
-    # Number of the optimiser among those with this description, as each rank counts them.
+    # Number of the optimiser among those with the same `words` and `which`, from 0.
     number: int
     parameters: Sequence[nn.Parameter]
 
@@ -91,8 +93,8 @@ class UnwrappedModels:
     """Checks of gradients that a session does not reduce. Not thread-safe; no method blocks.
 
     Several sessions may train in one loop, each with a model of its own. So a model counts as
-    wrapped if any session that is in a step wraps it. The first of these sessions that wraps any
-    model compares the parameters that are not wrapped.
+    wrapped if any session that is in a step wraps it. Of the sessions that are in a step and wrap a
+    model, only the first one compares gradients.
     """
 
     def __init__(
@@ -144,9 +146,10 @@ class UnwrappedModels:
                 self._publish(apart, norms)
 
     def refuse_mixed(self) -> None:
-        """Refuse a forward pass while another session without a model has a batch in the loop.
+        """Raise a PacelineError if a forward pass would train on batches with different weights.
 
-        The model would train on both batches. A PacelineError is raised if their weights differ.
+        If another session that wraps no model has a batch in the loop, too, this session's model
+        trains on the batches of both sessions.
         """
         if len(_watches) < 2:
             return
@@ -211,10 +214,10 @@ class UnwrappedModels:
         return {id(p) for model in self._models for p in model.parameters()}
 
     def _which(self, parameters: list[nn.Parameter]) -> str:
-        """Return an id of those parameters that belong to wrapped models, to compare between ranks.
+        """Return an ID of parameters, which is equal on ranks that step the same parameters.
 
         Each rank may step a different part of a model, as with ZeroRedundancyOptimizer. Then the
-        ids differ, and gradients are not compared.
+        IDs differ between ranks, and gradients are not compared.
         """
         places = {id(p): n for n, p in enumerate(p for m in self._models for p in m.parameters())}
         mine = sorted(places.get(id(parameter), -1) for parameter in parameters)
@@ -250,8 +253,8 @@ class UnwrappedModels:
 def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Split an optimiser's parameters into those of no wrapped model and those of wrapped models.
 
-    Sharded parameters of wrapped models are left out, because each rank has another part of them.
-    Optimisers may also step plain tensors, such as generated inputs; these are left out, too.
+    Sharded parameters of wrapped models are left out, because each rank has a different shard.
+    Plain tensors that are no parameters, such as generated inputs, are left out, too.
     """
     ours = set[int]().union(*(watch.wrapped for watch in _watches if watch.in_step))
     given = [tensor for group in optimiser.param_groups for tensor in group["params"]]
@@ -263,8 +266,9 @@ def _parted(optimiser: torch.optim.Optimizer) -> tuple[list[nn.Parameter], list[
 def _norms(parameters: Sequence[nn.Parameter]) -> tuple[float, float]:
     """Return the L1 norm and the L2 norm of the gradients.
 
-    Clipping makes one of the norms equal on all ranks, so both are compared. Gradients of sharded
-    parameters are left out, because they differ between ranks although they are reduced.
+    Gradient clipping can make one of the norms equal on all ranks, so both norms are compared.
+    Gradients of sharded parameters are left out, because they differ between ranks although they
+    are reduced.
     """
     given = [p.grad.detach() for p in parameters if p.grad is not None and not is_dtensor(p)]
     absolute = sum(_norm(gradient, 1) for gradient in given)

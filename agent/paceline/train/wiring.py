@@ -1,7 +1,7 @@
 """Construction of a rank's parts when the loader's first iteration begins.
 
 `loop.Loop` calls `agree_on_lookahead`, `describe` and `connect`, in this order. Before the first
-iteration a session has no background threads, and the control plane has no facts about the run.
+iteration a session has no background threads, and the control plane has no `Hello` of the attempt.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wiring:
-    """Parts of a rank from the loader's first iteration on."""
+    """Parts of a rank that exist from the loader's first iteration until the session is closed."""
 
     follower: Follower
     # None on other ranks than rank 0.
     leader: Leader | None
-    # None if the run has no control plane.
+    # None if the ranks have no control plane.
     reporter: Reporter | SilentReporter | None
     rounds: RoundReporter | None
     # None on other ranks than rank 0, and without a control plane.
@@ -53,7 +53,8 @@ class Wiring:
     def close(self, *, ran_out: bool, failed: Callable[[], bool]) -> None:
         """End the background threads within a few seconds; they deliver pending messages first.
 
-        `ran_out` is True if the loop over the loader ran to its end.
+        `ran_out` is True if the newest loop over the loader ran to its end. `failed` returns True
+        if a rank has failed.
         """
         if self.leader is not None:
             self.leader.wait_for_readers(at_the_end=ran_out, failed=failed)
@@ -124,14 +125,15 @@ def connect(
 def agree_on_lookahead(startup: Startup, lookahead: int) -> None:
     """Check that this rank's loader fetches as many steps ahead as rank 0's; each rank calls it.
 
-    Different numbers raise a ValueError whose message names the option.
+    Different numbers raise a ValueError whose message names the DataLoader's options.
     """
     rank = startup.process
     if startup.leads:
         for store in startup.stores or [startup.store]:
             store.set("lookahead", str(lookahead))
     elif (of_leader := int(startup.store.get("lookahead"))) != lookahead:
-        # If a rank needed the plan earlier than the leader makes it, the rank would wait forever.
+        # A rank that fetches further ahead than rank 0 would wait for steps that rank 0 has not
+        # planned yet, while rank 0 waits for that rank in a reduction.
         raise ValueError(
             f"the loader fetches {lookahead} steps ahead on rank {rank} but {of_leader} on rank 0: "
             "give num_workers and prefetch_factor the same values on every rank"
@@ -140,13 +142,13 @@ def agree_on_lookahead(startup: Startup, lookahead: int) -> None:
 
 @dataclass
 class Findings:
-    """Facts that a session collects, most of them before its first iteration.
+    """Values that a session collects, most of them before its first iteration.
 
     `lookahead` is the number of steps that the loader fetches before training reaches them.
     `devices` and `profiles` have one entry for each rank, or are empty. `typical` are the indices
     of samples of typical sizes, by ascending size; empty before profiling. `epochs` is the number
-    of epochs that the script trains, and `gradient_bytes` the bytes of one rank's gradients; both
-    may be unknown.
+    of epochs that the script trains, and `gradient_bytes` is the size of one rank's gradients; None
+    means unknown.
     """
 
     lookahead: int = 0
@@ -199,7 +201,7 @@ def describe(
 
 
 def _placement(startup: Startup, environment: Environment) -> list[str]:
-    """Return each rank's node, or the node of each group's first rank; empty: unknown."""
+    """Return each rank's node, or with a mesh that of each group's first rank; empty: unknown."""
     lanes = startup.lanes
     if lanes is None:
         return environment.placed(startup.world)
@@ -212,9 +214,9 @@ def warn_of_restarts(
 ) -> None:
     """Warn on rank 0 that a restart of a run without `Session.checkpoint` loses all progress.
 
-    There is no warning if the script saves checkpoints (`saves`) or has loaded a state itself. If
-    the data is a stream, the warning has another hint, because a script cannot declare checkpoints
-    for streams.
+    Do not warn if the script saves checkpoints (`saves`) or has loaded a state itself. With
+    `streams`, the data is a stream, which `Session.checkpoint` does not support, so the warning
+    suggests another way.
     """
     if rank > 0 or saves or start.used is not None:
         return

@@ -198,7 +198,7 @@ def test_checkpoints_are_declared_once_and_before_training(tmp_path: Path) -> No
     session = paceline.Session(Numbered(8), global_batch=4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     session.checkpoint(tmp_path, model, optimizer, every_steps=1)
-    with pytest.raises(paceline.PacelineError, match="declare them once"):
+    with pytest.raises(paceline.PacelineError, match="call it only once"):
         session.checkpoint(tmp_path, model, optimizer, every_steps=1)
     next(iter(session.loader()))
     with pytest.raises(paceline.PacelineError, match="before the loader's first iteration"):

@@ -90,7 +90,7 @@ def test_a_trial_that_fails_tells_nothing(
 
     monkeypatch.setattr(device, "_multiply", full)
     assert device.flops(torch.device("cpu"), lambda began: None) is None
-    assert "the trial of cpu failed: out of memory" in caplog.text
+    assert "the FLOP/s of cpu could not be measured: out of memory" in caplog.text
 
 
 def test_a_trial_counts_operations(monkeypatch: pytest.MonkeyPatch) -> None:
