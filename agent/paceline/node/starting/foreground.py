@@ -256,7 +256,7 @@ class Foreground:
         self._signals: list[int] = []
 
     def run(self) -> int:
-        """Poll the run until it has ended; return the script's exit code, or 128 + a signal's number."""
+        """Poll the run until it ends; return the script's exit code, or 128 + a signal's number."""
         supervisor = self._supervisor
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)

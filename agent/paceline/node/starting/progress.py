@@ -102,7 +102,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Format a time with one or two units, such as ``2 h 05 min``, or three digits below a minute."""
+    """Format a time with one or two units, such as ``2 h 05 min`` or ``12.5 s``."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 60:

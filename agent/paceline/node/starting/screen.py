@@ -78,7 +78,7 @@ class Plain:
         return copying(stream)
 
     def tick(self) -> None:
-        """Print a line if epoch, policy or verdict has changed, or once a minute if the step has."""
+        """Print a line if epoch, policy or verdict has changed; if only the step has, once a minute."""
         if self._watch is None or (now := self._watch.now).step is None:
             return
         news = (now.epoch, now.policy, now.level, now.verdict)
