@@ -211,7 +211,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def _in_training(self) -> bool:
-        """Return True if the innermost loader over which the script iterates is for training."""
+        """Return True if the script is in a step of the training loop, not in a loop within it."""
         return (
             self._driven is not None
             and self.num_processes > 1
@@ -253,14 +253,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return driven
 
     def _declare(self) -> None:
-        """Declare the script's only optimiser; with several, relaxed policies are unsupported."""
+        """Declare the script's optimiser to the session; if there are several, declare none."""
         if len(self._optimizers) == 1 and self._driven is not None:
             self._driven.session.optimizer(self._optimizers[0].optimizer, self.scaler)
 
     def _gather_ragged(self, data: Any, *, drop: bool) -> Any:
         """Gather tensors whose first dimensions differ between ranks.
 
-        `drop`: this rank has only the rows of a filler sample, which are left out.
+        `drop` is True if this rank has only a filler sample, whose rows are left out.
         """
         gather = super().gather
 
@@ -300,21 +300,21 @@ def wrap_prepared(
 
 
 def refuse_settings(accelerator: accelerate.Accelerator) -> None:
-    """Raise a PacelineError for settings that Paceline does not support.
+    """Raise a PacelineError for settings of Accelerate that Paceline does not support.
 
-    These settings shard the model, change how gradients are reduced, or choose the batches.
+    Such settings shard the model, change how gradients are reduced, or choose the batches.
     """
     kind, config = accelerator.distributed_type, accelerator.dataloader_config
     if kind not in _KINDS:
         refuse(
-            f"Accelerate is set to {kind.value}, but Paceline weights gradients of whole models",
-            "leave its plugin out and let Accelerate use DistributedDataParallel",
+            f"Accelerate is set to {kind.value}, but Paceline needs whole models on all ranks",
+            "leave its plugin out, so that Accelerate uses DistributedDataParallel",
         )
     parallel = accelerator.parallelism_config
     if parallel is not None and parallel.total_size != parallel.dp_replicate_size:
         refuse(
             "parallelism_config splits the model over ranks",
-            "leave it out: Paceline trains whole models on each rank",
+            "leave it out, because Paceline trains a whole model on each rank",
         )
     if accelerator.mixed_precision == "fp8":
         refuse("mixed_precision='fp8' converts the model itself", "use 'bf16', 'fp16' or 'no'")
@@ -323,7 +323,7 @@ def refuse_settings(accelerator: accelerate.Accelerator) -> None:
     if config.use_stateful_dataloader:
         refuse(
             "use_stateful_dataloader=True",
-            "leave it out: save_state contains the training position",
+            "leave it out, because save_state saves the training position",
         )
     hook = getattr(accelerator.ddp_handler, "comm_hook", None)
     if hook is not None and hook.value != "no":

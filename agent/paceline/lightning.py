@@ -113,7 +113,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return driven
 
     def on_train_start(self) -> None:
-        """Declare the script's only optimiser; with several, relaxed policies are unsupported."""
+        """Declare the script's optimiser to the session; if there are several, declare none."""
         if len(self.optimizers) == 1:
             scaler = getattr(self.precision_plugin, "scaler", None)
             self.session.optimizer(self.optimizers[0], scaler)
@@ -140,7 +140,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute the gradients before the optimiser's step, not in a closure that it calls.
+        """Compute the gradients before the optimiser's step; Lightning computes them within it.
 
         Policies that relax synchronisation exchange the gradients at the beginning of the
         optimiser's step, so the gradients must exist by then.
@@ -193,7 +193,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return wrapped(self.session, model, self._batchnorm, options)
 
     def _train_on(self, dataloader: object) -> DrivenLoader:
-        """Make the loader of a new session for the DataLoader that Lightning prepared."""
+        """Create a session; return its loader, in place of the DataLoader that Lightning prepared."""
         sampler = getattr(dataloader, "sampler", None)
         if (
             not isinstance(dataloader, DataLoader)

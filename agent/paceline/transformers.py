@@ -283,7 +283,7 @@ class PacelineMixin:
         trainer, accumulates = self._trainer, self._loader.accumulates
         samples, place = sum(turn.counts), turn.place
         if not samples:
-            # A filler's gradient is discarded.
+            # Any factor will do, because the gradient of a filler sample is discarded.
             return 1.0
         if turn.items is None or turn.all_items is None or self._loss is None:
             return accumulates * turn.counts[place] / samples
@@ -294,7 +294,7 @@ class PacelineMixin:
         return share if self._loss.by_items else accumulates * turn.counts[place] / samples
 
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
-        """Determine the loss's normalisation by three evaluations before the first step.
+        """Determine the normalisation of the loss by computing it three times before the first step.
 
         Models cannot be asked: many accept ``num_items_in_batch`` and do not use it, and a script
         may compute a loss of its own. Return None if the loss of this batch is 0 or not finite, for
@@ -400,7 +400,7 @@ class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class _Ends(TrainerCallback):  # type: ignore[misc]
-    """Callback that ends the loader's epoch and the session when Trainer's loop ends them."""
+    """Callback that ends the loader's epoch after each epoch of Trainer, and then the session."""
 
     def __init__(self, mixin: PacelineMixin) -> None:
         self._mixin = mixin

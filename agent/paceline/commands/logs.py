@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSelection:
-    """The logs to print, and how many of their last lines."""
+    """The logs to print, and the number of lines to print from the end of each log."""
 
     rank: Annotated[
         list[int] | None,
@@ -156,7 +156,7 @@ class LogReader:
         self._begun = False
 
     def once(self) -> bool:
-        """Print the existing logs; return True if logs of a node are missing.
+        """Print the existing logs; return True if the logs of a node cannot be read.
 
         Raise an InputError if no log is selected, or if a selected rank has none.
         """
@@ -170,7 +170,7 @@ class LogReader:
         return bool(self._problems)
 
     def follow(self) -> bool:
-        """Print output until the run has ended; return True if logs of a node are missing."""
+        """Print output until the run has ended; return True if the logs of a node cannot be read."""
         while not self._tried(self._followed):
             time.sleep(_POLL_S)
         self._printer.finish()
@@ -355,7 +355,7 @@ class Printer:
             self._rest[log] = rest
 
     def finish(self) -> None:
-        """Print the last line of each log, if it does not end with a newline."""
+        """Print last lines that do not end with a newline."""
         for log, rest in self._rest.items():
             self._out(f"{log.prefix if self.prefixed else ''}{rest}\n")
         self._rest.clear()

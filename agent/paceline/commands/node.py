@@ -181,7 +181,11 @@ def _adopted(
     choice = training.choice.rest_fields() | restarts.rest_fields()
     made = linking.patiently(lambda: duty.adopt(client, where, launch, choice), duty.GIVE_UP_S)
     _log.info(
-        "run %s, with the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
+        "joining run %s with the key %s: %s/runs/%s",
+        made["run"],
+        where.key,
+        client.server,
+        made["run"],
     )
     return str(made["run"]), where.slot, str(made["token"])
 

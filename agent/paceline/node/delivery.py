@@ -80,7 +80,7 @@ class Delivery:
             record = rundir.read(path, Record)
         # The record may be broken, for example after a power failure.
         except msgspec.DecodeError as error:
-            _log.error("%s is quarantined as .bad: %s", path, error)
+            _log.error("%s cannot be decoded, and is renamed to .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
             return None
         if record is None or record.settled or record.control != link.session.control:
@@ -199,10 +199,10 @@ class Delivery:
             return None
         try:
             nothing_left = link.attempt(self._drain)
-        # Retrying at once would send the same records again.
+        # Wait before the next try: if a file cannot be deleted, each try sends its records again.
         except OSError as error:
             self._drain_at = time.monotonic() + _SPOOL_RETRY_S
-            _log.error("the spool of run %s cannot be drained: %s", self.record.run, error)
+            _log.error("the spool of run %s cannot be sent: %s", self.record.run, error)
             return None
         if nothing_left is None:
             raise redis.ConnectionError(f"the bus {link.place} is unreachable")
@@ -239,7 +239,7 @@ class Delivery:
         own = [fields for fields in entries if _is_about(fields, run)]
         if len(own) < len(entries) and not self._foreign:
             self._foreign = True
-            _log.warning("ignoring records of other runs in the spool of run %s", run)
+            _log.warning("ignoring records about other runs in the spool of run %s", run)
         return own
 
     def _save(self) -> None:

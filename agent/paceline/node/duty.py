@@ -25,7 +25,7 @@ from paceline.wire import Launch, State
 
 _log = logging.getLogger(__name__)
 
-# Seconds between two questions to the server whether the run still needs the node.
+# Seconds between two requests that ask the server whether the run still needs the node.
 _ASK_S = 2.0
 # The node gives up after this many seconds without an answer and without processes of the run.
 GIVE_UP_S = 600.0
@@ -47,7 +47,7 @@ class Place:
 def place(
     env: Mapping[str, str], key: str | None, slot: str | None, *, alone: bool = False
 ) -> Place:
-    """Return the place of this process, from the given values and Slurm's variables in `env`.
+    """Return the group and slot of this process, from `key`, `slot` and Slurm's variables in `env`.
 
     Each step of a Slurm job is a run, and each requeue of a job starts another run. `alone` is True
     if the operator gave no number of nodes. Then a process that was started without srun is a run

@@ -50,7 +50,8 @@ def listed(directory: Path, from_attempt: int) -> list[LogFile]:
 
 
 def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
-    """Yield the logs. Read `may_grow` before the size, so that the size is final if it is False."""
+    """Yield the logs; the size of a log is final if its `may_grow` is False."""
+    # `may_grow` is read before the size: the log may grow in between, or its processes may end.
     may_grow = _may_grow(directory, None)
     if (seen := _stat(directory / "launcher.log")) is not None:
         yield LogFile(None, None, None, seen.st_size, seen.st_mtime, may_grow)
@@ -79,7 +80,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
         return NotThere(f"it has no {wanted.output} of rank {wanted.rank}")
     else:
         path = rundir.rank_log(directory, attempt, wanted.rank, wanted.output)
-    # Compute `may_grow` before reading the log, so that the log is complete if it is False.
+    # `may_grow` is read before the log, so that the log is complete if `may_grow` is False.
     may_grow = _may_grow(directory, attempt)
     try:
         handle = opened(directory, path)
@@ -202,7 +203,7 @@ def attempts(directory: Path) -> list[int]:
 
 
 def numbers(folder: Path, prefix: str) -> Iterator[int]:
-    """Yield the numbers at the end of names in a folder; a name is `prefix` and a number."""
+    """Yield N for each entry of a folder whose name is `prefix` followed by a number N."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in islice(entries, _MOST_ENTRIES):
             if (number := _NUMBER.fullmatch(entry.name)) and number[1] == prefix:

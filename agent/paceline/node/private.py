@@ -20,7 +20,7 @@ _given = -1
 
 
 def files() -> None:
-    """Restrict files that this process creates to its user: 0600, directories 0700."""
+    """Set the umask, so that only this user can access files that this process creates."""
     global _given
     before = os.umask(OTHERS)
     if _given == -1:

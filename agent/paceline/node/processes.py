@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parents, and ports for them."""
+"""Child processes that do not outlive their parents, and ports for child processes."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def open_data(path: Path) -> Path:
     """Create a data directory, or check that it is usable; return its absolute path.
 
     Raises:
-        PacelineError: the directory cannot be written, or another user owns something in it.
+        PacelineError: the directory cannot be written, or another user owns a file in it.
     """
     path = path.expanduser().absolute()
     try:

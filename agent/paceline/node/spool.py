@@ -145,7 +145,7 @@ def dropped(directory: Path) -> int:
             count += int(_read(path) or 0)
         # This writer's number is left out of the sum.
         except (OSError, ValueError) as error:
-            logger.error("ignoring %s: %s", path, error)
+            logger.error("ignoring the number of dropped records in %s: %s", path, error)
     return min(max(count, 0), MOST_DROPPED)
 
 

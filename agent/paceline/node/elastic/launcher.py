@@ -116,7 +116,7 @@ def _outcome(agent: RankAgent) -> LauncherStatus:
         events.record(agent.get_event_succeeded())
     except SignalException:
         if isinstance(handler, Together):
-            # The store may be gone.
+            # If the store is gone, the other launchers cannot be notified.
             with contextlib.suppress(RendezvousError, RuntimeError):
                 handler.leave()
         raise

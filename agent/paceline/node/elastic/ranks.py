@@ -43,7 +43,7 @@ from paceline.wire import FAILED_ELSEWHERE
 # 30 s after a stop.
 KILL_RANKS_AFTER_S, STOP_GRACE_S = 5, 25
 # Seconds to wait for further failures before the first failure is determined. A rank that raises an
-# exception may exit later than its peers, which fail because of it.
+# exception may exit later than peers that fail because of this exception.
 _LINGER_S = 0.5
 _PROCESSES_POLL_S = 0.2
 # Number of newest attempts whose logs are kept. Older logs are deleted, because the number of
@@ -110,8 +110,9 @@ class RankAgent(LocalElasticAgent):
 
     TorchElastic itself records failures only with a resolution of one second, and ends the other
     ranks before it reports. It counts restarts on each node separately, so two nodes may number the
-    same attempt differently. So `roll` counts attempts and failures for all nodes. After more than
-    `most_failures` failures the run has failed; None: TorchElastic counts this node's failures.
+    same attempt differently; therefore `roll` counts attempts and failures for all nodes. After
+    more than `most_failures` failures the run has failed; None: TorchElastic counts the failures of
+    this node.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class RankAgent(LocalElasticAgent):
     def _end_before_leaving(self) -> None:
         """End all ranks after the same step, because this node leaves the run."""
         handler = self._worker_group.spec.rdzv_handler
-        # The store may be gone.
+        # If the store is gone, the other launchers cannot be notified.
         with suppress(RuntimeError, RendezvousError):
             if isinstance(handler, Together):
                 handler.announce_leaving()
@@ -244,7 +245,10 @@ class RankAgent(LocalElasticAgent):
                 and (not handler.gone or reform.EXIT_CODE in codes.values())
             ):
                 if time.monotonic() > deadline:
-                    _log.warning("not all ranks ended after the same step; stopping them")
+                    _log.warning(
+                        "not all ranks have ended after the same step within %g s; stopping them",
+                        patience_s,
+                    )
                     break
                 time.sleep(_POLL_S)
                 # This call updates `handler.gone`.

@@ -72,7 +72,7 @@ _MAC_BYTES = hashlib.sha256().digest_size
 
 
 class Alone(RendezvousHandler):
-    """The rendezvous of a single launcher, in its own memory."""
+    """The rendezvous of a single launcher, which keeps its state in memory."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -98,7 +98,7 @@ class Alone(RendezvousHandler):
         return self._run
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Begin a round at once: return a new part of the store, and a free port for the ranks."""
+        """Begin a round at once; return an unused prefix of the store, and a free port for rank 0."""
         self._rounds += 1
         store = PrefixStore(f"{self._rounds}", self._store)
         self.shutdown()
@@ -120,7 +120,7 @@ class Alone(RendezvousHandler):
         return 0
 
     def shutdown(self) -> bool:
-        """Release the ranks' port."""
+        """Release the port that is reserved for rank 0."""
         if self._port is not None:
             self._port.close()
         return True
@@ -142,7 +142,7 @@ class Together(DynamicRendezvousHandler):
     members: Members
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round; return its store, and this launcher's place in it."""
+        """Wait for the next round; return its store, and this launcher's index in the round."""
         self._give_back_port()
         info = super().next_rendezvous()
         if info.rank == 0 and info.bootstrap_store_info is not None:
@@ -160,7 +160,7 @@ class Together(DynamicRendezvousHandler):
             self._port = None
 
     def shutdown(self) -> bool:
-        """Close the rendezvous for all launchers, and release the ranks' port."""
+        """Close the rendezvous for all launchers, and release the port that is reserved for rank 0."""
         self._give_back_port()
         return bool(super().shutdown())
 

@@ -96,7 +96,7 @@ def _opened() -> Any:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        _log.info("reporting only the names of this node's GPUs: %s", error)
+        _log.info("only the names of this node's GPUs are reported, because NVML fails: %s", error)
         return None
     return nvml
 

@@ -133,7 +133,7 @@ def train(
         link = None
         try:
             check_bus(client, client.version())
-        # A server at the default address is not required.
+        # If the user named no server, the ranks train without one.
         except PacelineError as error:
             if required:
                 raise
@@ -141,7 +141,7 @@ def train(
             _refuse_plans(policy, choice.get("parameters") or {}, error)
             if "restart_hung_s" in choice:
                 raise InputError(f"--restart-hung needs a control plane, but {error}") from error
-            how = "and unobserved" if policy == OBSERVED else "in plain DDP's order"
+            how = "and unobserved" if policy == OBSERVED else "with samples in plain DDP's order"
             say(f"{error}: training without a control plane, {how}")
         else:
             record.run = register(client, launch, {**choice, "node": node, "launch": False})
@@ -218,12 +218,12 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
         )
     raise InputError(
         f"{asked} needs a control plane, but {away}: start `paceline server` first, or leave out "
-        "policy and parameters to train without one, in plain DDP's order"
+        "policy and parameters to train without a control plane, in plain DDP's order"
     )
 
 
 def _unseen(message: str) -> str:
-    """Return a run's message, without lines of the log that the terminal has already shown."""
+    """Return a run's message without the lines of rank 0's log, which the terminal has shown."""
     return message.partition("\n")[0] if message.startswith(("rank 0 ", "the driver ")) else message
 
 

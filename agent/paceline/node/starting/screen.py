@@ -74,11 +74,11 @@ class Plain:
         self._at = 0.0
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """Return a function that copies to the stream."""
+        """Return a function that writes to a stream unchanged."""
         return copying(stream)
 
     def tick(self) -> None:
-        """Print a line if epoch, policy or verdict has changed; if only the step has, once a minute."""
+        """Print a line for a new epoch, policy or verdict; for a new step alone, once a minute."""
         if self._watch is None or (now := self._watch.now).step is None:
             return
         news = (now.epoch, now.policy, now.level, now.verdict)

@@ -31,7 +31,7 @@ def counted(text: str) -> tuple[int, int]:
 
 
 class RunView:
-    """A view of a run in a terminal, until the run ends."""
+    """Display of a run's progress in a terminal, until the run ends."""
 
     def __init__(self, client: Client, run: str, screen: Screen) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class RunView:
         try:
             return self._wait()
         except KeyboardInterrupt:
-            say(f"stopping run {self._run}; Ctrl-C again exits without waiting")
+            say(f"stopping run {self._run}; press Ctrl-C again to exit without waiting")
         try:
             self._stop()
             self._wait()
@@ -77,7 +77,7 @@ class RunView:
             time.sleep(_POLL_S)
 
     def _poll(self) -> Mapping[str, Any] | None:
-        # The run continues without the server.
+        # If the server is unreachable, the run continues, so keep waiting.
         with contextlib.suppress(ServerUnreachable):
             shown: Mapping[str, Any] = self._client.call("GET", f"/runs/{self._run}")
             for row in self._client.call("GET", f"/runs/{self._run}/nodes"):
