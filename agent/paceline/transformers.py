@@ -294,7 +294,7 @@ class PacelineMixin:
         return share if self._loss.by_items else accumulates * turn.counts[place] / samples
 
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
-        """Determine the normalisation of the loss by computing it three times before the first step.
+        """Compute the loss three times before the first step, to determine its normalisation.
 
         Models cannot be asked: many accept ``num_items_in_batch`` and do not use it, and a script
         may compute a loss of its own. Return None if the loss of this batch is 0 or not finite, for

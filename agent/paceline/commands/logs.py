@@ -156,7 +156,7 @@ class LogReader:
         self._begun = False
 
     def once(self) -> bool:
-        """Print the existing logs; return True if the logs of a node cannot be read.
+        """Print the existing logs; return True if a node's logs cannot be read.
 
         Raise an InputError if no log is selected, or if a selected rank has none.
         """
@@ -170,7 +170,7 @@ class LogReader:
         return bool(self._problems)
 
     def follow(self) -> bool:
-        """Print output until the run has ended; return True if the logs of a node cannot be read."""
+        """Print output until the run has ended; return True if a node's logs cannot be read."""
         while not self._tried(self._followed):
             time.sleep(_POLL_S)
         self._printer.finish()

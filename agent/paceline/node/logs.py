@@ -51,7 +51,7 @@ def listed(directory: Path, from_attempt: int) -> list[LogFile]:
 
 def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
     """Yield the logs; the size of a log is final if its `may_grow` is False."""
-    # `may_grow` is read before the size: the log may grow in between, or its processes may end.
+    # `may_grow` is read before the size. In the opposite order, a log could grow between the reads.
     may_grow = _may_grow(directory, None)
     if (seen := _stat(directory / "launcher.log")) is not None:
         yield LogFile(None, None, None, seen.st_size, seen.st_mtime, may_grow)

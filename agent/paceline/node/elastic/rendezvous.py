@@ -98,7 +98,7 @@ class Alone(RendezvousHandler):
         return self._run
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Begin a round at once; return an unused prefix of the store, and a free port for rank 0."""
+        """Begin a round at once; return an unused prefix of the store, and a port for rank 0."""
         self._rounds += 1
         store = PrefixStore(f"{self._rounds}", self._store)
         self.shutdown()
@@ -160,7 +160,7 @@ class Together(DynamicRendezvousHandler):
             self._port = None
 
     def shutdown(self) -> bool:
-        """Close the rendezvous for all launchers, and release the port that is reserved for rank 0."""
+        """Close the rendezvous for all launchers, and release the port reserved for rank 0."""
         self._give_back_port()
         return bool(super().shutdown())
 
