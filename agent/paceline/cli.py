@@ -170,7 +170,7 @@ def stop(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Kill the run's processes at once, also in the middle of a step."
+            "--force", help="Kill the run's processes at once, even in the middle of a step."
         ),
     ] = False,
     change: ChangeOptions,

@@ -225,7 +225,8 @@ def compare(
         typer.Argument(
             metavar="RUN[:FIRST-LAST|@VERSION]...",
             help="Two to six items to compare. An item is a whole run, a range of its steps "
-            "(RUN:FIRST-LAST), or its steps under a policy version (RUN@VERSION).",
+            "(RUN:FIRST-LAST), or its steps under a policy version (RUN@VERSION), which is the "
+            "number of policy switches before these steps.",
         ),
     ],
     connection: Connection,

@@ -95,7 +95,7 @@ class RankPlacement:
         typer.Option(
             metavar="NAME",
             help="Training backend that provides the nodes, such as `slurm`; `paceline "
-            "backends` lists all.",
+            "backends` lists all backends.",
             show_default="this machine, or with --nodes the nodes with agents",
         ),
     ] = None
@@ -103,7 +103,7 @@ class RankPlacement:
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Option for the training backend; repeatable. `paceline backends` lists names.",
+            help="Option for the training backend; repeatable. `paceline backends` lists options.",
         ),
     ] = None
 
@@ -195,8 +195,8 @@ class DeviceEmulation:
         str | None,
         typer.Option(
             metavar="JSON|FILE",
-            help="Emulate devices that a JSON object describes; docs/training-scripts.md lists its "
-            "fields.",
+            help="Emulate devices as a JSON object, or a file with one, describes them. "
+            "docs/training-scripts.md lists its fields.",
         ),
     ] = None
 
@@ -313,7 +313,7 @@ def observe(*, command: _ObservedCommand, name: Name = None, connection: NodeCon
 class DoctorTrial:
     """Number of ranks and steps of the trial, and its time limit."""
 
-    nproc: Annotated[int, typer.Option(min=1, help="Number of ranks of the check.")] = 2
+    nproc: Annotated[int, typer.Option(min=1, help="Number of ranks that run the script.")] = 2
     steps: Annotated[int, typer.Option(min=1, help="Number of steps that the check runs.")] = 2
     timeout: Annotated[
         float,
