@@ -239,7 +239,7 @@ class Delivery:
         own = [fields for fields in entries if _is_about(fields, run)]
         if len(own) < len(entries) and not self._foreign:
             self._foreign = True
-            _log.warning("ignoring records about other runs in the spool of run %s", run)
+            _log.warning("ignoring records of other runs in the spool of run %s", run)
         return own
 
     def _save(self) -> None:
