@@ -100,7 +100,7 @@ def auto(
         print_json(answer)
     else:
         words = ", relaxed presets too" if answer["relaxed"] else ""
-        typer.echo(f"run {run}: auto is {answer['mode']}{words}")
+        typer.echo(f"run {run}: auto is set to {answer['mode']}{words}")
 
 
 @grouped

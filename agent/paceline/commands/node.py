@@ -55,8 +55,8 @@ class EnginePlace:
     host: Annotated[
         str,
         typer.Option(
-            help="The engine's name of this machine, such as Slurm's $SLURMD_NODENAME. If it is "
-            "given, a cordon of this node also keeps the engine from using the machine."
+            help="The engine's name of this machine, such as Slurm's $SLURMD_NODENAME. With it, "
+            "a cordon of this node can also exclude the machine in the engine."
         ),
     ] = ""
 

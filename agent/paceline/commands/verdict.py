@@ -100,7 +100,7 @@ def fleet_lines(answer: dict[str, Any]) -> list[str]:
         words = f"{of['waited_hours']:.2f} worker-hours"
         return words if currency is None else f"{words} ({money(of['waited_cost'], currency)})"
 
-    made.append(f"Their ranks have waited {waited(answer)} so far.")
+    made.append(f"The ranks of these runs have waited {waited(answer)} so far.")
     for run in answer["runs"]:
         cost = f"{run['lost_workers']:.2f} of {run['workers']} workers lost"
         what = plain(run["what"]) or "no verdict yet"
