@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
-    """Return a command for Typer, whose groups of options are replaced by their fields."""
+    """Replace the groups among a command's parameters by their fields, so that Typer reads them."""
     hints = get_type_hints(command, include_extras=True)
     given = inspect.signature(command).parameters
     groups = {name: hints[name] for name in given if _is_group(hints[name])}
@@ -70,7 +70,7 @@ def _is_group(annotation: Any) -> bool:
 
 
 def _expand(name: str, annotation: Any, default: Any) -> Iterator[Parameter]:
-    """Yield a parameter, or in place of a group the parameters of its fields."""
+    """Yield a parameter; for a group of options, yield the parameters of its fields instead."""
     if _is_group(annotation):
         for field in _fields_of(annotation):
             yield from _expand(*field)
@@ -307,7 +307,7 @@ class Restarts:
     restart_hung: RestartHung = None
 
     def rest_fields(self) -> dict[str, Any]:
-        """Return the fields of ``POST /runs`` that are not part of the launch."""
+        """Return the fields of ``POST /runs``, without `max_restarts`, which is part of the launch."""
         return {} if self.restart_hung is None else {"restart_hung_s": self.restart_hung}
 
 

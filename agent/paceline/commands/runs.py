@@ -29,7 +29,7 @@ _PROPERTIES = (
     *("world", "global_batch", "epoch", "step", "tags", "note", "message", "notice"),
 )
 
-# Columns of the devices of a run; ranks with equal devices share a row.
+# Columns of the table of a run's devices, in which ranks with equal devices share a row.
 _DEVICES = ("ranks", "device", "cores", "threads", "memory", "trial")
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 

@@ -39,7 +39,7 @@ def kept(server: str) -> str | None:
 
 @contextmanager
 def keeping(server: str, token: str) -> Iterator[Path]:
-    """Store a server's admin token, in a context, for clients of the same user on this machine.
+    """Return a context in which a server's admin token is stored for clients of the same user.
 
     Raise an OSError if the file cannot be written.
     """
