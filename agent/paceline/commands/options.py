@@ -307,7 +307,7 @@ class Restarts:
     restart_hung: RestartHung = None
 
     def rest_fields(self) -> dict[str, Any]:
-        """Return these options as fields of ``POST /runs``; the launch itself has `max_restarts`."""
+        """Return the fields of ``POST /runs``; `max_restarts` is a part of the launch instead."""
         return {} if self.restart_hung is None else {"restart_hung_s": self.restart_hung}
 
 
