@@ -1,7 +1,7 @@
 """Paceline removes stragglers from data-parallel PyTorch training: the library and the node agent.
 
-Training scripts import `Session` and the other names of `__all__` from here. These names load on
-first use, so that agents and servers can import the package without torch.
+Training scripts import `Session` and the other names of `__all__` from this package. Names that
+need torch are loaded on first use, so that agents and servers can import the package without torch.
 """
 
 import importlib

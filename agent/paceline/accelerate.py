@@ -7,8 +7,8 @@ A script changes one import::
     accelerator = Accelerator(paceline={"sizes": lengths})
     model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
 
-`prepare` uses the DataLoader with ``shuffle=True`` for training. It prepares other DataLoaders as
-Accelerate does. This module needs ``paceline[accelerate]``.
+`prepare` replaces the DataLoader with ``shuffle=True`` by a training loader that follows the plan,
+and prepares other DataLoaders as Accelerate does. This module needs ``paceline[accelerate]``.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Loader(DrivenLoader):
         super().__init__(session, place, options)
         self.gradient_state = GradientState()
         self.end_of_dataloader = False
-        # Accelerate's number of samples in a last batch that it fills up with repeated samples. 0,
-        # because Paceline repeats no samples.
+        # Attribute of Accelerate's loaders: the number of samples in a last batch that Accelerate
+        # fills up with repeated samples. It is 0, because Paceline repeats no samples.
         self.remainder = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,7 +73,7 @@ class Loader(DrivenLoader):
             self.gradient_state._remove_dataloader(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the first epoch's number; ignored after training has begun or a checkpoint loaded."""
+        """Set the first epoch's number, unless training has begun or a checkpoint was loaded."""
         if self.session._loop.is_fresh:
             self.session._loop.set_epoch(epoch)
 
@@ -81,20 +81,21 @@ class Loader(DrivenLoader):
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     """`accelerate.Accelerator` that trains with Paceline.
 
-    The training stays that of Accelerate's own DistributedDataParallel: `backward`, `accumulate`,
+    It trains as Accelerate does with DistributedDataParallel: `backward`, `accumulate`,
     `clip_grad_norm_`, mixed precision, `save_state` and `load_state` work as usual. The global
-    batch is the DataLoader's batch size times the number of processes, or the batch size with
-    ``split_batches=True``. In the training loop ranks have batches of different sizes: `gather`
-    and `gather_for_metrics` accept them.
+    batch is the DataLoader's batch size times the number of processes, or with
+    ``split_batches=True`` the batch size alone. In the training loop ranks have batches of
+    different sizes, which `gather` and `gather_for_metrics` accept.
 
     Args:
         *args: positional arguments of `accelerate.Accelerator`.
-        paceline: options of `paceline.Session`: sizes, loss_mean, limits, shapes, coast_steps, seed
-            (default: that of Accelerate's seedable sampler); of `Session.wrap`: batchnorm.
+        paceline: the options sizes, loss_mean, limits, shapes, coast_steps and seed of
+            `paceline.Session` (seed's default: the seed of Accelerate's seedable sampler), and the
+            option batchnorm of `Session.wrap`.
         **kwargs: keyword arguments of `accelerate.Accelerator`.
 
     Raises:
-        PacelineError: a plugin shards the model or reduces its gradients in another way.
+        PacelineError: `refuse_settings` refuses a setting of Accelerate.
         TypeError: an option in `paceline` is unknown, or Accelerate sets it.
     """
 
@@ -122,7 +123,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         Raises:
             PacelineError: there are two shuffled DataLoaders, or a model to train but no shuffled
                 DataLoader.
-            ValueError: with this model, or with this loader's sampler, the training would be wrong.
+            ValueError: Paceline cannot train this model, or a DataLoader with this sampler,
+                correctly.
         """
         placed = device_placement or [None] * len(args)
         objects = [
@@ -140,7 +142,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Prepare a model as Accelerate does, with `Session.wrap` for DistributedDataParallel."""
+        """Prepare a model as Accelerate does, but wrap a model to train with `Session.wrap`."""
         trained = any(parameter.requires_grad for parameter in model.parameters())
         if evaluation_mode or not trained or getattr(model, "_is_accelerate_prepared", False):
             return self._plain_model(model, device_placement, evaluation_mode)
@@ -157,7 +159,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def gather(self, tensor: Any) -> Any:
         """Gather as Accelerate does; in the training loop, ranks' first dimensions may differ.
 
-        A rank without samples trains a filler sample, whose rows are included in the result.
+        A rank without samples trains a filler sample. The result includes the filler's rows;
         `gather_for_metrics` leaves them out.
         """
         if not self._in_training:
@@ -165,7 +167,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return self._gather_ragged(tensor, drop=False)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather as Accelerate does; in the training loop, return each sample of the batch once."""
+        """Gather as Accelerate does; in the training loop, return each sample of a step once."""
         if not self._in_training or self._driven is None:
             return super().gather_for_metrics(input_data, use_gather_object)
         empty = self._driven.session.batch.empty
@@ -188,7 +190,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return super().skip_first_batches(dataloader, num_batches)
 
     def join_uneven_inputs(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise a PacelineError: it is not needed, as all ranks run out of batches together."""
+        """Raise a PacelineError: with Paceline's loader, all ranks have equally many batches."""
         raise PacelineError(
             "join_uneven_inputs: Paceline's loader ends on all ranks together: leave it out"
         )
@@ -209,7 +211,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def _in_training(self) -> bool:
-        """Return True if the script's innermost active loop is over the training loader."""
+        """Return True if the script is in a step of the training loop, not in a loop within it."""
         return (
             self._driven is not None
             and self.num_processes > 1
@@ -224,7 +226,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return prepared
 
     def _train_on(self, loader: DataLoader[Any], device_placement: bool | None) -> Loader:
-        """Make the only training loader, which replaces the script's DataLoader."""
+        """Replace a DataLoader by the training loader, of which there can be only one."""
         if self._driven is not None:
             raise PacelineError(
                 "a second DataLoader with shuffle=True was prepared, but an Accelerator supports "
@@ -251,14 +253,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         return driven
 
     def _declare(self) -> None:
-        """Declare the optimiser if there is only one; relaxed policies do not support several."""
+        """Declare the script's optimiser to the session; if there are several, declare none."""
         if len(self._optimizers) == 1 and self._driven is not None:
             self._driven.session.optimizer(self._optimizers[0].optimizer, self.scaler)
 
     def _gather_ragged(self, data: Any, *, drop: bool) -> Any:
         """Gather tensors whose first dimensions differ between ranks.
 
-        `drop`: this rank has only the rows of a filler sample, which are left out.
+        `drop` is True if this rank has only a filler sample, whose rows are left out.
         """
         gather = super().gather
 
@@ -285,7 +287,7 @@ def wrap_prepared(
 
     Accelerate has already moved the model to its device and put its forward pass under autocast.
 
-    Errors are those of `Session.wrap`.
+    This function raises the errors of `Session.wrap`.
     """
     handler = accelerator.ddp_handler
     options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
@@ -298,18 +300,21 @@ def wrap_prepared(
 
 
 def refuse_settings(accelerator: accelerate.Accelerator) -> None:
-    """Refuse settings that reduce or shard gradients in another way, or that choose the batches."""
+    """Raise a PacelineError for settings of Accelerate that Paceline does not support.
+
+    Such settings shard the model, change how gradients are reduced, or choose the batches.
+    """
     kind, config = accelerator.distributed_type, accelerator.dataloader_config
     if kind not in _KINDS:
         refuse(
-            f"Accelerate is set to {kind.value}, but Paceline weights gradients of whole models",
-            "leave its plugin out and let Accelerate use DistributedDataParallel",
+            f"Accelerate is set to {kind.value}, but Paceline needs whole models on all ranks",
+            "leave its plugin out, so that Accelerate uses DistributedDataParallel",
         )
     parallel = accelerator.parallelism_config
     if parallel is not None and parallel.total_size != parallel.dp_replicate_size:
         refuse(
             "parallelism_config splits the model over ranks",
-            "leave it out: Paceline trains whole models on each rank",
+            "leave it out, because Paceline trains a whole model on each rank",
         )
     if accelerator.mixed_precision == "fp8":
         refuse("mixed_precision='fp8' converts the model itself", "use 'bf16', 'fp16' or 'no'")
@@ -318,7 +323,7 @@ def refuse_settings(accelerator: accelerate.Accelerator) -> None:
     if config.use_stateful_dataloader:
         refuse(
             "use_stateful_dataloader=True",
-            "leave it out: save_state contains the training position",
+            "leave it out, because save_state saves the training position",
         )
     hook = getattr(accelerator.ddp_handler, "comm_hook", None)
     if hook is not None and hook.value != "no":

@@ -1,7 +1,8 @@
-"""The command line. It starts fast: it imports no torch, and server packages only when needed.
+"""The command line `paceline`. To start fast, it imports no torch, and server packages only on use.
 
-Commands of this package are registered here; the entry points of the group `paceline.commands` add
-the others. Errors that the user can fix are printed on one line, with their exit code.
+Commands that are imported here are registered here; the entry points of the group
+`paceline.commands` add all other commands. A PacelineError is printed on one line, and its
+`exit_code` becomes the exit code of the command.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ def _options(
             _VERSION,
             callback=_print_version,
             is_eager=True,
-            help="Print the version; see also `paceline version`.",
+            help="Print the version of Paceline; `paceline version` prints more versions.",
         ),
     ] = False,
 ) -> None:
-    """Options before a command."""
+    """Declare the options that stand before the name of a command."""
 
 
 @app.command()
@@ -95,9 +96,10 @@ def agent(
     bus: Annotated[
         str | None,
         typer.Option(
-            help="redis:// URL of the bus as this machine reaches it; user and password come "
-            "from the server. With a password in the URL, the agent needs no server.",
-            show_default="the server's",
+            help="redis:// URL at which this machine reaches the bus, the Redis server that "
+            "carries messages between agents and server. The server provides user and password; "
+            "with a password in the URL, the agent uses no server.",
+            show_default="the URL that the server returns",
         ),
     ] = None,
     node: Node = None,
@@ -105,7 +107,7 @@ def agent(
     authentication: TokenOptions,
     notice: Notice = None,
 ) -> None:
-    """Register this node and supervise the runs that the server starts on it."""
+    """Register this machine as a node, and supervise the runs that the server starts on it."""
     with uncollected():
         from paceline.node import session
         from paceline.node.agent import Agent
@@ -120,7 +122,7 @@ def agent(
             linking.log_to_stderr()
             code = Agent(link, name, directory, notices=notices).run()
         raise typer.Exit(code)
-    # A wrong URL is rejected here, before the server answers.
+    # Reject an invalid URL now, before the wait for the server.
     if bus is not None:
         linking.linked(session.without("", bus, name)).close()
     linking.log_to_stderr()
@@ -137,7 +139,7 @@ def agent(
 @app.command()
 @grouped
 def policies(connection: Connection, as_json: Json = False) -> None:
-    """List the policies that the server knows."""
+    """List the server's policies, with a summary of each."""
     with connection.client() as client:
         known = client.call("GET", "/policies")
     if as_json:
@@ -149,7 +151,7 @@ def policies(connection: Connection, as_json: Json = False) -> None:
 @app.command()
 @grouped
 def backends(connection: Connection, as_json: Json = False) -> None:
-    """List the training backends, and show which of them answer."""
+    """List the training backends, such as Slurm, and show which of them are reachable."""
     with connection.client() as client:
         known = client.call("GET", "/backends")
     if as_json:
@@ -165,12 +167,20 @@ def backends(connection: Connection, as_json: Json = False) -> None:
 def stop(
     *,
     run_id: RunId,
-    force: Annotated[bool, typer.Option("--force", help="Kill the run's processes now.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Kill the run's processes at once, even in the middle of a step."
+        ),
+    ] = False,
     change: ChangeOptions,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Stop a run at its next segment; the script's code after the training still runs."""
+    """Stop a run after its current segment of a few steps.
+
+    The script still executes its code after the training loop.
+    """
     with connection.client() as client:
         run_id = client.run(run_id)
         seen = client.revision(run_id)
@@ -185,21 +195,23 @@ def stop(
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions:
-    """The run to resume, and the settings that change for its ranks."""
+    """The run to resume, and the settings to change."""
 
     run_id: RunId
     max_restarts: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Maximum number of restarts of all ranks.", show_default="as before"
+            min=0,
+            help="Maximum number of times that all ranks are restarted after a rank has failed.",
+            show_default="as before",
         ),
     ] = None
     env: Env = None
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Training backend that continues the run, such as `slurm`, or `local` for "
-            "agents of nodes.",
+            help="Training backend on which the run continues, such as `slurm`; `local`: nodes on "
+            "which `paceline agent` runs.",
             show_default="as before",
         ),
     ] = None
@@ -207,14 +219,15 @@ class ResumeOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Option of the backend; repeatable. Another backend discards earlier options.",
+            help="Option for the training backend; repeatable. If --backend changes the backend, "
+            "the run's earlier backend options are discarded.",
         ),
     ] = None
     nodes: Annotated[
         str | None,
         typer.Option(
             metavar="NUMBER|MIN:MAX",
-            help="Number of nodes, or minimum and maximum.",
+            help="Number of nodes on which the run continues, or minimum and maximum, such as 2:4.",
             show_default="as before",
         ),
     ] = None
@@ -224,7 +237,7 @@ class ResumeOptions:
     ] = None
 
     def elsewhere(self) -> dict[str, Any]:
-        """Return the REST fields for other nodes or another backend; empty if the run stays."""
+        """Return the REST fields that move the run; empty if no option moves it."""
         from paceline.node.starting.several import counted
 
         asked: dict[str, Any] = {"backend": self.backend, "nproc": self.nproc}
@@ -248,8 +261,9 @@ def resume(
 ) -> None:
     """Resume a failed or stopped run from its newest checkpoint.
 
-    The agent of the run's node, or the run's engine, starts the run. A run that `paceline run`
-    started here continues in the foreground, unless an option moves it elsewhere.
+    The agent of the run's node, or the run's engine, such as Slurm, starts the ranks. A run that
+    `paceline run` started on this machine continues in the foreground, unless an option moves it to
+    other nodes or to another backend.
     """
     from paceline.node.starting import resume as resuming
 
@@ -269,8 +283,8 @@ def resume(
         typer.echo(f"run {run_id} resumes with attempt {answer['first_attempt']}")
         if not elsewhere:
             typer.echo(
-                "The node's agent starts the ranks, with the variables of --env and not with "
-                "this shell's."
+                "The node's agent starts the ranks. They get the environment variables of --env, "
+                "but not those of this shell."
             )
 
 
@@ -299,19 +313,19 @@ def _bus_parts(url: str) -> SplitResult:
     except ValueError as error:
         raise InputError(f"--bus: {error}") from error
     try:
-        # This call sends nothing: it only rejects an invalid URL before any wait.
+        # Creating a client sends nothing. It validates the URL before the wait for the server.
         connect(url).close()
     except ValueError as error:
         raise InputError(f"bus {linking.place(url)}: {error}") from error
     return parts
 
 
-# The cache ensures that a process that runs several commands adds each plugin only once.
+# Because of the cache, a process that calls `main` several times adds each plugin only once.
 @cache
 def _add_plugin(entry: EntryPoint) -> None:
-    """Add the commands of an entry point; if packages are missing, add commands that report it."""
+    """Add the commands of an entry point; if packages are missing, add commands that say so."""
     try:
-        # Loading may succeed although packages are missing: a command may import them when called.
+        # This call does not detect all missing packages: a command may import some later.
         with uncollected():
             entry.load()(app)
     except ImportError as error:
@@ -345,7 +359,8 @@ def main() -> None:
     own |= {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
     own.add(_VERSION)
     name = sys.argv[1] if len(sys.argv) > 1 else ""
-    # A configuration file may set defaults of any command, so it needs the commands of all plugins.
+    # A configuration file may set defaults for any command, so all plugins' commands are added
+    # before the file is checked.
     configured = configuration.path() is not None
     if name not in own or configured:
         entries = entry_points(group="paceline.commands")

@@ -1,7 +1,7 @@
-"""Configuration file with options of commands, so that secrets need not be arguments.
+"""Configuration file with values of command-line options, so that secrets need not be arguments.
 
-The file has a table for each command, with a key for each of the command's options: ``[server]``
-with ``database = "…"``.
+The TOML file may have a table for each command, with keys named after the command's options: table
+``[server]`` with ``database = "…"`` sets ``--database`` of ``paceline server``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from paceline.node import private
 
 
 def path() -> Path | None:
-    """Return ``PACELINE_CONFIG``, else ``~/.config/paceline/config.toml`` if the file exists."""
+    """Return the path of the configuration file; None if there is no file.
+
+    The path is ``PACELINE_CONFIG`` if set, else ``~/.config/paceline/config.toml``.
+    """
     if named := os.environ.get("PACELINE_CONFIG"):
         return Path(named)
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
@@ -33,7 +36,7 @@ def defaults(command: object) -> dict[str, Any]:
     An option on the command line, or its environment variable, takes precedence.
 
     Raises:
-        InputError: the file cannot be read, others may read it, or it names something unknown.
+        InputError: the file cannot be read, other users may read it, or it has an unknown setting.
     """
     file = path()
     if file is None:
@@ -49,8 +52,8 @@ def defaults(command: object) -> dict[str, Any]:
 def _checked(table: Mapping[str, Any], command: object, where: str) -> dict[str, Any]:
     """Return a table's values, keyed by the names of the command's parameters.
 
-    A key that names neither a command nor an option is rejected. `where` is the file and the table,
-    for messages.
+    Reject a key that names neither a command nor an option. `where` names the file and the table in
+    error messages.
     """
     checked: dict[str, Any] = {}
     commands = command.commands if isinstance(command, TyperGroup) else {}

@@ -41,18 +41,19 @@ STATE = "paceline"
 class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
     """`DDPStrategy` that trains with Paceline.
 
-    The training stays that of `DDPStrategy`: ``accumulate_grad_batches``, gradient clipping, mixed
-    precision, ``sync_batchnorm`` and limits of batches work as usual. The global batch is the
-    training DataLoader's batch size times the number of ranks. Checkpoints contain the session's
-    position, and ``fit(ckpt_path=…)`` resumes there.
+    It trains as `DDPStrategy` does: ``accumulate_grad_batches``, gradient clipping, mixed
+    precision, ``sync_batchnorm`` and limits on the number of batches work as usual. The global
+    batch is the training DataLoader's batch size times the number of ranks. Checkpoints contain the
+    session's position in the training, and ``fit(ckpt_path=…)`` resumes from that position.
 
     Args:
-        paceline: options of `paceline.Session`: sizes, loss_mean, limits, shapes, coast_steps, seed
-            (default: that of Lightning's DistributedSampler); of `Session.wrap`: batchnorm.
+        paceline: the options sizes, loss_mean, limits, shapes, coast_steps and seed of
+            `paceline.Session` (seed's default: the seed of Lightning's DistributedSampler), and the
+            option batchnorm of `Session.wrap`.
         **options: options of `DDPStrategy`.
 
     Raises:
-        PacelineError: an option reduces gradients in another way.
+        PacelineError: an option changes how gradients or models are averaged.
         TypeError: an option in `paceline` is unknown, or Lightning sets it.
     """
 
@@ -93,13 +94,13 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
             _refuse_settings(trainer, self.lightning_module)
             self._trainer, self._driven = trainer, None
             trainer.fit_loop.setup_data()
-            # The property raises if there is no session.
+            # The property raises an error if Lightning has loaded no training data.
             self.session  # noqa: B018
             trainer.callbacks.insert(0, _LightningEnds(self))
         super().setup(trainer)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Return the training loader for the script's DataLoader; return other loaders as given."""
+        """Replace the training DataLoader by Paceline's loader; return other loaders unchanged."""
         trainer = self._trainer
         if trainer is None or not trainer.training or trainer.state.fn != TrainerFn.FITTING:
             return dataloader
@@ -112,7 +113,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return driven
 
     def on_train_start(self) -> None:
-        """Declare the optimiser if there is only one; relaxed policies do not support several."""
+        """Declare the script's optimiser to the session; if there are several, declare none."""
         if len(self.optimizers) == 1:
             scaler = getattr(self.precision_plugin, "scaler", None)
             self.session.optimizer(self.optimizers[0], scaler)
@@ -126,7 +127,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Report the loss, and run the backward pass as `DDPStrategy` does."""
         if self._driven is not None and self._driven.running and self._trainer is not None:
-            # Lightning has divided the loss by this number.
+            # Lightning has divided the loss by this number, but the session expects the whole loss.
             batches = self._trainer.accumulate_grad_batches
             self._driven.session.log(loss=closure_loss.detach() * batches)
         loss: torch.Tensor = super().backward(closure_loss, optimizer, *args, **kwargs)
@@ -139,13 +140,14 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute the gradients first, then step the optimiser, instead of in one closure.
+        """Compute the gradients before the optimiser's step; Lightning computes them within it.
 
-        Policies that relax synchronisation act on the gradients when the optimiser steps.
+        Policies that relax synchronisation exchange the gradients at the beginning of the
+        optimiser's step, so the gradients must exist by then.
         """
         plugin = self.precision_plugin
-        alone = type(plugin).optimizer_step is Precision.optimizer_step
-        if not alone or _needs_closure(optimizer):
+        is_default = type(plugin).optimizer_step is Precision.optimizer_step
+        if not is_default or _needs_closure(optimizer):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
         result = plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
         optimizer.step(**kwargs)
@@ -191,7 +193,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         return wrapped(self.session, model, self._batchnorm, options)
 
     def _train_on(self, dataloader: object) -> DrivenLoader:
-        """Make the loader of a new session for the DataLoader that Lightning prepared."""
+        """Create a session; return its loader, which replaces Lightning's DataLoader."""
         sampler = getattr(dataloader, "sampler", None)
         if (
             not isinstance(dataloader, DataLoader)
@@ -224,14 +226,15 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
 class _LightningEnds(pl.Callback):  # type: ignore[misc]
     """Callback that ends the session's epoch after its last step.
 
-    Lightning ends its own loop by counting steps.
+    Lightning counts its steps and requests no batch after the last one, so the loader itself does
+    not notice that the last step has ended.
     """
 
     def __init__(self, strategy: PacelineStrategy) -> None:
         self._strategy = strategy
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """End the loader's epoch before Lightning validates and saves."""
+        """End the epoch after its last step, before Lightning validates the model and saves it."""
         if self._strategy._driven is not None:
             self._strategy._driven.finish()
 

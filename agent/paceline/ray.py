@@ -9,8 +9,8 @@ A script changes one argument, and its training loop makes a `paceline.Session` 
     )
     trainer.fit()
 
-``paceline run --driver --nproc 2 script.py`` starts the script as a run of the control plane. If
-the script is started in another way, the workers train without a control plane. This module needs
+``paceline run --driver --nproc 2 script.py`` starts the script as a run of the control plane. A
+script that is started in another way trains without a control plane. This module needs
 ``paceline[ray]``.
 """
 
@@ -38,12 +38,12 @@ except ModuleNotFoundError as error:
 class PacelineConfig(TorchConfig):  # type: ignore[misc]
     """`TorchConfig` of Ray Train whose workers are ranks of the driver's run.
 
-    Make one for each trainer. Each start of the workers by Ray is an attempt of the run. Sessions
-    are closed when the training loop returns or raises. Without a run, the workers train without a
-    control plane.
+    Create one for each trainer. Each start of the workers by Ray is an attempt of the run. Sessions
+    are closed when the training loop returns or raises an error. If the script is not part of a
+    run, the workers train without a control plane.
 
-    The arguments are those of `TorchConfig`. A PacelineError is raised if the script runs as
-    several ranks of a launcher, because each rank would start all workers.
+    The arguments are those of `TorchConfig`. A PacelineError is raised if a launcher runs the
+    script as several ranks, because each rank would start all workers.
     """
 
     variables: dict[str, str] | None = field(
@@ -67,7 +67,7 @@ class PacelineConfig(TorchConfig):  # type: ignore[misc]
 
 
 class _Closing(TorchConfigContextManager):  # type: ignore[misc]
-    """Context that closes sessions: Ray kills workers, so Python does not call `atexit`."""
+    """Context that closes sessions: Ray kills workers, so functions of `atexit` are not called."""
 
     def __exit__(
         self,

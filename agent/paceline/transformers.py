@@ -46,7 +46,7 @@ STATE = "paceline_session.pt"
 
 
 class _Chunks:
-    """Collation of a rank's local batch into the batches over which Trainer accumulates."""
+    """Collate function that divides a local batch into the batches of gradient accumulation."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], number: int) -> None:
         self._collate, self._number = collate, number
@@ -54,15 +54,15 @@ class _Chunks:
     def __call__(self, items: list[Any]) -> list[Any]:
         chunks, start = [], 0
         for count in counts_of(len(items), self._number):
-            # If a rank has fewer samples than batches, a sample is repeated, and the repetition has
-            # weight 0.
+            # If a rank has fewer samples than batches, its first sample is also the only one of
+            # each remaining batch, with weight 0.
             chunks.append(self._collate(items[start : start + count] or items[:1]))
             start += count
         return chunks
 
 
 def counts_of(samples: int, chunks: int) -> list[int]:
-    """Return the number of samples of each of a step's batches; they differ by at most one."""
+    """Divide a number of samples by a number of batches; the parts differ by at most one."""
     each, rest = divmod(samples, chunks)
     return [each + (place < rest) for place in range(chunks)]
 
@@ -70,6 +70,7 @@ def counts_of(samples: int, chunks: int) -> list[int]:
 class Loader(DrivenLoader):
     """Loader of Trainer's loop. Each item is the list of a step's batches."""
 
+    # Number of batches of each step.
     accumulates = 1
 
     def __len__(self) -> int:
@@ -78,15 +79,15 @@ class Loader(DrivenLoader):
 
 @dataclass
 class _Turn:
-    """The step in which Trainer's loop is.
+    """State of the step that Trainer's loop is in.
 
     Args:
         counts: number of samples of each of the step's batches on this rank; all 0 if the rank has
             only a filler sample.
-        items: number of labels of each of these batches that count in the loss; None: labels are
-            not counted.
-        all_items: number of such labels of the step on all ranks, or on this rank if Trainer does
-            not average over ranks.
+        items: for each of the step's batches, the number of its labels that count in the loss;
+            None: the number is unknown.
+        all_items: number of the step's labels that count in the loss, on all ranks; on this rank
+            if Trainer does not average over ranks.
         weight: this rank's weight in the update.
     """
 
@@ -96,17 +97,17 @@ class _Turn:
     weight: float
     # Index of the current batch.
     place: int = 0
-    # Loss of the batches so far.
+    # Sum of the losses of the step's batches so far.
     loss: torch.Tensor | float = 0.0
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """Normalisation of the script's loss, measured because only the script's code determines it.
+    """Normalisation of the script's loss. It is measured, because it depends on the script's code.
 
-    With `by_items` the loss is a sum over labels, divided by ``num_items_in_batch``; otherwise the
-    loss is a mean over the batch, whatever ``num_items_in_batch`` is. Trainer multiplies the loss
-    by `times` because DistributedDataParallel takes the mean.
+    With `by_items` the loss is a sum over labels, divided by ``num_items_in_batch``; without it,
+    the loss is a mean over the batch, whatever ``num_items_in_batch`` is. Trainer multiplies the
+    loss by `times`, because DistributedDataParallel averages the gradients over ranks.
     """
 
     by_items: bool
@@ -116,23 +117,25 @@ class _Loss:
 class PacelineMixin:
     """Mixin for `transformers.Trainer`, or a subclass of it, that trains with Paceline.
 
-    Put it before the trainer in the list of base classes. The training stays that of Trainer under
-    DistributedDataParallel. The global batch is ``per_device_train_batch_size`` times the number of
-    processes, times ``gradient_accumulation_steps``. A rank that accumulates divides its local
-    batch into that many batches. ``num_items_in_batch`` counts the labels of all local batches.
-    Checkpoints contain the session's position, and training resumes there.
+    In the list of base classes, the mixin must precede the trainer. It trains as Trainer does with
+    DistributedDataParallel. The global batch is ``per_device_train_batch_size`` times the
+    number of processes, times ``gradient_accumulation_steps``. Each rank divides its local batch of
+    a step into ``gradient_accumulation_steps`` batches. ``num_items_in_batch`` counts the labels of
+    the local batches of all ranks. Checkpoints contain the session's position in the training, and
+    training resumes from that position.
 
     Args:
         *args: positional arguments of the trainer.
-        paceline: options of `paceline.Session`: sizes (default: ``train_dataset.sizes``, or the
-            column `length_column_name`), limits, shapes, coast_steps, loss_mean, seed (default:
-            Trainer's seed); of `Session.wrap`: batchnorm. If gradients are accumulated, limits and
-            shapes apply to a rank's whole local batch of the step.
+        paceline: the options sizes, limits, shapes, coast_steps, loss_mean and seed of
+            `paceline.Session`, and the option batchnorm of `Session.wrap`. Defaults: for sizes, the
+            column `length_column_name` or ``train_dataset.sizes``; for seed, Trainer's seed. If
+            gradients are accumulated, limits and shapes apply to a rank's whole local batch of a
+            step.
         **kwargs: keyword arguments of the trainer.
 
     Raises:
-        PacelineError: a training argument would change which samples a batch has, or shards the
-            model.
+        PacelineError: a training argument is not supported, because it shards the model, or
+            chooses the samples of a batch.
         TypeError: an option in `paceline` is unknown, or Trainer sets it.
     """
 
@@ -211,7 +214,10 @@ class PacelineMixin:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """Return a step's batches on this rank, and the step's number of labels on all ranks."""
+        """Return a step's batches on this rank, and the step's number of labels.
+
+        Labels of all ranks are counted if Trainer averages over ranks, else labels of this rank.
+        """
         trainer, loader = self._trainer, self._loader
         chunks = next(epoch_iterator, None)
         if chunks is None:
@@ -234,7 +240,7 @@ class PacelineMixin:
         inputs: dict[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Run a batch's forward and backward pass; return the loss to be averaged over ranks."""
+        """Run forward and backward pass of a batch; return its loss, to be averaged over ranks."""
         turn = self._turn
         if turn is None:
             raise PacelineError(
@@ -258,7 +264,7 @@ class PacelineMixin:
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return Trainer's loss; in training, weighted as `Session.wrap` expects it."""
+        """Return Trainer's loss; in training, it has the weight that `Session.wrap` expects."""
         compute = super().compute_loss  # type: ignore[misc]
         if self._turn is None or not model.training:
             return compute(model, inputs, return_outputs, num_items_in_batch)
@@ -268,16 +274,16 @@ class PacelineMixin:
         return (made[0] * factor, made[1]) if return_outputs else made * factor
 
     def _factor(self, turn: _Turn) -> torch.Tensor | float:
-        """Return the factor for the mean loss of a batch.
+        """Return the factor by which a batch's mean loss is multiplied.
 
-        The update is Σ_j w_j Σ_c ∇X_jc over ranks j with weights w_j and their batches c, where
-        X_jc is the mean loss of the batch times this factor. If local batches are equal, this is
-        Trainer's update, which is the mean over ranks.
+        The update is Σ_j w_j Σ_c ∇X_jc over ranks j with weights w_j and their batches c. X_jc is
+        the mean loss of batch c on rank j, times this factor. If all local batches are equally
+        large, the update is that of Trainer: the mean over ranks.
         """
         trainer, accumulates = self._trainer, self._loader.accumulates
         samples, place = sum(turn.counts), turn.place
         if not samples:
-            # A filler's gradient is discarded.
+            # Any factor will do, because the gradient of a filler sample is discarded.
             return 1.0
         if turn.items is None or turn.all_items is None or self._loss is None:
             return accumulates * turn.counts[place] / samples
@@ -288,11 +294,11 @@ class PacelineMixin:
         return share if self._loss.by_items else accumulates * turn.counts[place] / samples
 
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
-        """Determine the loss's normalisation by three evaluations before the first step.
+        """Compute the loss three times before the first step, to determine its normalisation.
 
-        Many models accept ``num_items_in_batch`` and do not use it, and a script may compute a loss
-        of its own. Return None if this batch proves nothing, because its loss is 0 or not finite,
-        as when none of its labels count.
+        Models cannot be asked: many accept ``num_items_in_batch`` and do not use it, and a script
+        may compute a loss of its own. Return None if the loss of this batch is 0 or not finite, for
+        example because none of its labels count. Such a batch does not show the normalisation.
         """
         trainer = self._trainer
         placed = trainer._prepare_inputs(inputs)
@@ -320,10 +326,11 @@ class PacelineMixin:
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:
-        """Switch Trainer's compensation for DistributedDataParallel's mean over ranks, for a block.
+        """Switch off Trainer's argument `average_tokens_across_devices` for a block.
 
-        With `averages` True, the compensation stays as the training arguments have it; with False,
-        it is off.
+        With the argument, Trainer sums the numbers of labels over ranks, and multiplies the loss by
+        the number of ranks to compensate for DistributedDataParallel's mean. With `averages` True,
+        the argument stays as it is.
         """
         args = self._trainer.args
         before = args.average_tokens_across_devices
@@ -336,7 +343,7 @@ class PacelineMixin:
     def _items(
         self, chunks: list[Any], counts: list[int], device: torch.device
     ) -> list[torch.Tensor] | None:
-        """Return each batch's number of labels that count in the loss; None: it is unknown."""
+        """Return the number of labels of each batch that count in the loss; None: it is unknown."""
         with self._averaging(False):
             items = [self._trainer._get_num_items_in_batch([chunk], device) for chunk in chunks]
         if any(item is None for item in items):
@@ -393,13 +400,13 @@ class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class _Ends(TrainerCallback):  # type: ignore[misc]
-    """Callback that ends the loader's epoch, and the session, when Trainer's loop ends them."""
+    """Callback that ends the loader's epoch after each epoch of Trainer, and then the session."""
 
     def __init__(self, mixin: PacelineMixin) -> None:
         self._mixin = mixin
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        """End the loader's epoch before Trainer evaluates and saves."""
+        """End the loader's epoch before Trainer evaluates the model and saves it."""
         self._mixin._loader.finish()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -436,10 +443,10 @@ _skip_first_batches = transformers.trainer.skip_first_batches
 
 
 def _skip(loader: Any, *args: Any, **kwargs: Any) -> Any:
-    """Skip nothing for Paceline's loader, which resumes automatically; else call Accelerate.
+    """Replace Accelerate's `skip_first_batches` in Trainer's module.
 
-    Trainer calls `skip_first_batches` by its name in the middle of its loop, so this function
-    replaces that name.
+    Paceline's loader resumes automatically, so it is returned unchanged. For other loaders,
+    Accelerate's function is called.
     """
     if isinstance(loader, Loader):
         return loader

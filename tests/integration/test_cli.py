@@ -471,9 +471,9 @@ def test_changes_are_listed_with_their_reasons(server: httpx.Client, main: Main)
     body = {"script": "train.py", "nproc": 1, "launch": False}
     run, other = (server.post("/api/v1/runs", json=body).json()["id"] for _ in range(2))
     assert main("switch", run, "chronica", "--why", "rank 3 is slow", "--yes", *where)[0] == 0
-    assert main("auto", run, *where)[1] == f"run {run}: auto is off\n"
+    assert main("auto", run, *where)[1] == f"run {run}: auto is set to off\n"
     asked = main("auto", run[:7], "recommend", "--relaxed", "--yes", *where)
-    assert asked[1] == f"run {run}: auto is recommend, relaxed presets too\n"
+    assert asked[1] == f"run {run}: auto is set to recommend, relaxed presets too\n"
     assert main("stop", run, "--why", "done", "--yes", *where)[0] == 0
     page = json.loads(main("audit", run[:7], "--json", *where)[1])
     assert [(row["action"], row["why"], row["revision"]) for row in page["items"]] == [

@@ -1,4 +1,4 @@
-"""`paceline audit`, `auto` and `target`: the changes of runs, automatic switching, and targets."""
+"""`paceline audit`, `auto` and `target`: the log of changes, automatic switching, and targets."""
 
 from __future__ import annotations
 
@@ -30,20 +30,23 @@ def audit(
     run_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN", help="Only changes of this run: its id, or a unique prefix of one."
+            metavar="RUN",
+            help="List only changes of this run, given by its ID or a unique prefix of its ID.",
         ),
     ] = None,
     who: Annotated[
-        str | None, typer.Option(help="Only changes by the holder of this token.")
+        str | None, typer.Option(help="List only changes made with the token of this name.")
     ] = None,
     action: Annotated[
-        str | None, typer.Option(help="Only this kind of change, such as run.policy.")
+        str | None, typer.Option(help="List only changes of this kind, such as run.policy.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=500, help="Maximum number of changes to list.")
+    ] = 20,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """List the newest changes: who requested them, when, from where, and why."""
+    """List the newest changes in the audit log: who requested them, when, from where, and why."""
     with connection.client() as client:
         run = None if run_id is None else client.run(run_id)
         query = {"run": run, "who": who, "action": action, "limit": limit}
@@ -61,13 +64,17 @@ def auto(
     run_id: RunId,
     mode: Annotated[
         Literal["off", "recommend", "switch"] | None,
-        typer.Argument(help="New permission of `auto`; omit it to show the setting."),
+        typer.Argument(
+            help="What `auto` may do with the run's policy: nothing (off), recommend another one, "
+            "or switch to it. Omit it to show the present setting."
+        ),
     ] = None,
     relaxed: Annotated[
         bool | None,
         typer.Option(
             "--relaxed/--no-relaxed",
-            help="`auto` may also choose presets that change the training.",
+            help="Allow `auto` to choose relaxed presets, too. They change the training: a step no "
+            "longer averages the gradients of all ranks.",
             show_default="unchanged",
         ),
     ] = None,
@@ -75,7 +82,10 @@ def auto(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Show what `auto` may do with a run's policy, or change it."""
+    """Show or set what `auto` may do with a run's policy.
+
+    `auto` is the part of the server that looks for faster policies.
+    """
     with connection.client() as client:
         run = client.run(run_id)
         if mode is None:
@@ -90,7 +100,7 @@ def auto(
         print_json(answer)
     else:
         words = ", relaxed presets too" if answer["relaxed"] else ""
-        typer.echo(f"run {run}: auto is {answer['mode']}{words}")
+        typer.echo(f"run {run}: auto is set to {answer['mode']}{words}")
 
 
 @grouped
@@ -101,7 +111,8 @@ def target(
         str | None,
         typer.Argument(
             metavar="METRIC>=VALUE",
-            help="Such as 'accuracy>=0.9' or 'loss<=0.3', in quotes; omit it to show the target.",
+            help="Value that a metric should reach, such as 'accuracy>=0.9' or 'loss<=0.3', in "
+            "quotes. Omit it to show the run's target.",
         ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the run's target.")] = False,
@@ -109,7 +120,10 @@ def target(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Show a run's target and when it was met, or set the target."""
+    """Show, set or remove a run's target, which is a value that a metric should reach.
+
+    If the target was met, its time, step and epoch are shown.
+    """
     if remove and wanted is not None:
         raise InputError("--remove: give a target or --remove, not both")
     body = None if wanted is None else {**_target(wanted), **change.audit_fields}
@@ -132,7 +146,7 @@ def target(
 
 
 def _target(text: str) -> dict[str, Any]:
-    """Parse a target, such as ``accuracy>=0.9``, into fields of the REST request."""
+    """Convert a target, such as ``accuracy>=0.9``, to fields of the REST request."""
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", text)
     if match is not None:
         with contextlib.suppress(ValueError):

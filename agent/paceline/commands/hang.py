@@ -29,16 +29,24 @@ def hang(
     *,
     run_id: RunId,
     after: Annotated[
-        float, typer.Option(min=0, max=86_400, help="Minimum number of seconds without a step.")
+        float,
+        typer.Option(
+            min=0,
+            max=86_400,
+            help="Number of seconds without a completed step after which a run counts as hung.",
+        ),
     ] = 30.0,
     with_stacks: Annotated[
         bool,
-        typer.Option("--stacks", help="Show where in the code the blocking ranks are."),
+        typer.Option(
+            "--stacks",
+            help="If the run hangs, also show the line of code of each rank that blocks others.",
+        ),
     ] = False,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Report whether a run hangs, and which ranks wait for which. Exit code 4: it hangs."""
+    """Report whether a run hangs, and which ranks wait for which. Exit code 4: the run hangs."""
     with connection.client() as client:
         run_id = client.run(run_id)
         answer = client.call("GET", f"/runs/{run_id}/hang", params={"after_s": after})
@@ -47,7 +55,7 @@ def hang(
         if with_stacks and answer["hung"]:
             try:
                 answer["stacks"] = _blocking_stacks(client, run_id, answer)
-            # An error in reading stacks must not hide the hang, which is reported anyway.
+            # The hang is reported even if the stacks cannot be read.
             except PacelineError as error:
                 typer.echo(f"paceline: {plain(str(error))}", err=True)
         words = answer["words"] or _state(client, run_id)
@@ -65,7 +73,10 @@ def _state(client: Client, run: str) -> str:
 
 
 def _blocking_stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the stacks of ranks that block others; else of ranks that wait; else of all ranks."""
+    """Return the stacks of the ranks that block others, or if there are none, of those that wait.
+
+    If no rank waits either, return the stacks of all ranks.
+    """
     ranks = hang["holding"] or hang["waiting"]
     listed: list[dict[str, Any]] = _stacks_of(client, run, None)["stacks"]
     return [stack for stack in listed if not ranks or stack["rank"] in ranks]
@@ -76,14 +87,15 @@ def stacks(
     *,
     run_id: RunId,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Only stacks of this rank.", show_default="all ranks")
+        int | None,
+        typer.Option(min=0, help="Print only the stacks of this rank.", show_default="all ranks"),
     ] = None,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
     """Print the Python stacks of a run's ranks, also of ranks that hang.
 
-    Needs the role operator. Exit code 3: the stacks of a rank are missing.
+    The token must have the role operator. Exit code 3: the stacks of a rank are missing.
     """
     with connection.client() as client:
         answer = _stacks_of(client, client.run(run_id), rank)
@@ -107,7 +119,7 @@ def _stacks_of(client: Client, run: str, rank: int | None) -> dict[str, Any]:
 
 
 def _where(stack: dict[str, Any]) -> str:
-    """Describe in a sentence where in the code a rank is."""
+    """Return a sentence with the line of code at which a rank is."""
     who = f"Rank {stack['rank']}"
     if stack["problem"] is not None:
         return f"{who}: {plain(stack['problem'])}."

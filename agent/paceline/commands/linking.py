@@ -41,7 +41,7 @@ def place(url: str) -> str:
 def wait_for_session(
     client: Client, node: str, bus: str | None = None, patience_s: float = math.inf
 ) -> BusSession:
-    """Return a node's session; wait for a server that starts later, at most `patience_s` seconds.
+    """Request a node's session; while no server answers, retry for `patience_s` seconds.
 
     `bus` is the URL of the bus as this machine reaches it; None: the URL that the server returns. A
     PacelineError means that the server rejects the request, or does not answer in time.
@@ -66,7 +66,7 @@ def patiently(ask: Callable[[], T], patience_s: float) -> T:
             if time.monotonic() > end:
                 raise
             if said != (said := str(error)):
-                _log.warning("%s; waiting for it", error)
+                _log.warning("%s; retrying until the server answers", error)
             time.sleep(1.0)
 
 
@@ -86,7 +86,7 @@ def session_finder(client: Client, node: str, bus: str | None) -> Callable[[], B
             return session.of_node(client, node, bus)
         except ServerUnreachable as error:
             _log.debug("%s", error)
-        # For example, the token was revoked: a retry does not help, and the operator must act.
+        # The operator must act, for example because the token was revoked: a retry does not help.
         except PacelineError as error:
             if said != (said := str(error)):
                 _log.warning("the server grants this node no session: %s", error)

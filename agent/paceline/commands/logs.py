@@ -1,8 +1,8 @@
-"""`paceline logs`: prints the output of a run's ranks, on whatever nodes they run.
+"""`paceline logs`: prints the output of a run's ranks, from all nodes of the run.
 
 The command lists the run's logs, chooses those that the options select, and prints their last
-lines. With ``--follow`` it then requests new lines until the run has ended. `Printer` puts the
-lines of several logs on one standard output, each with the rank that printed it.
+lines. With ``--follow`` it then requests new lines until the run has ended. `Printer` writes the
+lines of several logs to standard output, each with the rank that printed it.
 """
 
 from __future__ import annotations
@@ -36,25 +36,33 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSelection:
-    """The logs to print, and how many of their last lines."""
+    """The logs to print, and the number of lines to print from the end of each log."""
 
     rank: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="Only logs of this rank; repeatable.", show_default="all ranks"),
+        typer.Option(
+            min=0, help="Print only logs of this rank; repeatable.", show_default="all ranks"
+        ),
     ] = None
     launcher: Annotated[
         bool,
         typer.Option(
-            "--launcher", help="Print the log of the process that starts the ranks instead."
+            "--launcher",
+            help="Print the log of the launcher, the process that starts the ranks, instead of the "
+            "ranks' logs.",
         ),
     ] = False
     attempt: Annotated[
         int | None,
-        typer.Option(min=0, help="Only logs of this attempt.", show_default="the newest"),
+        typer.Option(
+            min=0,
+            help="Print only logs of this attempt: the number of a start of the ranks, from 0.",
+            show_default="the newest",
+        ),
     ] = None
     output: Annotated[
         Literal["stdout", "stderr", "both"],
-        typer.Option(help="Standard stream of the ranks to print."),
+        typer.Option(help="Which of the ranks' output streams to print."),
     ] = "both"
     lines: Annotated[
         int,
@@ -63,22 +71,22 @@ class LogSelection:
             "-n",
             min=0,
             max=10_000,
-            help="Number of last lines of each log to print; 0: all.",
+            help="Number of lines to print from the end of each log; 0: all lines.",
         ),
     ] = 50
 
     @property
     def ranks(self) -> frozenset[int]:
-        """The chosen ranks; empty: all ranks."""
+        """The selected ranks; empty: all ranks."""
         return frozenset(self.rank or ())
 
     @property
     def outputs(self) -> Sequence[str]:
-        """The chosen outputs of each rank."""
+        """The selected output streams of each rank."""
         return ("stdout", "stderr") if self.output == "both" else (self.output,)
 
     def of(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the chosen logs among the given ones, all of one attempt."""
+        """Return the selected ones of the given logs; all ranks' logs are of one attempt."""
         if self.launcher:
             return [file for file in files if file["rank"] is None]
         mine = [
@@ -102,17 +110,18 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Print new output until the run has ended.")
     ] = False,
     listing: Annotated[
-        bool, typer.Option("--list", help="List the logs and their nodes instead.")
+        bool, typer.Option("--list", help="List the run's logs and their nodes; print no log.")
     ] = False,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Print the output of a run's ranks, on whatever nodes they run.
+    """Print the output of a run's ranks, from all nodes of the run.
 
-    With several logs, each line begins with its rank. Needs the role operator.
+    If logs of several ranks are printed, each line begins with its rank. The token must have the
+    role operator.
     """
     if as_json and not listing:
-        raise InputError("--json: only with --list; logs are plain text")
+        raise InputError("--json: give --list, too; the logs themselves are plain text")
     if follow and (listing or selection.attempt is not None):
         raise InputError("--follow prints the newest attempt: leave out --attempt and --list")
     with connection.client() as client:
@@ -138,7 +147,7 @@ class LogReader:
         self._selection = selection
         self._lines = selection.lines
         self._printer = Printer()
-        # The offset up to which each log is printed.
+        # For each log, the offset in bytes up to which it was printed.
         self._offsets: dict[Log, int] = {}
         # The attempt whose logs are being printed.
         self._attempt: int | None = None
@@ -147,9 +156,9 @@ class LogReader:
         self._begun = False
 
     def once(self) -> bool:
-        """Print the existing logs; return True if logs of a node are missing.
+        """Print the existing logs; return True if a node's logs cannot be read.
 
-        Raise an InputError if there is no chosen log.
+        Raise an InputError if no log is selected, or if a selected rank has none.
         """
         known = self._list()
         files = self._selection.of(known["logs"])
@@ -161,7 +170,7 @@ class LogReader:
         return bool(self._problems)
 
     def follow(self) -> bool:
-        """Print output until the run has ended; return True if logs of a node are missing."""
+        """Print output until the run has ended; return True if a node's logs cannot be read."""
         while not self._tried(self._followed):
             time.sleep(_POLL_S)
         self._printer.finish()
@@ -172,14 +181,17 @@ class LogReader:
     def _followed(self) -> bool:
         known = self._list()
         self._begun = True
-        return self._look(known)
+        return self._print_new(known)
 
-    def _tried(self, look: Callable[[], bool]) -> bool:
-        """Return the result of `look`, or False after an error; raise it if no retry can help."""
+    def _tried(self, call: Callable[[], bool]) -> bool:
+        """Return the result of `call`, or False if it failed and a retry may help.
+
+        Raise the error of `call` if no retry can help.
+        """
         from paceline.node.client import ServerUnreachable
 
         try:
-            return look()
+            return call()
         except PacelineError as error:
             hopeless = not self._begun and isinstance(error, InputError | ServerUnreachable)
             if hopeless or self._is_done():
@@ -189,7 +201,8 @@ class LogReader:
             self._problems = {str(error)}
         return False
 
-    def _look(self, known: dict[str, Any]) -> bool:
+    def _print_new(self, known: dict[str, Any]) -> bool:
+        """Print new output; return True if the run has ended and all output was printed."""
         files = self._selection.of(known["logs"])
         # The rest of the earlier attempt's output is printed before the new attempt's output.
         earlier = [file for file in known["logs"] if Log.of(file) in self._offsets]
@@ -231,9 +244,7 @@ class LogReader:
             query.pop("tail", None)
             if (gone := part["offset"] - query.get("offset", part["offset"])) > 0:
                 of = f"{log.output} of rank {log.rank}" if log.rank is not None else "the launcher"
-                _say(
-                    f"{of}: {gone} bytes are missing here, because the log was too long to be kept"
-                )
+                _say(f"{of}: {gone} bytes are missing here; the middle of a long log is deleted")
             self._offsets[log] = part["next"]
             yield part["text"]
             if not part["text"] or part["next"] >= part["size"]:
@@ -273,8 +284,8 @@ class LogReader:
             there = "no rank has started"
         else:
             there = (
-                "no agent has its logs: those of `paceline run` are in its --data; start "
-                "an agent on that machine with the same --data"
+                "no agent serves its logs; if `paceline run` started the run, start an agent on "
+                "that machine with the same --data directory"
             )
         which = f"log of rank {spans(sorted(missing))}" if missing else "such log"
         return f"run {self._run} has no {which}: {there}; --list lists all"
@@ -317,13 +328,13 @@ class Log(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Prefix of this log's lines if the lines of several logs are printed together."""
+        """Prefix of this log's lines where lines of several ranks are printed together."""
         return f"[{self.node}] " if self.rank is None else f"[rank {self.rank}] "
 
 
 @dataclass
 class Printer:
-    """A printer of logs to standard output; with several logs, lines are printed whole."""
+    """A printer of logs to standard output; with several logs, it prints only complete lines."""
 
     several: bool = False
     # True if each line gets the prefix of its log, because the logs are of several ranks.
@@ -344,7 +355,7 @@ class Printer:
             self._rest[log] = rest
 
     def finish(self) -> None:
-        """Print the last line of each log, if it does not end with a newline."""
+        """Print last lines that do not end with a newline."""
         for log, rest in self._rest.items():
             self._out(f"{log.prefix if self.prefixed else ''}{rest}\n")
         self._rest.clear()

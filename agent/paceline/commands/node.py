@@ -1,4 +1,4 @@
-"""`paceline node`: supervises one run on a node that an engine or the user started for it."""
+"""`paceline node`: supervises one run, on a node that an engine or the user provides for it."""
 
 from __future__ import annotations
 
@@ -35,25 +35,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlace:
-    """Options that an engine passes: the run, and the place of this process in the engine."""
+    """Options that an engine passes: the run, and its own names of this process and machine."""
 
     run: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Id of the run; engines pass it, with --slot."),
+        typer.Option(
+            metavar="RUN",
+            help="ID of an existing run to join. Engines such as Slurm pass it, with --slot.",
+        ),
     ] = None
     slot: Annotated[
         str | None,
         typer.Option(
-            help="The engine's name of this place, such as the numbers of a job and a task; it "
-            "makes the node's name unique.",
+            help="The engine's name of this process, such as the numbers of its job and task. It "
+            "becomes part of the node's name, to make the name unique.",
             show_default="from Slurm's variables",
         ),
     ] = None
     host: Annotated[
         str,
         typer.Option(
-            help="The engine's name of this machine, such as Slurm's $SLURMD_NODENAME, for "
-            "cordons in the engine."
+            help="The engine's name of this machine, such as Slurm's $SLURMD_NODENAME. With it, "
+            "a cordon of this node can also exclude the machine in the engine."
         ),
     ] = ""
 
@@ -64,7 +67,9 @@ class JobTraining:
 
     script: Annotated[
         str | None,
-        typer.Argument(help="Python script to train with; in place of --run.", show_default=False),
+        typer.Argument(
+            help="Training script to run on this node; give it or --run.", show_default=False
+        ),
     ] = None
     args: Annotated[
         list[str] | None, typer.Argument(help="Arguments of the script.", show_default=False)
@@ -73,7 +78,8 @@ class JobTraining:
         str | None,
         typer.Option(
             envvar="PACELINE_RUN_KEY",
-            help="With a script: key of the run, equal on all its nodes and unique to the run.",
+            help="With a script: text that identifies the run. It must be equal on all nodes of "
+            "the run, and different for each run.",
             show_default="Slurm's job and step",
         ),
     ] = None
@@ -81,7 +87,7 @@ class JobTraining:
         str | None,
         typer.Option(
             metavar="2:4",
-            help="With a script: number of nodes, or minimum and maximum.",
+            help="With a script: number of nodes of the run, or minimum and maximum.",
             show_default="1, or the number of tasks of Slurm's step",
         ),
     ] = None
@@ -109,12 +115,12 @@ def node(
 ) -> None:
     """Supervise one run on this node, until the run ends.
 
-    Give a script inside a job that you have started: the nodes of the job train it together, as a
-    run of the server, and the output of rank 0 is shown. With --run, this node joins an existing
-    run: engines such as Slurm use this form.
+    With a script, start this command on each node of a job: the nodes then train the script
+    together, as one run of the server. The output of rank 0 is shown. With --run, this node joins
+    an existing run: engines such as Slurm use this form.
 
-    The exit code is 0 if the run has finished or the node left it on request, 2 if the server
-    rejects the request; else 1.
+    The exit code is 0 if the run has finished or the node has left the run on request, 2 if the
+    server rejects the request, and otherwise 1.
     """
     from paceline.node import machine
     from paceline.node.agent import Agent
@@ -131,7 +137,7 @@ def node(
             run, slot, token = _adopted(client, training.script, training, slot)
         connection = Connection(server=server, authentication=TokenOptions(token=token))
     elif training.script is not None or run is None:
-        raise InputError("give either a script, or with --run the run that an engine has started")
+        raise InputError("give either a script to train, or --run with the ID of an existing run")
     elif slot is None:
         raise InputError("--slot: required with --run, to make the node's name unique")
     node_id = node_name(f"{machine.default_name()}-{_plain(slot)}.{run}")
@@ -150,7 +156,7 @@ def node(
 def _adopted(
     client: Client, script: str, training: JobTraining, slot: str | None
 ) -> tuple[str, str, str]:
-    """Register this process at the server, which chooses or makes the run that it joins.
+    """Register this process with the server. The first process with the run's key creates the run.
 
     Return the run's id, this process's slot, and a token for the run's nodes.
     """
@@ -175,7 +181,11 @@ def _adopted(
     choice = training.choice.rest_fields() | restarts.rest_fields()
     made = linking.patiently(lambda: duty.adopt(client, where, launch, choice), duty.GIVE_UP_S)
     _log.info(
-        "run %s, with the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
+        "joining run %s with the key %s: %s/runs/%s",
+        made["run"],
+        where.key,
+        client.server,
+        made["run"],
     )
     return str(made["run"]), where.slot, str(made["token"])
 
@@ -185,7 +195,7 @@ def _plain(slot: str) -> str:
 
 
 def _own_directory(data: Path | None, name: str) -> Path:
-    """Return a directory for this node alone: several nodes may share the files below `data`."""
+    """Return this node's own data directory: several nodes may see the same directory `data`."""
     from paceline.node import rundir
 
     return (data or rundir.default_data()) / "nodes" / name

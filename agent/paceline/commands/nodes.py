@@ -16,13 +16,13 @@ _MEASURING_S = 90.0
 _POLL_S = 0.5
 
 Name = Annotated[
-    str, typer.Argument(metavar="NODE", help="Name of the node, as in `paceline nodes`.")
+    str, typer.Argument(metavar="NODE", help="Name of the node, as `paceline nodes` lists it.")
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    group = typer.Typer(help="List the nodes, or forget one that is out of use.")
+    group = typer.Typer(help="List the nodes, or remove a node that is out of use.")
     group.callback(invoke_without_command=True)(nodes)
     group.command("forget")(forget)
     app.add_typer(group, name="nodes")
@@ -37,7 +37,7 @@ def nodes(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """List the nodes: their health, the runs that they train, and cordons."""
+    """List the nodes, with their measured speeds, the runs that they train, and cordons."""
     if context.invoked_subcommand is not None:
         return
     with connection.client() as client:
@@ -56,9 +56,9 @@ def forget(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Remove a node that is out of use from the list, with its key and its user on the bus.
+    """Remove a node that is out of use from the list, and delete its key and its bus user.
 
-    An agent with a valid token registers again: revoke the token first to keep the node out.
+    An agent with a valid token registers the node again: to prevent this, revoke its token first.
     """
     with connection.client() as client:
         answer = client.call("DELETE", f"/nodes/{_quoted(node)}", params={"by": "cli", "why": why})
@@ -71,7 +71,7 @@ def check(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Measure the compute, memory and disk speed of a node, once no rank trains there."""
+    """Measure the compute, memory and disk speed of a node, as soon as no rank trains on it."""
     with connection.client() as client:
         before = client.call("POST", f"/nodes/{_quoted(node)}/check", params={"by": "cli"})
         deadline = time.monotonic() + _MEASURING_S
@@ -79,8 +79,8 @@ def check(
         while after["checked_at"] == before["checked_at"]:
             if time.monotonic() > deadline:
                 raise PacelineError(
-                    f"node {node} has reported nothing for {_MEASURING_S:g} s: `paceline nodes` "
-                    "shows the result once the node has measured it"
+                    f"node {node} has not reported its speeds within {_MEASURING_S:g} s: "
+                    "`paceline nodes` shows them once the node has measured them"
                 )
             time.sleep(_POLL_S)
             listed = client.call("GET", "/nodes")
@@ -96,7 +96,7 @@ def cordon(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Keep a node from getting or joining new runs; runs on it continue."""
+    """Exclude a node from runs that it does not train yet; runs that it trains continue."""
     path = f"/nodes/{_quoted(node)}/cordon"
     with connection.client() as client:
         answer = client.call("PUT", path, {"reason": why, "by": "cli"})
@@ -111,7 +111,7 @@ def uncordon(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Allow a node to get runs again."""
+    """Allow a node to get runs again, after `paceline cordon`."""
     path = f"/nodes/{_quoted(node)}/cordon"
     with connection.client() as client:
         answer = client.call("DELETE", path, params={"by": "cli", "why": why})
@@ -163,11 +163,11 @@ def _state(node: dict[str, Any]) -> str:
     return "answers" if node["alive"] else "silent"
 
 
-def _in_engine(said: dict[str, Any]) -> str:
+def _in_engine(known: dict[str, Any]) -> str:
     """Describe whether a node's engine has applied the node's cordon, or the end of the cordon."""
-    what = "cordon" if said["cordoned"] else "end of the cordon"
-    if said["refusal"] is not None:
-        return f"{said['backend']} refuses the {what}: {said['refusal']}"
-    if said["told_at"] is None:
-        return f"{said['backend']} has not received the {what} yet"
-    return f"cordoned in {said['backend']}: {said['host']}"
+    what = "cordon" if known["cordoned"] else "end of the cordon"
+    if known["refusal"] is not None:
+        return f"{known['backend']} refuses the {what}: {known['refusal']}"
+    if known["told_at"] is None:
+        return f"{known['backend']} has not received the {what} yet"
+    return f"cordoned in {known['backend']}: {known['host']}"

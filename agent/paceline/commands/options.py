@@ -1,15 +1,15 @@
 """Options and arguments that several commands share, and the conversion of their values.
 
 Typer makes one option of each parameter of a command's function. Options that belong together, such
-as the URL of a server and the token for it, are the fields of a frozen dataclass here, a *group*. A
-command takes the group as one parameter, and the decorator `grouped` mediates::
+as the URL of a server and the token for it, are the fields of a frozen dataclass in this module, a
+*group*. A command takes the group as one parameter, and has the decorator `grouped`::
 
     @app.command()
     @grouped
     def policies(connection: Connection, as_json: Json = False) -> None:
         with connection.client() as client: ...
 
-`grouped` gives the function a signature in which the fields stand in place of the group: Typer sees
+`grouped` gives the function a signature in which the fields replace the group: Typer sees
 ``server``, ``token``, ``token_file`` and ``as_json``, in this order, each with its annotation and
 default. When Typer calls the command, `grouped` builds the groups from the values. A field may be a
 group itself. Names of options must be unique within a command, because a group adds no prefix.
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
-    """Let a command have groups of options as parameters; see the module's docstring."""
+    """Replace the groups among a command's parameters by their fields, so that Typer reads them."""
     hints = get_type_hints(command, include_extras=True)
     given = inspect.signature(command).parameters
     groups = {name: hints[name] for name in given if _is_group(hints[name])}
@@ -70,7 +70,7 @@ def _is_group(annotation: Any) -> bool:
 
 
 def _expand(name: str, annotation: Any, default: Any) -> Iterator[Parameter]:
-    """Yield a parameter, or in place of a group the parameters of its fields."""
+    """Yield a parameter; for a group of options, yield the parameters of its fields instead."""
     if _is_group(annotation):
         for field in _fields_of(annotation):
             yield from _expand(*field)
@@ -79,7 +79,7 @@ def _expand(name: str, annotation: Any, default: Any) -> Iterator[Parameter]:
 
 
 def _build(group: Any, values: dict[str, Any]) -> Any:
-    """Build a group from the values of its options, and remove these from `values`."""
+    """Build a group from the values of its options, and remove its options from `values`."""
     return group(
         **{
             name: _build(annotation, values) if _is_group(annotation) else values.pop(name)
@@ -104,58 +104,76 @@ def _fields_of(group: Any) -> list[tuple[str, Any, Any]]:
 
 Server = Annotated[
     str | None,
-    typer.Option(envvar="PACELINE_SERVER", help="URL of the server.", show_default=DEFAULT_SERVER),
+    typer.Option(
+        envvar="PACELINE_SERVER", help="URL of the Paceline server.", show_default=DEFAULT_SERVER
+    ),
 ]
 Token = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_TOKEN",
-        help="Token of the server. Other users of this machine can see an argument: prefer the "
-        "variable or --token-file.",
-        show_default="stored by a server on this machine",
+        help="Token for the Paceline server. Other users of this machine can see command-line "
+        "arguments: prefer the environment variable or --token-file.",
+        show_default="the token that a server on this machine stored",
     ),
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(envvar="PACELINE_TOKEN_FILE", help="File with the token of the server."),
+    typer.Option(
+        envvar="PACELINE_TOKEN_FILE",
+        help="File with the token for the Paceline server, in place of --token.",
+    ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
         envvar="PACELINE_DATA",
-        help="Directory for runs, their logs and spools.",
+        help="Directory for the states and logs of runs, and for telemetry that is not sent yet.",
         show_default="~/.local/share/paceline",
     ),
 ]
 Node = Annotated[
-    str | None, typer.Option(help="This machine's name.", show_default="the host's name")
+    str | None,
+    typer.Option(
+        help="Name of this machine as a node of the server.", show_default="the host's name"
+    ),
 ]
 Notice = Annotated[
     str | None,
     typer.Option(
         envvar="PACELINE_NOTICE",
-        help="Leave runs cleanly before the provider reclaims this machine: ec2, gce, "
-        "azure, or the URL of a notice that returns 404 until then.",
-        show_default="no provider",
+        help="Where the cloud provider announces that it reclaims this machine: ec2, gce, azure, "
+        "or a URL that returns 404 until the announcement. The machine then leaves its runs.",
+        show_default="no announcements",
     ),
 ]
 Env = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME[=VALUE]", help="Environment variable of the ranks; repeatable."),
+    typer.Option(
+        metavar="NAME[=VALUE]",
+        help="Environment variable for the ranks; repeatable. Without =VALUE, the ranks get its "
+        "value in this shell.",
+    ),
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the policy; repeatable."),
+    typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the policy; repeatable."),
 ]
 Policy = Annotated[
     str | None,
     typer.Option(
-        help="Initial policy; `paceline policies` lists all.", show_default="the server's"
+        help="Policy with which the run starts; `paceline policies` lists all policies.",
+        show_default="the server's default",
     ),
 ]
-Name = Annotated[str | None, typer.Option(help="Name of the run.", show_default="the script")]
+Name = Annotated[
+    str | None, typer.Option(help="Name of the run.", show_default="the script's name")
+]
 MaxRestarts = Annotated[
-    int, typer.Option(min=0, help="Maximum number of restarts of all ranks after one failed.")
+    int,
+    typer.Option(
+        min=0, help="Maximum number of times that all ranks are restarted after a rank has failed."
+    ),
 ]
 RestartHung = Annotated[
     float | None,
@@ -164,24 +182,34 @@ RestartHung = Annotated[
         metavar="SECONDS",
         min=10,
         max=86_400,
-        help="Restart all ranks when the run has hung for this time; counts towards "
-        "--max-restarts.",
+        help="Restart all ranks when the run has hung for this many seconds. The restart counts "
+        "towards --max-restarts.",
         show_default="no restart",
     ),
 ]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]
-Why = Annotated[str, typer.Option(help="The reason, for `paceline audit`.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+RunId = Annotated[
+    str, typer.Argument(metavar="RUN", help="ID of a run, or a unique prefix of its ID.")
+]
+Why = Annotated[
+    str,
+    typer.Option(help="Reason for the change, shown by `paceline audit`.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of as text.")]
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Change the run without asking. Required without a terminal."),
+    typer.Option(
+        "--yes",
+        "-y",
+        help="Change the run without asking for confirmation. Required if there is no terminal.",
+    ),
 ]
 YesJson = Annotated[
     bool,
     typer.Option(
         "--yes",
         "-y",
-        help="Change the run without asking. Required without a terminal and with --json.",
+        help="Change the run without asking for confirmation. Required with --json, and if there "
+        "is no terminal.",
     ),
 ]
 
@@ -215,7 +243,7 @@ class Connection:
         return self.server or DEFAULT_SERVER
 
     def client(self, timeout_s: float | None = None) -> Client:
-        """Return a client of the server; `timeout_s` limits each call."""
+        """Return a client of the server; for `timeout_s`, see `Client`."""
         from paceline.node.client import Client
 
         return Client(self.url, self.authentication.read(), timeout_s)
@@ -232,7 +260,7 @@ class NodeConnection:
 
     @property
     def required(self) -> bool:
-        """True if the user named a server: then that server must answer."""
+        """True if the server must answer, because the user named it."""
         return self.server is not None
 
     def client(self) -> Client:
@@ -242,7 +270,7 @@ class NodeConnection:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeOptions:
-    """Reason and confirmation of a change to a run, for commands that can print JSON."""
+    """Reason for a change to a run, and its confirmation, for commands that can print JSON."""
 
     why: Why = ""
     yes: YesJson = False
@@ -279,7 +307,7 @@ class Restarts:
     restart_hung: RestartHung = None
 
     def rest_fields(self) -> dict[str, Any]:
-        """Return the fields of ``POST /runs`` that are not part of the launch."""
+        """Return the fields of ``POST /runs``; `max_restarts` is a part of the launch instead."""
         return {} if self.restart_hung is None else {"restart_hung_s": self.restart_hung}
 
 
@@ -293,7 +321,7 @@ def confirm(question: str, yes: bool, as_json: bool = False) -> None:
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        reason = "with --json no question is asked" if as_json else "there is no terminal to ask"
+        reason = "--json allows no question" if as_json else "there is no terminal for an answer"
         raise InputError(f"{question} Confirm with --yes: {reason}")
     typer.confirm(question, abort=True, err=True)
 

@@ -15,8 +15,8 @@ import typer
 _IDS = ("id", "run", "runs", "spare_of")
 # Width of a line in characters if the output is not a terminal.
 _PIPED = 1_000
-# A terminal executes control characters, and a script may have printed any. The pattern keeps the
-# harmless ones: new lines, tabs, carriage returns, and colours.
+# Control characters, which a script may print and a terminal would execute. The pattern does not
+# match new lines, tabs and carriage returns, which are harmless. Its group matches colours.
 _CONTROL = re.compile(
     r"(\x1b\[[0-9;]{0,20}m)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
@@ -35,7 +35,7 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
 
     table = Table(box=box.SIMPLE)
     for column in columns:
-        # Users copy ids, so each is shown whole, also in a narrow terminal.
+        # Users copy ids, so ids are never wrapped, even in a narrow terminal.
         least = _longest_word(row[column] for row in rows) if column in _IDS else None
         table.add_column(column, min_width=least, no_wrap=column == "id", overflow="fold")
     for row in rows:
@@ -43,7 +43,7 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
         table.add_row(*(plain(text.partition("\n")[0]) for text in texts))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        # A program or a pager reads the output, so no cell is cut.
+        # A program or a pager reads the output, so lines are made wide enough for all cells.
         console.width = _PIPED
     console.print(table)
 

@@ -14,7 +14,7 @@ from paceline.core.errors import InputError
 _NUMBER = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 
 rejected = typer.Typer(
-    help="List and drop messages that the control plane could not store.", no_args_is_help=True
+    help="List and delete messages that the control plane could not store.", no_args_is_help=True
 )
 
 
@@ -27,11 +27,13 @@ def register(app: typer.Typer) -> None:
 @grouped
 def listed(
     *,
-    limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=500, help="Maximum number of messages to list.")
+    ] = 20,
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """List the newest messages that could not be stored, with their reasons."""
+    """List the newest messages that the control plane could not store, and why it could not."""
     with connection.client() as client:
         page = client.call("GET", "/rejected", params={"limit": limit})
     if as_json:
@@ -48,13 +50,13 @@ def drop(
     entry: Annotated[
         str,
         typer.Argument(
-            metavar="ENTRY", help="Number of a message, as in `paceline rejected list`."
+            metavar="ENTRY", help="Number of a message, as `paceline rejected list` prints it."
         ),
     ],
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Drop a message from the list."""
+    """Delete a message that the control plane could not store."""
     if not _NUMBER.fullmatch(entry):
         raise InputError(f"ENTRY {entry!a}: give a number that `paceline rejected list` prints")
     with connection.client() as client:

@@ -24,71 +24,88 @@ COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", 
 _COST = "cost"
 # Seconds between two updates of the list.
 _WATCH_S = 2.0
-_FACTS = (
+_PROPERTIES = (
     *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),
     *("world", "global_batch", "epoch", "step", "tags", "note", "message", "notice"),
 )
 
-# Columns of the devices of a run; ranks with equal devices share a row.
+# Columns of the table of a run's devices, in which ranks with equal devices share a row.
 _DEVICES = ("ranks", "device", "cores", "threads", "memory", "trial")
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunListOptions:
-    """Filter, order and number of the listed runs."""
+    """Filter and order of the listed runs, and their maximum number."""
 
     state: Annotated[
-        list[str] | None, typer.Option(help="Only runs in this state; repeatable.")
+        list[str] | None,
+        typer.Option(help="List only runs in this state, such as running; repeatable."),
     ] = None
-    policy: Annotated[str | None, typer.Option(help="Only runs under this policy.")] = None
+    policy: Annotated[
+        str | None, typer.Option(help="List only runs whose current policy is this one.")
+    ] = None
     used: Annotated[
-        str | None, typer.Option(help="Only runs that had this policy at some time.")
+        str | None, typer.Option(help="List only runs that have used this policy at any time.")
     ] = None
     param: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="Only runs with this policy parameter; repeatable."
+            metavar="NAME=VALUE",
+            help="List only runs whose policy has this parameter value; repeatable.",
         ),
     ] = None
     text: Annotated[
         str | None,
         typer.Option(
-            help="Only runs with this text in name, script, note, policy, device, tag or node."
+            help="List only runs with this text in their name, script, note, policy, device, tags "
+            "or node."
         ),
     ] = None
-    node: Annotated[str | None, typer.Option(help="Only runs on this node.")] = None
+    node: Annotated[str | None, typer.Option(help="List only runs on this node.")] = None
     device: Annotated[
-        str | None, typer.Option(help="Only runs on a device with this text in its name.")
+        str | None,
+        typer.Option(help="List only runs on a device whose name contains this text."),
     ] = None
     tag: Annotated[
         list[str] | None,
-        typer.Option(help="Only runs with this tag; repeatable."),
+        typer.Option(help="List only runs with this tag; repeatable."),
     ] = None
     since: Annotated[
         datetime | None,
-        typer.Option(formats=_DATES, help="Only runs created at this time or later."),
+        typer.Option(formats=_DATES, help="List only runs created at this time or later."),
     ] = None
     until: Annotated[
-        datetime | None, typer.Option(formats=_DATES, help="Only runs created before this time.")
+        datetime | None,
+        typer.Option(formats=_DATES, help="List only runs created before this time."),
     ] = None
     waste_min: Annotated[
-        float | None, typer.Option(help="Only runs with at least this mean waste, such as 0.2.")
+        float | None,
+        typer.Option(
+            help="List only runs with at least this mean waste, such as 0.2. Waste is the fraction "
+            "of the ranks' time in which they wait for the slowest rank."
+        ),
     ] = None
     se_min: Annotated[
         float | None,
-        typer.Option(help="Only runs with at least this mean SE."),
+        typer.Option(
+            help="List only runs with at least this mean straggler effect (SE), such as 0.2. SE is "
+            "the difference between the ranks' longest and shortest compute time of a step, "
+            "divided by their mean."
+        ),
     ] = None
     step_s_min: Annotated[
-        float | None, typer.Option(help="Only runs with at least this mean time per step.")
+        float | None,
+        typer.Option(help="List only runs whose steps take at least this many seconds on average."),
     ] = None
     sort: Annotated[
         str,
         typer.Option(
-            help="Column to sort by, such as `name`; `-waste` or `-cost`: the largest first."
+            help="Column to sort by, such as `name`. With a minus, as in `-cost`, the largest "
+            "value comes first."
         ),
     ] = "-created_at"
-    limit: Annotated[int, typer.Option(min=1, max=500)] = 20
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of runs to list.")] = 20
 
     def parameters(self) -> dict[str, Any]:
         """Return these options as query parameters of ``GET /runs``."""
@@ -121,7 +138,10 @@ def runs(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """List runs, the newest first; or show, compare, export and label them."""
+    """List runs, by default the newest first.
+
+    The subcommands show, compare, export and label runs.
+    """
     if context.invoked_subcommand is not None:
         return
     parameters = query.parameters()
@@ -134,10 +154,10 @@ def runs(
 
 
 def _redraw(client: Client, query: Mapping[str, Any], as_json: bool, problem: str) -> str:
-    """List runs in place of the previous list, which stays if the server does not answer.
+    """List runs in place of the previous list; keep that list if the server does not answer.
 
     Return the reason if the server does not answer, else an empty text. `problem` is the text that
-    the previous call returned; the same problem is not printed twice.
+    the previous call returned; a problem is not printed twice in a row.
     """
     from rich.console import Console
 
@@ -171,7 +191,7 @@ def show(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Show a run: its properties, its figures, its policies, and which ranks slowed it down."""
+    """Show a run's properties, measurements, policies and devices, and which ranks slow it down."""
     with _server(connection) as server:
         run = server.run(run_id)
         about, verdict, devices = run.about, run.verdict(), run.devices()["ranks"]
@@ -179,7 +199,7 @@ def show(
     if as_json:
         print_json({"run": about, "switches": switches, "verdict": verdict, "devices": devices})
         return
-    for name in _FACTS:
+    for name in _PROPERTIES:
         value = ", ".join(about[name]) if name == "tags" else about[name]
         if value not in (None, ""):
             typer.echo(f"{name:13} {plain(str(value).partition(chr(10))[0])}")
@@ -204,14 +224,18 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN[:FIRST-LAST|@VERSION]...",
-            help="Two to six sides: a run, a range of its steps, or its steps under a "
-            "policy version.",
+            help="Two to six items to compare. An item is a whole run, a range of its steps "
+            "(RUN:FIRST-LAST), or its steps under a policy version (RUN@VERSION), which is the "
+            "number of policy switches before these steps.",
         ),
     ],
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Compare runs, or parts of runs, with the first of them: differences with 95 % intervals."""
+    """Compare runs, or parts of runs, with the first of them.
+
+    Differences from the first one are shown with their 95 % confidence intervals.
+    """
     with _server(connection) as server:
         answer = server.compare(*sides)
     if as_json:
@@ -233,11 +257,15 @@ def export(
     run_id: RunId,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="File to write: .csv, .ndjson or .parquet."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write. Its extension chooses the format: .csv, .ndjson or .parquet.",
+        ),
     ],
     table: Annotated[
         Literal["steps", "worker-steps", "rounds", "segments", "switches"],
-        typer.Option(help="Table of the run to write."),
+        typer.Option(help="Table of the run that is written to the file."),
     ] = "steps",
     connection: Connection,
 ) -> None:
@@ -254,7 +282,10 @@ def export(
 def tag(
     *,
     run_id: RunId,
-    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags to add: short words.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="TAG...", help="Tags to add to the run; a tag is a short word."),
+    ],
     yes: Yes = False,
     connection: Connection,
 ) -> None:
@@ -271,7 +302,9 @@ def tag(
 def untag(
     *,
     run_id: RunId,
-    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags to remove.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="TAG...", help="Tags to remove from the run.")
+    ],
     yes: Yes = False,
     connection: Connection,
 ) -> None:
@@ -288,7 +321,9 @@ def untag(
 def note(
     *,
     run_id: RunId,
-    text: Annotated[str, typer.Argument(help="The new note; empty to remove the note.")],
+    text: Annotated[
+        str, typer.Argument(help="New note of the run; an empty text removes the note.")
+    ],
     why: Why = "",
     yes: Yes = False,
     connection: Connection,
@@ -361,7 +396,10 @@ def _figure_of(row: dict[str, Any]) -> str:
 
 
 def _device_rows(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows for `_DEVICES` from the ascending ranks of ``GET devices``."""
+    """Return the table of the ranks' devices, with the columns `_DEVICES`.
+
+    `ranks` is the answer of ``GET /runs/{id}/devices``, whose ranks are in ascending order.
+    """
     numbers: dict[tuple[Any, ...], list[int]] = {}
     for each in ranks:
         if device := each["device"]:

@@ -20,13 +20,19 @@ Steps = Annotated[
     str | None,
     typer.Option(
         metavar="FIRST:LAST",
-        help="Range of steps, inclusive; either end may be omitted.",
+        help="First and last step to write; either may be omitted.",
         show_default="the newest 100",
     ),
 ]
 _Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="File to write; - is standard output."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="File to write; - means standard output.",
+        show_default="a name with the run's ID",
+    ),
 ]
 
 
@@ -44,7 +50,7 @@ def report(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """Write a run's report as one HTML file that is readable without server and network."""
+    """Write a run's report as one HTML file, which a browser can show without the server."""
     with connection.client() as client:
         run = client.run(run_id)
         if as_json:
@@ -63,7 +69,10 @@ def trace(
     output: _Output = None,
     connection: Connection,
 ) -> None:
-    """Write a range of steps as a trace for https://ui.perfetto.dev, which opens it locally."""
+    """Write a range of a run's steps as a trace for https://ui.perfetto.dev.
+
+    The page reads the trace in the browser, and does not upload it.
+    """
     span = range_of(steps)
     with connection.client() as client:
         run = client.run(run_id)
@@ -84,7 +93,7 @@ def range_of(text: str | None) -> dict[str, Any]:
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file whole or not at all."""
+    """Write the complete file or none; `path` ``-``: write to standard output."""
     if str(path) == "-":
         for part in parts:
             sys.stdout.buffer.write(part)

@@ -2,7 +2,7 @@
 
 `paceline run` trains on this machine, or on nodes that a control plane chooses. `paceline observe`
 shows a training whose script does not use Paceline. `paceline doctor` checks a script by running
-its first steps; it reports to no server. Options come before the script or command.
+its first steps, without a server. Options come before the script or command.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 _ObservedCommand = Annotated[
     list[str],
     typer.Argument(
-        metavar="-- COMMAND …", help="Command that starts the ranks: torchrun, accelerate, …"
+        metavar="-- COMMAND …",
+        help="Command that starts the ranks, such as torchrun or accelerate launch, with its "
+        "arguments.",
     ),
 ]
 
@@ -46,25 +48,34 @@ class RankPlacement:
 
     nproc: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of ranks.", show_default="1, or one per emulated device"),
+        typer.Option(
+            min=1,
+            help="Number of ranks; with --nodes or --backend, number of ranks on each node.",
+            show_default="1, or one per emulated device",
+        ),
     ] = None
     nodes: Annotated[
         str | None,
         typer.Option(
             metavar="2:4",
-            help="Number of nodes, or minimum and maximum; agents start --nproc ranks on each.",
+            help="Number of nodes to train on, or minimum and maximum. The server chooses the "
+            "nodes, and their agents start the ranks.",
             show_default="this machine only",
         ),
     ] = None
     spares: Annotated[
         int,
-        typer.Option(min=0, help="With --nodes: number of idle nodes to reserve for the run."),
+        typer.Option(
+            min=0,
+            help="With --nodes: number of idle nodes to reserve for the run, as replacements for "
+            "nodes that are lost or slow.",
+        ),
     ] = 0
     replace_slow_nodes: Annotated[
         bool,
         typer.Option(
             "--replace-slow-nodes",
-            help="With --spares: replace slow nodes automatically.",
+            help="With --spares: replace slow nodes by reserved nodes automatically.",
         ),
     ] = False
     join_check: Annotated[
@@ -74,8 +85,8 @@ class RankPlacement:
             metavar="FACTOR",
             min=0,
             max=1000,
-            help="With --nodes: exclude nodes that are this many times slower than the median; "
-            "0: none.",
+            help="With --nodes: exclude nodes whose measured speed is more than this many times "
+            "slower than the median. 0: exclude none.",
             show_default="1.5",
         ),
     ] = None
@@ -84,13 +95,16 @@ class RankPlacement:
         typer.Option(
             metavar="NAME",
             help="Training backend that provides the nodes, such as `slurm`; `paceline "
-            "backends` lists all.",
-            show_default="agents of nodes",
+            "backends` lists all backends.",
+            show_default="this machine, or with --nodes the nodes with agents",
         ),
     ] = None
     backend_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of the backend; repeatable."),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Option for the training backend; repeatable. `paceline backends` lists options.",
+        ),
     ] = None
 
     @property
@@ -121,20 +135,24 @@ class RankPlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The training script, its arguments, and whether it is observed or a driver."""
+    """The training script, its arguments, and whether the script is observed or is a driver."""
 
-    script: Annotated[str, typer.Argument(help="Python script to train with.")]
+    script: Annotated[str, typer.Argument(help="Training script, a Python file.")]
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None
     observe: Annotated[
         bool,
-        typer.Option("--observe", help="The script has no Session: only show how its ranks train."),
+        typer.Option(
+            "--observe",
+            help="Show how the script's ranks train, and plan nothing: for a script that creates "
+            "no paceline.Session.",
+        ),
     ] = False
     driver: Annotated[
         bool,
         typer.Option(
             "--driver",
-            help="The script starts the ranks itself, as with Ray Train: at most --nproc "
-            "ranks, restarted at most --max-restarts times.",
+            help="For a script that starts the ranks itself, as with Ray Train: at most --nproc "
+            "ranks, which it restarts at most --max-restarts times.",
         ),
     ] = False
 
@@ -154,18 +172,31 @@ class DeviceEmulation:
 
     slowdown: Annotated[
         str | None,
-        typer.Option(metavar="1,1,1.5,3", help="Emulate device speeds: one time factor per rank."),
+        typer.Option(
+            metavar="1,1,1.5,3",
+            help="Emulate devices of different speeds. Each rank has a factor, by which "
+            "--seconds-per-unit is multiplied.",
+        ),
     ] = None
     seconds_per_unit: Annotated[
-        float, typer.Option(help="Emulated time of one size unit at factor 1.")
+        float,
+        typer.Option(
+            help="With --slowdown: emulated seconds that one unit of the samples' sizes takes on a "
+            "rank with factor 1."
+        ),
     ] = 1e-5
     seconds_per_step: Annotated[
-        float, typer.Option(help="Emulated time that each step takes in addition, at any factor.")
+        float,
+        typer.Option(
+            help="With --slowdown: emulated seconds that are added to each step of each rank."
+        ),
     ] = 0.005
     emulate: Annotated[
         str | None,
         typer.Option(
-            metavar="JSON|FILE", help="Emulate devices, all options: docs/training-scripts.md."
+            metavar="JSON|FILE",
+            help="Emulate devices as a JSON object, or a file with one, describes them. "
+            "docs/training-scripts.md lists its fields.",
         ),
     ] = None
 
@@ -193,7 +224,10 @@ def run(
     emulation: DeviceEmulation,
     connection: NodeConnection,
 ) -> None:
-    """Run a training script on this machine, like torchrun. Options come before the script."""
+    """Run a training script, on this machine like torchrun, or on nodes that the server chooses.
+
+    Options come before the script.
+    """
     from paceline import observation
     from paceline.core import driver as drivers
     from paceline.node.starting import foreground, several
@@ -214,8 +248,8 @@ def run(
     if program.driver:
         if restarts.restart_hung is not None:
             raise InputError(
-                "--restart-hung: leave it out with --driver, where the script starts and "
-                "ends the ranks"
+                "--restart-hung: leave it out with --driver, because the script itself restarts "
+                "the ranks"
             )
         variables[drivers.VARIABLE] = "1"
     launch = Launch(
@@ -225,7 +259,8 @@ def run(
         if placement.remote:
             choice |= placement.rest_fields()
             raise typer.Exit(several.train(client, launch, placement.nodes or "1", choice))
-        # If agents start the ranks, the control plane sets this variable.
+        # Only ranks that this process starts need the variable here: for ranks of agents, the
+        # control plane sets it.
         if program.observe:
             launch.env[observation.VARIABLE] = "1"
         code = foreground.train(
@@ -240,7 +275,7 @@ def run(
 
 
 def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
-    """Return `OBSERVED`, which replaces a policy's name; reject options that need a Session."""
+    """Return `OBSERVED`, the policy of observed runs; reject options that need a Session."""
     from paceline.wire import OBSERVED
 
     if choice.policy is not None or choice.param or emulates:
@@ -253,7 +288,7 @@ def _observed(choice: PolicyChoice, *, emulates: bool) -> str:
 
 @grouped
 def observe(*, command: _ObservedCommand, name: Name = None, connection: NodeConnection) -> None:
-    """Run a command and show how its ranks train, which ranks are slow, and why.
+    """Run a command; the server shows how its ranks train, which ranks are slow, and why.
 
     The script and its training are not changed, and nothing is planned. The script may use
     DistributedDataParallel, FSDP2, Accelerate, Hugging Face's Trainer or Lightning::
@@ -276,12 +311,13 @@ def observe(*, command: _ObservedCommand, name: Name = None, connection: NodeCon
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorTrial:
-    """Size and time limit of the training that is checked."""
+    """Number of ranks and steps of the trial, and its time limit."""
 
-    nproc: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 2
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps to run.")] = 2
+    nproc: Annotated[int, typer.Option(min=1, help="Number of ranks that run the script.")] = 2
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps that the check runs.")] = 2
     timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Time limit of the check.")
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="Maximum number of seconds for the check."),
     ] = 600.0
 
 
@@ -296,9 +332,9 @@ def doctor(
 ) -> None:
     """Check a script by running its first steps. Options come before the script.
 
-    Nothing is reported to a server, and session.checkpoint saves to a folder that is deleted. Files
-    that the script saves itself are not deleted: give it another folder. Exit code 1: the check
-    found problems.
+    Nothing is reported to a server. Checkpoints of session.checkpoint are saved to a temporary
+    folder. Files that the script saves itself are kept: pass the script another folder to save to.
+    Exit code 1: the check found problems.
     """
     from paceline.node.starting.examining import Level, examine
     from paceline.node.starting.foreground import say

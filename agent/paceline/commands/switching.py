@@ -36,7 +36,12 @@ _CHANGES = {
 def switch(
     *,
     run_id: RunId,
-    policy: Annotated[str, typer.Argument(metavar="POLICY")],
+    policy: Annotated[
+        str,
+        typer.Argument(
+            metavar="POLICY", help="Name of the new policy; `paceline policies` lists all policies."
+        ),
+    ],
     param: Parameters = None,
     change: ChangeOptions,
     connection: Connection,
@@ -44,16 +49,17 @@ def switch(
 ) -> None:
     """Switch a run to another policy while it trains.
 
-    If another user changes the run meanwhile, nothing is switched, and the error names that user.
+    If another user changes the run before the switch, the switch fails, and the error names that
+    user.
     """
     given_parameters = parameters_of(param)
     body = {"policy": policy, "parameters": given_parameters, **change.audit_fields}
     with connection.client() as client:
         run_id = client.run(run_id)
-        # The revision is read before anything that takes time: the user decides on this revision.
+        # The revision is read first. If the run changes while the user decides, the switch fails.
         seen = client.revision(run_id)
-        # The words and warnings are requested before the switch: if they failed afterwards, it
-        # would look as if the run was not switched.
+        # The effects of the policy are requested before the switch. If a request failed after the
+        # switch, it would look as if the run was not switched.
         words, warnings = "", []
         if not as_json:
             words = _changes_of(client.call("GET", "/policies"), policy, given_parameters)
@@ -98,7 +104,7 @@ def switches(
     connection: Connection,
     as_json: Json = False,
 ) -> None:
-    """List a run's switches: who requested them, why, and the effect beside its forecast."""
+    """List a run's policy switches: who requested them, why, and their forecast and effect."""
     with connection.client() as client:
         run_id = client.run(run_id)
         made = client.call("GET", f"/runs/{run_id}/switches")

@@ -11,14 +11,26 @@ from paceline.commands.printing import money, plain, print_json
 
 OptionalRun = Annotated[
     str | None,
-    typer.Argument(help="Run id, or a unique prefix of one."),
+    typer.Argument(help="ID of a run, or a unique prefix of its ID; omit it with --fleet."),
 ]
-Fleet = Annotated[bool, typer.Option("--fleet", help="Report on all active runs.")]
+Fleet = Annotated[
+    bool, typer.Option("--fleet", help="Report on all active runs instead of one run.")
+]
 First = Annotated[
     int | None,
-    typer.Option("--from", min=0, help="First step.", show_default="500 steps before the last"),
+    typer.Option(
+        "--from",
+        min=0,
+        help="First step of the range that is judged.",
+        show_default="500 steps before the last",
+    ),
 ]
-Last = Annotated[int | None, typer.Option("--to", min=0, help="Last step.", show_default="newest")]
+Last = Annotated[
+    int | None,
+    typer.Option(
+        "--to", min=0, help="Last step of the range that is judged.", show_default="the newest"
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -61,24 +73,24 @@ def verdict(
 
 
 def lines(answer: dict[str, Any]) -> list[str]:
-    """Format the verdict for people: each cause, and what to do about it."""
+    """Format a run's verdict for people: each cause of slowness, and what to do about it."""
     if not answer["causes"]:
         return [plain(answer["words"])]
     made = []
     for cause in answer["causes"]:
         made += [plain(cause["words"]), f"  What to do: {plain(cause['to_do'])}."]
-    dear = [cause for cause in answer["causes"] if cause["cost_s"] > 0]
-    if (price := answer.get("price")) is not None and dear:
-        # The price is per worker-hour. The first cause has its cost in both units, so its ratio
-        # converts the total cost.
-        hours = answer["cost_s"] * dear[0]["worker_hours"] / dear[0]["cost_s"]
+    costly = [cause for cause in answer["causes"] if cause["cost_s"] > 0]
+    if (price := answer.get("price")) is not None and costly:
+        # The price is per worker-hour, but the total cost is in seconds. A cause has its cost in
+        # both units, so their ratio converts the total cost.
+        hours = answer["cost_s"] * costly[0]["worker_hours"] / costly[0]["cost_s"]
         cost = money(hours * price["amount"], price["currency"])
         made.append(f"In these steps that is {hours:.3g} worker-hours, {cost}.")
     return made
 
 
 def fleet_lines(answer: dict[str, Any]) -> list[str]:
-    """Format the verdict over all runs for people: runs, what they wait for, and slow nodes."""
+    """Format the verdict on all runs for people: what slows each run down, and the slow nodes."""
     made = [plain(answer["words"])]
     if not answer["runs"]:
         return made
@@ -88,7 +100,7 @@ def fleet_lines(answer: dict[str, Any]) -> list[str]:
         words = f"{of['waited_hours']:.2f} worker-hours"
         return words if currency is None else f"{words} ({money(of['waited_cost'], currency)})"
 
-    made.append(f"Their ranks have waited {waited(answer)} so far.")
+    made.append(f"The ranks of these runs have waited {waited(answer)} so far.")
     for run in answer["runs"]:
         cost = f"{run['lost_workers']:.2f} of {run['workers']} workers lost"
         what = plain(run["what"]) or "no verdict yet"

@@ -1,9 +1,9 @@
-"""Everything that runs on a node besides the ranks. Only `node.elastic` imports torch.
+"""The processes of a node other than the ranks. Only the package `node.elastic` imports torch.
 
 `agent.Agent` receives the control plane's commands and passes each attempt of a run to its
-`supervisor.Supervisor`, which starts the ranks through TorchElastic (`elastic.launcher`) and stores
-their logs (`rundir`); `answering` sends these logs to the control plane. With a `duty.Duty`, the
-agent serves a single run, on a node that an engine started. `starting.foreground.train` runs ranks
+`supervisor.Supervisor`, which starts the ranks through TorchElastic (`elastic.launcher`). Their
+logs are in the run's directory (`rundir`), and `answering` sends them to the control plane on
+request. With a `duty.Duty`, the agent serves a single run. `starting.foreground.train` runs ranks
 in the foreground. A rank writes into its `spool.Spool` while the bus is unavailable;
 `delivery.Delivery` sends the spooled entries once the bus is back. `client.Client` calls the
 server's REST API. The command line calls all of these; the control plane imports only `client`,

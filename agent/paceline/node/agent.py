@@ -1,8 +1,8 @@
 """`paceline agent`: registers this node and supervises the runs that are started on it.
 
 The agent's loop reads commands, polls the supervisors of its runs, sends heartbeats, and delivers
-what earlier processes left undelivered. The agent itself never trains: each run has a launcher
-process.
+reports that earlier processes left undelivered. Ranks are not children of the agent: each run has
+a launcher process, which starts them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from paceline.wire.sealing import SealError, unseal
 
 HEARTBEAT_S = 2.0
 _TICK_S = 0.2
-# Maximum pause between two ticks of an agent without runs. A command or a signal ends it.
+# Maximum pause between two ticks of an agent without runs. A command or a signal ends the pause.
 _IDLE_TICK_S = 1.0
+# Seconds between two searches for reports that other processes left undelivered.
 _RECOVER_S = 10.0
 # Maximum number of seconds for the last deliveries after the runs were stopped.
 _LAST_DELIVERY_S = 10.0
@@ -49,21 +50,22 @@ class _Interrupted(BaseException):
 
 
 class _ReplayedError(PacelineError):
-    """An error for a launch that the agent has already obeyed."""
+    """An error because a launch was sent again after the agent had executed it."""
 
 
 class Agent:
     """The supervisor of all runs of one node.
 
-    All work is done in one thread, because the kernel ends launchers with the thread that started
-    them.
+    All work is done in one thread, because the kernel kills a launcher when the thread that started
+    it ends.
 
     Args:
         link: connection to the bus.
         name: the node's name.
-        data: the data directory. A second agent that uses it at the same time gets a PacelineError.
-        find_session: called during an outage of the bus; returns the newest session, or None if it
-            cannot get one. None instead of a function: the session never changes.
+        data: the data directory. A PacelineError is raised if another agent uses it.
+        find_session: function that is called during an outage of the bus. It returns the newest
+            session, or None if there is none. None instead of a function: the session never
+            changes.
         duty: the only run to supervise; None: all runs that the control plane launches here.
         notices: source of the cloud provider's notices that it reclaims this machine; None: there
             is no source.
@@ -107,9 +109,10 @@ class Agent:
             ) from None
 
     def run(self) -> int:
-        """Run until SIGTERM, SIGINT or a provider's notice, or until the duty is over.
+        """Supervise runs until SIGTERM, SIGINT or a provider's notice; return the exit code.
 
-        A second signal kills the runs. Return the exit code.
+        An agent with a duty also ends when its run no longer needs this node. A second signal kills
+        the runs.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -157,7 +160,7 @@ class Agent:
             # mark the runs as stopped, or `_poll_runs` would report them as failed.
             return
         if not self._link.up:
-            # Without the bus, reading commands returns at once.
+            # Without the bus, reading commands does not wait, so the loop must pause here.
             time.sleep(_TICK_S)
         self._poll_runs()
         if self._commands.started:
@@ -180,7 +183,7 @@ class Agent:
             finally:
                 self._interruptible = False
         except _Interrupted:
-            # The signal may have arrived before the bus's answer, so drop the connection.
+            # The bus may still answer the interrupted request, so replace the connection.
             self._link.move(self._link.session)
             return []
 
@@ -205,7 +208,7 @@ class Agent:
 
     def _poll_runs(self) -> None:
         for run, supervisor in list(self._runs.items()):
-            # Polling a supervisor drains a spool, which may delay the heartbeat.
+            # Polling a supervisor drains a spool, which may take long, so a heartbeat may be due.
             self._beat()
             supervisor.poll()
             if self._duty is not None and self._duty.shows_output:
@@ -250,7 +253,7 @@ class Agent:
         while its processes here continued.
         """
         if launch.attempt <= first.attempt:
-            _log.error("run %s is already running here; ignoring its second launch", run)
+            _log.error("run %s is already running on this node; ignoring its second launch", run)
             return
         why = (
             f"its earlier processes still run on {self._node.node}: resume the run once they have "
@@ -264,7 +267,7 @@ class Agent:
         self._link.report(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
 
     def _let_go(self, run: str) -> None:
-        """Close an ended run before its new launch. The new supervisor delivers its spool."""
+        """Close an ended run before its next launch, whose supervisor delivers its spool."""
         for kept in (self._runs.pop(run, None), self._left_over.pop(run, None)):
             if kept is not None:
                 kept.close()
@@ -281,7 +284,7 @@ class Agent:
         secrets = unseal(launch.sealed, session.key)
         if not rundir.note_launch(rundir.directory_of(self._data, run), launch.sealed):
             raise _ReplayedError("ignoring a launch that was sent twice")
-        # The ranks use the address by which this node reaches the bus.
+        # The ranks reach the bus at the same address as this agent.
         bus = at_address(secrets.bus, session.bus)
         return msgspec.structs.replace(launch, env=secrets.env), RankAccess(bus, secrets.key)
 

@@ -1,6 +1,6 @@
-"""A node's answers to questions of the control plane about its runs.
+"""A node's answers to questions of the control plane about the node's runs.
 
-The agent answers each question at once in its only thread, so no answer may take long.
+The agent answers each question at once, in its only thread, so an answer must not take long.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
-    """Answer a question; return False if the control plane no longer waits for the answer.
+    """Answer a question; return True if the bus has accepted the answer.
 
-    Without a session there is no answer, because the control plane could not verify its sender.
+    The bus rejects the answer if the control plane no longer waits for it. Without a key in the
+    session there is no answer, because the control plane could not verify who sent it.
     """
     key = link.session.key
     if key is None:
@@ -39,7 +40,7 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
         fields: dict[bytes | str, bytes | str] = dict(entry.items())
         try:
             return bus.xadd(stream, fields, nomkstream=True) is not None  # type: ignore[arg-type]
-        # The control plane's worker has not granted the right to write to this stream yet.
+        # The control plane has not granted this node the right to write to the stream yet.
         except redis.exceptions.NoPermissionError as error:
             _log.warning("cannot answer a request for run %s yet: %s", run, error)
             return False
@@ -48,7 +49,7 @@ def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
 
 
 def _reply(data: Path, run: str, control: str, ask: Ask) -> Reply:
-    """Compute the reply. If the run's files cannot be read, the reply reports that."""
+    """Return the reply; if the run's files cannot be read, the reply is the error."""
     try:
         directory = rundir.directory_of(data, run)
         record = rundir.read(directory / "run.json", Record)

@@ -1,8 +1,8 @@
 """A client of the server's REST API, for the command line and the agent.
 
-Every call raises `PacelineError` if the server requires a token, or failed. Two subclasses are more
-specific: `InputError` if the server rejected the request, and `ServerUnreachable` if no server
-answers.
+Every call raises a `PacelineError` if the server requires a token, or fails. Two subclasses are
+more specific: an `InputError` means that the server rejects the request, and a `ServerUnreachable`
+that no server answers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PAGE = 500
 
 
 class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
-    """An error because no working Paceline server answers at the address."""
+    """An error because no working Paceline server answers at the given address."""
 
 
 class Client:
     """A connection to one server; a context manager.
 
-    `token` None: the token that a server on this machine stores for its user. `timeout_s` limits
-    each call; None: `CALL_TIMEOUT_S`.
+    `token` None: the token that a server on this machine has stored for its user. `timeout_s`
+    limits each call, in seconds; None: `CALL_TIMEOUT_S`.
     """
 
     def __init__(
@@ -129,13 +129,13 @@ class Client:
             raise InputError(reason)
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             raise ServerUnreachable(f"the server {self.server} is unavailable: {reason}")
-        # The server has answered, but a node did not answer the server.
+        # The server works, but a node has not answered the server's own request.
         if answer.status_code == httpx.codes.GATEWAY_TIMEOUT:
             raise PacelineError(reason)
         raise PacelineError(f"the server failed: {reason}")
 
     def _headers(self) -> dict[str, str]:
-        # The token is read for each call, because the server may start later, or restart.
+        # Read the token for each call: a server may start later, or restart with another token.
         token = self._token or tokens.kept(self.server)
         return {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -147,25 +147,26 @@ class Client:
         body: Mapping[str, Any],
         revision: int | None = None,
     ) -> Any:
-        """Change a run at a given revision, or at its present one if None; return the answer.
+        """Change a run that has a given revision; return the server's answer.
 
-        `what` is the path below the run, such as ``policy``. An InputError is also raised if
-        another client has changed the run since that revision.
+        `what` is the path below the run, such as ``policy``. `revision` None: the run's present
+        revision. An InputError is also raised if the run has another revision, because another
+        client has changed it.
         """
         if revision is None:
             revision = self.revision(run)
         return self.call(method, f"/runs/{run}/{what}", body, if_match=f'"{revision}"')
 
     def revision(self, run: str) -> int:
-        """Return the present revision of a run, by its whole id."""
+        """Return the present revision of a run; `run` is its whole id."""
         return int(self.call("GET", f"/runs/{run}")["revision"])
 
     def version(self) -> dict[str, Any]:
-        """Return ``{version, protocol, id, bus}`` of a server with this client's protocol version.
+        """Return the server's answer to ``GET /version``: version, protocol, id and bus.
 
-        Raise a PacelineError for a server with another protocol version.
+        Raise a PacelineError if the server's protocol version is not that of this client.
         """
-        # `paceline.wire` loads numpy and redis, which `paceline up` does not need.
+        # Imported on use: `paceline.wire` loads numpy and redis, which `paceline up` does not need.
         from paceline.wire import PROTOCOL_VERSION
 
         try:
@@ -186,11 +187,11 @@ class Client:
         return dict(answer)
 
     def session(self, path: str) -> dict[str, Any]:
-        """Return credentials for the bus, for the path ``/nodes/{node}`` or ``/runs/{run}``."""
+        """Request credentials for the bus; `path` is ``/nodes/{node}`` or ``/runs/{run}``."""
         return dict(self.call("POST", f"{path}/session"))
 
     def run(self, given: str) -> str:
-        """Return the whole id of a run, from the id or a prefix that no other run's id has.
+        """Return the whole id of a run; `given` is the id, or a prefix that no other run's id has.
 
         If several ids begin with the prefix, the InputError lists them.
         """

@@ -23,11 +23,11 @@ from paceline.node.rundir import Record
 from paceline.wire import NodeState, RunState, State
 
 _DELIVERY_INTERVAL_S = 1.0
-# Seconds before a spool that cannot be read or deleted is tried again.
-_MEND_S = 60.0
-# Seconds between two signs of life of a run.
+# Seconds before a spool that could not be read or deleted is tried again.
+_SPOOL_RETRY_S = 60.0
+# Seconds between two reports of an unchanged state. They show that a run's supervisor is alive.
 _STATE_REPEAT_S = 3.0
-# Maximum number of seconds that one call drains a spool, because an agent has other runs to serve.
+# Maximum number of seconds for which one call drains a spool, because an agent may have other runs.
 _DRAIN_S = 0.2
 # Draining pauses while the bus stream has more entries than this, because the control plane
 # disconnects a writer that floods the bus.
@@ -40,8 +40,8 @@ class Delivery:
 
     States and telemetry are stored on disk, and survive outages of the bus and the end of this
     process. A delivery holds the lock of the run's directory until `close`, so that no other
-    process delivers, too. `link` None: there is no control plane, and nothing is delivered. `lock`
-    is the lock if the caller holds it already.
+    process delivers the same reports. `link` None: there is no control plane, and nothing is
+    delivered. `lock` is the lock of the directory, if the caller already holds it.
 
     Raises:
         OSError: the directory cannot be written.
@@ -59,7 +59,7 @@ class Delivery:
         self.sent = 0
         self._link = link
         self._next = self._alive_at = self._drain_at = 0.0
-        # The chunks that are left to send.
+        # Chunks of the spool that are left to send; None: the spool must be listed.
         self._chunks: Iterator[tuple[Path, list[dict[bytes, bytes]]]] | None = None
         # True once entries about other runs were found in the spool and logged.
         self._foreign = False
@@ -69,17 +69,18 @@ class Delivery:
 
     @classmethod
     def resume(cls, directory: Path, link: Link) -> Delivery | None:
-        """Continue the delivery of a run whose process is gone.
+        """Continue the delivery of a run whose supervisor's process has ended.
 
-        If the run's end was not reported, report it. Return None if everything is delivered, if
-        another process supervises the run, or if the run belongs to another control plane.
+        If the run's end was not reported, report that the run failed. Return None if everything is
+        delivered, if another process supervises the run, if the run belongs to another control
+        plane, or if its record is missing or broken.
         """
         path = directory / "run.json"
         try:
             record = rundir.read(path, Record)
-        # A record may be broken after a power failure.
+        # The record may be broken, for example after a power failure.
         except msgspec.DecodeError as error:
-            _log.error("%s is quarantined as .bad: %s", path, error)
+            _log.error("%s cannot be decoded, and is renamed to .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
             return None
         if record is None or record.settled or record.control != link.session.control:
@@ -88,7 +89,7 @@ class Delivery:
             lock = _lock(directory)
         except BlockingIOError:
             return None
-        # The previous owner may have written the record before the lock was taken.
+        # The supervisor may have written the record since it was read above.
         record = rundir.read(path, Record)
         assert record is not None
         delivery = cls(directory, record, link, lock)
@@ -105,7 +106,7 @@ class Delivery:
 
     @property
     def settled(self) -> bool:
-        """True if the run is over, and its record on disk says that everything is delivered."""
+        """True if the run has ended, everything is delivered, and the record on disk says so."""
         return self.record.settled and self._saved
 
     def report(
@@ -119,7 +120,7 @@ class Delivery:
     ) -> RunState:
         """Record a state and deliver it, at once if the bus is available.
 
-        Arguments are those of `RunState`. `at` None: now.
+        The arguments are fields of `RunState`. `at` None: the present time.
         """
         node, at = self.record.node, time.time() if at is None else at
         return self._recorded(RunState(state, at, node, attempt, exit_code, message))
@@ -127,9 +128,10 @@ class Delivery:
     def report_start(
         self, attempt: int, place: tuple[str, int] = ("", 0), *, arrived: bool = False
     ) -> RunState:
-        """Record that the run starts, and deliver it as `report` does.
+        """Record that the run starts, and deliver this state as `report` does.
 
-        `place` is the address and the port at which this node can serve the rendezvous.
+        `place` is the address and the port at which this node can serve the rendezvous. `arrived`
+        is True once this node's launcher has reached the rendezvous.
         """
         address, port = place
         started = RunState(State.STARTING, time.time(), self.record.node, attempt)
@@ -141,7 +143,7 @@ class Delivery:
         lost = spool.dropped(self.directory / "spool")
         entry = msgspec.structs.replace(state, dropped=lost)
         self.record.states = [*self.record.states, entry]
-        # List the chunks again: after the end of a run, chunks that were left open are sent, too.
+        # The spool must be listed again: once the run has ended, open chunks are also sent.
         self._chunks = None
         self._save()
         self._next = 0.0
@@ -151,8 +153,8 @@ class Delivery:
     def pump(self) -> None:
         """Deliver states and telemetry, at most once a second. Call it often, until `settled`.
 
-        Each call may also repeat the last state as a sign of life: the server considers a silent
-        run lost.
+        Also repeat the last state every few seconds, because the server considers a run lost if
+        nothing arrives from it.
         """
         if self._link is None or self.settled or time.monotonic() < self._next:
             return
@@ -168,7 +170,7 @@ class Delivery:
         except redis.RedisError:
             return
         before = record.delivered
-        # The end of a run is delivered after all reports of its ranks.
+        # The run's end is delivered only after all reports of its ranks, so it waits for the spool.
         ready = len(record.states) - (ended and drained is False)
         while record.delivered < ready:
             if not link.report(record.states[record.delivered], record.run):
@@ -190,17 +192,17 @@ class Delivery:
     def _drained(self, link: Link) -> bool | None:
         """Send some spooled entries. Return True if none are left, False if some are left.
 
-        Return None if the spool cannot be read or deleted, also if that was found less than
-        `_MEND_S` seconds ago. Raise a RedisError during an outage of the bus.
+        Return None if the spool cannot be read or deleted; then do not try again for
+        `_SPOOL_RETRY_S` seconds. Raise a RedisError during an outage of the bus.
         """
         if time.monotonic() < self._drain_at:
             return None
         try:
             nothing_left = link.attempt(self._drain)
-        # Retrying at once would send the same records again.
+        # Wait before the next try: if a file cannot be deleted, each try sends its records again.
         except OSError as error:
-            self._drain_at = time.monotonic() + _MEND_S
-            _log.error("the spool of run %s cannot be drained: %s", self.record.run, error)
+            self._drain_at = time.monotonic() + _SPOOL_RETRY_S
+            _log.error("the spool of run %s cannot be sent: %s", self.record.run, error)
             return None
         if nothing_left is None:
             raise redis.ConnectionError(f"the bus {link.place} is unreachable")
@@ -213,7 +215,7 @@ class Delivery:
             return False
         directory = self.directory / "spool"
         rest = self._chunks or spool.chunks(directory, include_open=self.ended)
-        # After an error the files are listed again.
+        # If an error is raised below, the next call lists the files again.
         self._chunks = None
         enough_at = time.monotonic() + _DRAIN_S
         for path, entries in rest:
@@ -232,9 +234,9 @@ class Delivery:
         return True
 
     def _own(self, entries: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
-        """Return the entries about this run; the script may have spooled entries about others."""
+        """Return the entries about this run; the script may have spooled others."""
         run = self.record.run
-        own = [fields for fields in entries if _speaks_for(fields, run)]
+        own = [fields for fields in entries if _is_about(fields, run)]
         if len(own) < len(entries) and not self._foreign:
             self._foreign = True
             _log.warning("ignoring records of other runs in the spool of run %s", run)
@@ -262,15 +264,15 @@ def is_supervised(directory: Path) -> bool:
     return False
 
 
-def _speaks_for(fields: dict[bytes, bytes], run: str) -> bool:
-    """Return True if an entry of a spool is about this run.
+def _is_about(fields: dict[bytes, bytes], run: str) -> bool:
+    """Return True if an entry of a spool is about the given run.
 
-    The script can write to the spool, and ingest accepts a node's entries about all runs of that
-    node.
+    Entries about other runs must not be sent: the script can write to the spool, and ingest accepts
+    a node's entries about all runs of that node.
     """
     try:
         _, message = wire.decode(fields)
-    # The entry cannot be decoded. It is sent all the same: ingest rejects it and stores why.
+    # The entry cannot be decoded. It is sent nevertheless, because ingest records rejected entries.
     except wire.WireError:
         return fields.get(b"run") == run.encode()
     return fields.get(b"run") == run.encode() and not isinstance(message, NodeState)

@@ -1,10 +1,10 @@
 """A node that serves a single run: how it joins the run, and when it may end.
 
-`paceline node --run RUN` joins a run for which an engine started this process. `paceline node
-SCRIPT` first adopts a run: the operator started this process on each node of a job, `place` derives
-the run's key from Slurm's variables, and with `adopt` the first process of a key starts the run.
-Then the agent serves the run as a `Duty`: while it has no processes of the run, it asks the control
-plane whether the run still needs the node.
+`paceline node --run RUN` joins a run for which an engine started this process. The operator starts
+`paceline node SCRIPT` on each node of a job: `place` derives the run's key from Slurm's variables,
+and `adopt` registers the process with the server. The first process with a key creates the run.
+Then the agent serves the run as a `Duty`: while the node has no processes of the run, it asks the
+control plane whether the run still needs the node.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from paceline.wire import Launch, State
 
 _log = logging.getLogger(__name__)
 
+# Seconds between two requests that ask the server whether the run still needs the node.
 _ASK_S = 2.0
 # The node gives up after this many seconds without an answer and without processes of the run.
 GIVE_UP_S = 600.0
@@ -34,21 +35,23 @@ GIVE_UP_S = 600.0
 class Place:
     """The group of nodes that train together, and this process's slot among them."""
 
-    # Name of the group: the same on all nodes of the run, and on no other nodes.
+    # Name of the group, which is the key of the run: equal on all nodes of the run, and different
+    # for each run.
     key: str
     # Name of the slot: different for each of several nodes on one machine.
     slot: str
+    # Number of nodes in the group.
     nodes: int
 
 
 def place(
     env: Mapping[str, str], key: str | None, slot: str | None, *, alone: bool = False
 ) -> Place:
-    """Return the place of this process, from the given values and Slurm's variables in `env`.
+    """Return the group and slot of this process, from `key`, `slot` and Slurm's variables in `env`.
 
-    Each step of a job is a run; each requeue of a job by Slurm starts another run. If this process
-    was started without srun and `alone` is True (the operator gave no other nodes), it is a run of
-    its own on one node. Raise an InputError if there is no key.
+    Each step of a Slurm job is a run, and each requeue of a job starts another run. `alone` is True
+    if the operator gave no number of nodes. Then a process that was started without srun is a run
+    of its own, on one node. Raise an InputError if there is no key.
     """
     job, nodes = env.get("SLURM_JOB_ID"), 1
     if job is not None:
@@ -68,8 +71,8 @@ def place(
         slot = slot or own
     if not key:
         raise InputError(
-            "--run-key: give all nodes of the run the same key, and no other run; not needed in a "
-            "Slurm job"
+            "--run-key: give all nodes of the run the same key, which no other run has; in a Slurm "
+            "job, the key can be left out"
         )
     return Place(key, slot or key, nodes)
 
@@ -91,11 +94,11 @@ def adopt(client: Client, where: Place, launch: Launch, choice: Mapping[str, Any
 
 
 class Duty:
-    """Membership of a node in one run. It asks the control plane if the run still needs the node.
+    """Membership of a node in one run, as long as the control plane answers that it is needed.
 
     The agent calls `over` while it has no processes of the run. `host` is the engine's name of this
     machine; empty: unknown. With `shows_output`, the agent copies the output of rank 0 to its own
-    output if rank 0 is here.
+    output, if rank 0 is on this node.
     """
 
     def __init__(
@@ -113,10 +116,10 @@ class Duty:
         self.exit_code = 1
 
     def is_done(self) -> bool:
-        """Return True if the node may end.
+        """Return True if the node may end, because the run no longer needs it.
 
-        The agent calls this often while it has no processes of the run. The server is asked only
-        every few seconds.
+        Call this often while the node has no processes of the run. The server is asked only every
+        few seconds; in between, the result is False.
         """
         if time.monotonic() < self._ask_at:
             return False
@@ -125,7 +128,7 @@ class Duty:
             answer = self._client.call("POST", self._path, params=self._params)
         except ServerUnreachable as error:
             return self._unanswered(error)
-        # The server no longer accepts this node, or its token.
+        # The server rejects this node or its token, so a retry does not help.
         except PacelineError as error:
             _log.error("run %s: %s", self._run, error)
             return True
@@ -138,7 +141,7 @@ class Duty:
         return True
 
     def busy(self) -> None:
-        """Record that the node has processes of the run."""
+        """Record that the node has processes of the run, which postpones giving up."""
         self._answered_at = time.monotonic()
 
     def _unanswered(self, error: PacelineError) -> bool:

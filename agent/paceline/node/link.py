@@ -46,7 +46,7 @@ class Link:
         return urlsplit(self.url).netloc.rpartition("@")[2] or self.url
 
     def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:
-        """Return the result of `call`, which must not be None; None during an outage of the bus."""
+        """Return the result of `call`, which is not None; return None during an outage."""
         if self._outage.paused:
             return None
         try:
@@ -58,9 +58,9 @@ class Link:
         return result
 
     def address(self) -> str | None:
-        """Return the address from which this machine reaches the bus; nearby nodes can use it, too.
+        """Return this machine's own address in its connection to the bus.
 
-        The result is the connection's local address, without a DNS lookup. None during an outage of
+        Other nodes can usually reach this machine at that address. Return None during an outage of
         the bus.
         """
         return self.attempt(_local_address)
@@ -108,9 +108,8 @@ def _local_address(bus: redis.Redis) -> str:
 class Commands:
     """A reader that returns each new command of a session once, even if the bus fails in between.
 
-    If the session has a key, entries that the control plane did not write are ignored. Several
-    processes of a node may read all commands: the agent, and each `paceline run` without its own
-    session.
+    If the session has a key, entries that the control plane did not write are ignored. Reading a
+    command does not remove it from the bus.
     """
 
     def __init__(self, link: Link) -> None:
@@ -120,14 +119,14 @@ class Commands:
 
     @property
     def started(self) -> bool:
-        """True if the bus has answered once. Commands from before this answer are ignored."""
+        """True if the bus has answered once. Commands from before the first answer are ignored."""
         return self._last is not None
 
     def read(self, block_s: float) -> list[tuple[str, Command]]:
-        """Return new commands, each with its run's id; wait for the first one.
+        """Return new commands, each with its run's id; if there are none, wait for one.
 
-        The list is empty during an outage of the bus. `block_s`, the longest wait, must be below
-        the connection's timeout of 2 s.
+        The list is empty during an outage of the bus, and if no command arrives within `block_s`
+        seconds. `block_s` must be below the connection's timeout of 2 s.
         """
         stream, key = self._link.session.obeys, self._link.session.key
         if self._last is None:

@@ -1,12 +1,11 @@
 """Reading and shortening a run's logs, in the run's directory on its node.
 
-Scripts can write to that directory, too. So functions here follow no link, wait for no pipe, and
-read a bounded number of files.
+Scripts can write to that directory, too. So functions in this module follow no links, do not wait
+for pipes, and read a bounded number of files.
 
 Ranks write to their logs directly, so that no reader can slow a rank down. The launcher limits the
 size of a growing log (`shorten`): it returns the disk space of the log's middle to the file system.
-The bytes that are left keep their offsets, so readers that continue from an offset notice only a
-gap.
+The remaining bytes keep their offsets, so a reader that continues from an offset sees only a gap.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from paceline.node import rundir
 from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, ReadLog
 
-# A log that is shortened keeps this many bytes at its start and at its end. Until it is shortened
-# again, up to twice as many may be left at the end.
+# A log that is shortened keeps `KEPT_FIRST` bytes at its start and `KEPT_LAST` at its end. Until it
+# is shortened again, up to twice as many bytes may be left at its end.
 KEPT_FIRST, KEPT_LAST = 1 << 20, 64 << 20
 # Modes of Linux's fallocate.
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
@@ -51,7 +50,8 @@ def listed(directory: Path, from_attempt: int) -> list[LogFile]:
 
 
 def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
-    """Yield the logs. `may_grow` is read before the size: if it is False, the size is final."""
+    """Yield the logs; the size of a log is final if its `may_grow` is False."""
+    # `may_grow` is read before the size. In the opposite order, a log could grow between the reads.
     may_grow = _may_grow(directory, None)
     if (seen := _stat(directory / "launcher.log")) is not None:
         yield LogFile(None, None, None, seen.st_size, seen.st_mtime, may_grow)
@@ -80,7 +80,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
         return NotThere(f"it has no {wanted.output} of rank {wanted.rank}")
     else:
         path = rundir.rank_log(directory, attempt, wanted.rank, wanted.output)
-    # `may_grow` is computed before the log is read: if it is False, the log is complete.
+    # `may_grow` is read before the log, so that the log is complete if `may_grow` is False.
     may_grow = _may_grow(directory, attempt)
     try:
         handle = opened(directory, path)
@@ -95,7 +95,7 @@ def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
 
 
 def shorten(path: Path) -> None:
-    """Free the middle of a log that has grown too long; the rank may write to it meanwhile.
+    """Free the disk space of a long log's middle; the rank may write to the log meanwhile.
 
     Raise an OSError if the log cannot be written.
     """
@@ -110,7 +110,7 @@ def shorten(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            # The rank continues to write at its own offset.
+            # The middle cannot be freed, so free everything. The rank continues at its own offset.
             os.ftruncate(handle, 0)
     finally:
         os.close(handle)
@@ -119,7 +119,8 @@ def shorten(path: Path) -> None:
 def _free(handle: int, offset: int, length: int) -> None:
     """Release the disk space of a part of a file; the part then reads as zeros.
 
-    An OSError has EOPNOTSUPP or ENOSYS if the system or the file system does not support this.
+    If the system or the file system does not support this, raise an OSError with EOPNOTSUPP or
+    ENOSYS.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "fallocate64"):
@@ -130,7 +131,7 @@ def _free(handle: int, offset: int, length: int) -> None:
 
 
 def _kept(handle: int, offset: int, size: int) -> tuple[int, int]:
-    """Return start and end of the first range of bytes that is no gap, at or after an offset."""
+    """Return start and end of the first range without a gap, at or after an offset."""
     try:
         begin = os.lseek(handle, offset, os.SEEK_DATA)
         end = min(size, os.lseek(handle, begin, os.SEEK_HOLE))
@@ -138,7 +139,8 @@ def _kept(handle: int, offset: int, size: int) -> tuple[int, int]:
     except OSError as error:
         return (size, size) if error.errno == errno.ENXIO else (offset, size)
     if end < size and end - begin < _CHARACTER:
-        # A gap cuts a character, whose other bytes are gone: a reader would wait for them forever.
+        # The range may be the start of a UTF-8 character whose other bytes are gone. A reader would
+        # wait for them forever, so skip the range.
         return _kept(handle, end, size)
     return begin, end
 
@@ -151,7 +153,7 @@ def _read(handle: int, size: int, wanted: ReadLog) -> tuple[int, bytes]:
     data = os.pread(handle, min(wanted.limit, end - offset), offset)
     if offset == asked and not from_end:
         return offset, data
-    # After a gap, a block may begin with bytes that were never written.
+    # After a gap, a block may begin with bytes that were freed or never written: they are zeros.
     begin = len(data) - len(data.lstrip(b"\0")) if offset != asked else 0
     begin += _character(data[begin:]) if offset else 0
     if wanted.lines is not None:
@@ -169,12 +171,12 @@ def _last_lines(data: bytes, lines: int, begin: int) -> int:
 
 
 def _character(data: bytes) -> int:
-    """Return the position of the first whole UTF-8 character: at most 3 bytes may precede it."""
+    """Return the position of the first complete UTF-8 character; at most 3 bytes may precede it."""
     return next((i for i, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
 
 
 def _chosen(directory: Path, wanted: ReadLog) -> int | None:
-    """Return the requested attempt; None if the rank never ran on this node."""
+    """Return the requested attempt, else the newest one with a log of the rank, else None."""
     if wanted.attempt is not None:
         return wanted.attempt
     assert wanted.rank is not None
@@ -185,7 +187,7 @@ def _chosen(directory: Path, wanted: ReadLog) -> int | None:
 
 
 def _may_grow(directory: Path, attempt: int | None) -> bool:
-    """Return True if processes of an attempt may still run; with None, processes of any attempt."""
+    """Return True if processes of an attempt may still run; `attempt` None: of any attempt."""
     record = rundir.read(directory / "run.json", Record)
     if record is None or (record.states and record.states[-1].state.final):
         return False
@@ -201,7 +203,7 @@ def attempts(directory: Path) -> list[int]:
 
 
 def numbers(folder: Path, prefix: str) -> Iterator[int]:
-    """Yield the numbers of a folder's entries whose names are `prefix` and a number."""
+    """Yield N for each entry of a folder whose name is `prefix` followed by a number N."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in islice(entries, _MOST_ENTRIES):
             if (number := _NUMBER.fullmatch(entry.name)) and number[1] == prefix:

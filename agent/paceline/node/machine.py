@@ -24,7 +24,7 @@ def default_name() -> str:
 
 
 def describe(name: str) -> NodeState:
-    """Describe this machine without importing torch: usable cores, memory in bytes, GPUs."""
+    """Return a description of this machine: its usable cores, memory in bytes, and GPUs."""
     return NodeState(
         node=name,
         hostname=socket.gethostname(),
@@ -39,10 +39,10 @@ def describe(name: str) -> NodeState:
 def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    In a container, the affinity and the CPU quota limit the number. `own` lists the control groups
-    of this process and `groups` is the folder of all (version 2 of Linux's control groups).
+    In a container, the affinity and the CPU quota limit the number. `own` is the file with the
+    control group of this process (Linux's cgroup v2), and `groups` the folder of all groups.
     """
-    # Only Linux has this function.
+    # Only Linux has `sched_getaffinity`.
     affinity = getattr(os, "sched_getaffinity", None)
     number = len(affinity(0)) if affinity else psutil.cpu_count() or 1
     with suppress(OSError, ValueError):
@@ -59,7 +59,7 @@ def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cg
 
 
 def processor(described: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's model name from Linux's description, else the name of its architecture."""
+    """Return the CPU's model name from the file `described`, else the name of its architecture."""
     with suppress(OSError, UnicodeDecodeError):
         for line in described.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -69,11 +69,11 @@ def processor(described: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def address_towards(address: str) -> str:
-    """Return the local address from which this machine reaches another machine's IP address.
+    """Return this machine's own address on its route to another machine's IP address.
 
-    Raise an OSError if there is no route to the address, or if it is a name.
+    Raise an OSError if there is no route to the address, or if the address is a name.
     """
-    # A DNS lookup of a name might take long.
+    # Names are rejected, because a DNS lookup might take long.
     flags = socket.AI_NUMERICHOST
     ways = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM, flags=flags)
     family, kind, _, _, place = ways[0]
@@ -84,7 +84,7 @@ def address_towards(address: str) -> str:
 
 
 def gpus() -> list[str]:
-    """Return the names of the NVIDIA GPUs; empty without a driver."""
+    """Return the names of the NVIDIA GPUs; an empty list if there is no driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -93,7 +93,7 @@ def gpus() -> list[str]:
         capture_output=True,
         text=True,
         timeout=30,
-        # Without a loaded driver the tool fails, and no GPU can be used.
+        # The tool fails if no driver is loaded; then no GPU can be used.
         check=False,
     )
     if answer.returncode != 0:

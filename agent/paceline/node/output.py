@@ -29,7 +29,8 @@ def copying(stream: IO[bytes]) -> Callable[[bytes], None]:
 class Output:
     """A copier of rank 0's output to the output of this process, if rank 0 is on this node.
 
-    `writer` returns a write function for a standard stream of this process; None: `copying`.
+    `writer` takes a standard stream of this process, and returns a function that writes to it;
+    None: `copying`.
     """
 
     def __init__(self, directory: Path, writer: Writer | None = None) -> None:

@@ -1,7 +1,7 @@
 """Permissions of files that hold secrets: databases, logs, spools and tokens.
 
-The command line calls `files` at its start; options that name secret files go through `secret` or
-`check`.
+The command line calls `files` when it starts. A file that an option names as secret is read by
+`secret`, or checked by `check`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from paceline.core.errors import InputError, PacelineError
 # Permission bits of all users except the owner.
 OTHERS = 0o077
 
-# The user's own umask; -1: `files` was not called, and nothing has changed.
+# The umask that the user had set before `files` was called; -1: `files` was not called.
 _given = -1
 
 
 def files() -> None:
-    """Restrict files that this process creates to its user: 0600, directories 0700."""
+    """Set the umask, so that only this user can access files that this process creates."""
     global _given
     before = os.umask(OTHERS)
     if _given == -1:
@@ -28,7 +28,7 @@ def files() -> None:
 
 
 def given_umask() -> int:
-    """Return the user's own umask, for programs that `subprocess.Popen` starts for the user.
+    """Return the umask that the user had set, for programs that `subprocess.Popen` starts.
 
     Return -1 if `files` was not called; `subprocess.Popen` then leaves the umask unchanged.
     """
@@ -36,14 +36,15 @@ def given_umask() -> int:
 
 
 def check_data(folder: Path) -> None:
-    """Reject a data directory in which another user may have planted something.
+    """Reject a data directory in which another user may have created files.
 
-    The directory, its entries, and the entries of its `bus` and `runs` must belong to this user or
-    to root. Below these directories, only their owners can have created anything.
+    The directory, its entries, and the entries of its folders `bus` and `runs` must belong to this
+    user or to root. Deeper entries are not checked, because only the owners of the checked folders
+    can have created them.
 
     Raises:
-        PacelineError: another user owns one of them.
-        OSError: one of them cannot be read.
+        PacelineError: another user owns a checked entry.
+        OSError: a checked entry cannot be read.
     """
     if not folder.exists():
         return

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parents, and ports for them."""
+"""Child processes that do not outlive their parents, and ports for child processes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ def rename(name: str) -> None:
 def reserved_port(port: int = 0) -> socket.socket:
     """Reserve a port of all interfaces while the returned socket is open; `port` 0: any free port.
 
-    A server that listens on the port can be started meanwhile, if it sets SO_REUSEADDR as most do.
-    The kernel assigns the port neither to processes that request any free port, nor to outgoing
-    connections. Without a reservation, another process might take the port a moment later. An
-    OSError is raised if the port is not free.
+    While the socket is open, the kernel does not assign the port to other processes that request
+    any free port, or to outgoing connections. But a server that sets SO_REUSEADDR, as most do, can
+    listen on it. An OSError is raised if the port is not free.
     """
     both = socket.has_dualstack_ipv6()
     reserved = socket.socket(socket.AF_INET6 if both else socket.AF_INET)

@@ -1,16 +1,16 @@
-"""A run's directory on its node: the files that launcher and supervisor write.
+"""A run's directory on its node: the files of launcher, supervisor and ranks.
 
 ``<data>/runs/<run>/``
     ``run.json``       `Record`: reported states, and whether the control plane has them
     ``launcher.json``  `LauncherStatus`
     ``launcher.log``   output of the launcher
-    ``arrived``        the launcher of one of several nodes has reached the rendezvous
-    ``reform``         nodes join or leave, see `paceline.core.reform`
+    ``arrived``        exists if this node's launcher has reached the rendezvous of several nodes
+    ``reform``         exists while nodes join or leave, see `paceline.core.reform`
     ``logs/attempt_<k>/<rank>/{stdout,stderr}.log``
     ``spool/``         telemetry that the bus did not accept
     ``memory/``        ranks' memory limits, see `paceline.train.features.memory`
     ``ended.json``     `EndedRanks`
-    ``launches``       launches that were obeyed: none is obeyed twice
+    ``launches``       launches that were executed; none is executed twice
     ``lock``           held by the process that supervises the run
 """
 
@@ -34,7 +34,7 @@ from paceline.wire import RunState
 T = TypeVar("T")
 
 _TAIL_BYTES = 65536
-# Maximum number of characters of a log in a run's message.
+# Maximum number of characters of a log that a run's message quotes.
 _LOG_CHARACTERS = 2000
 
 
@@ -61,7 +61,7 @@ class Record(msgspec.Struct):
     states: list[RunState] = []
     # Number of `states` that the bus accepted.
     delivered: int = 0
-    # True if the run is over, all states are delivered and the spool is empty.
+    # True if the run has ended, all states are delivered, and the spool is empty.
     settled: bool = False
 
 
@@ -83,7 +83,7 @@ def open_data(path: Path) -> Path:
     """Create a data directory, or check that it is usable; return its absolute path.
 
     Raises:
-        PacelineError: the directory cannot be written, or another user owns something in it.
+        PacelineError: the directory cannot be written, or another user owns a file in it.
     """
     path = path.expanduser().absolute()
     try:
@@ -104,15 +104,15 @@ def open_data(path: Path) -> Path:
 
 
 def directory_of(data: Path, run: str) -> Path:
-    """Return a run's directory; reject an invalid id, which could lead anywhere as a path."""
+    """Return a run's directory; reject an invalid id, which could be a path out of `data`."""
     return data / "runs" / runid.checked(run)
 
 
 def note_launch(directory: Path, sealed: bytes) -> bool:
     """Record a launch of a run in its directory; return False if it is recorded already.
 
-    No two launches have the same encrypted secrets. So if a program that can write to the bus sends
-    an old launch again, this function recognises it.
+    `sealed` is the launch's encrypted secrets, which differ for each launch. So this function
+    detects if a program that can write to the bus sends an old launch again.
     """
     name = hashlib.sha256(sealed).hexdigest()
     path = directory / "launches"
@@ -138,7 +138,7 @@ def forget_launcher(directory: Path) -> None:
 
 
 def rank_log(directory: Path, attempt: int, rank: int, stream: str) -> Path:
-    """Return the file of a rank's `stream` ("stdout", "stderr")."""
+    """Return the path of a rank's log; `stream` is "stdout" or "stderr"."""
     return directory / "logs" / f"attempt_{attempt}" / str(rank) / f"{stream}.log"
 
 
@@ -156,7 +156,7 @@ def tail(log: Path) -> str:
 def last_lines(log: Path) -> str:
     """Return the last lines of a log, for a run's message: at most 2,000 characters.
 
-    Of a line that was overwritten, such as a progress bar, only the last version is kept.
+    If a line was overwritten, such as a progress bar, return only its last version.
     """
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail(log).strip().split("\n")]
     text = "\n".join(lines)
@@ -169,7 +169,7 @@ def last_lines(log: Path) -> str:
 def write(path: Path, value: msgspec.Struct) -> None:
     """Replace a JSON file atomically: a reader sees the old file or the new one.
 
-    Only its owner may read it, even if a rank, which has the user's umask, writes it.
+    Only its owner may read the file, even if a rank writes it with the user's umask.
     """
     temporary = path.with_suffix(".tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""Sessions on the bus: the URL, streams and key with which an agent or `paceline run` uses it.
+"""Sessions on the bus: the URL, streams and key with which an agent or a run uses the bus.
 
 Functions that call the server raise `PacelineError` as `Client.call` does.
 """
@@ -21,8 +21,9 @@ from paceline.wire.bus import at_address, connect, is_loopback
 class BusSession:
     """Access of a node or a run to the bus, as the control plane grants it.
 
-    An agent that was given a URL of the bus with a password does not call a server and has no key.
-    Such an agent reports on TELEMETRY, and the MACs of the entries that it reads are not checked.
+    An agent whose operator gave a URL of the bus with a password calls no server, and has no key.
+    Such an agent reports on the stream TELEMETRY, and does not check the MACs of entries that it
+    reads.
     """
 
     # The control plane's id, or the address of its bus.
@@ -33,6 +34,7 @@ class BusSession:
     reports: str
     # The stream from which commands are read.
     obeys: str
+    # Key of the MACs of commands and reports; None: they are not signed.
     key: bytes | None = field(repr=False)
 
 
@@ -41,7 +43,7 @@ def of_node(client: Client, node: str, address: str | None = None) -> BusSession
 
     `address` is the URL of the bus as this node reaches it; None: the URL that the server returns.
     """
-    # This call rejects a server with another protocol version.
+    # This call raises an error if the server has another protocol version.
     info = client.version()
     if address is None:
         check_bus(client, info)
@@ -52,7 +54,7 @@ def of_node(client: Client, node: str, address: str | None = None) -> BusSession
 
 
 def of_run(client: Client, run: str) -> BusSession:
-    """Request the session of a run in the foreground, which is registered at the server."""
+    """Request the session of a run in the foreground; the run is registered with the server."""
     info = client.version()
     check_bus(client, info)
     answer = client.session(f"/runs/{run}")
@@ -72,7 +74,7 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
     try:
         with connect(info["bus"]) as tried:
             tried.ping()
-    # A bus answers. It rejects the connection only because the URL in `info` has no password.
+    # The bus answers. It rejects the connection only because the URL in `info` has no password.
     except redis.AuthenticationError:
         return
     except redis.RedisError as error:
@@ -83,10 +85,10 @@ def check_bus(client: Client, info: Mapping[str, Any]) -> None:
 
 
 def without(control_plane: str, bus: str, node: str) -> BusSession:
-    """Return the session of an agent without a server: a URL, and no key.
+    """Return the session of an agent that has only the URL `bus`, and calls no server.
 
-    `control_plane` identifies the control plane. The URL's user must have all rights of agents and
-    ranks.
+    `control_plane` identifies the control plane. The user in the URL must have all rights of agents
+    and ranks.
     """
     return BusSession(control_plane, bus, TELEMETRY, commands(node), None)
 

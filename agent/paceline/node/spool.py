@@ -1,8 +1,9 @@
 """Telemetry that the bus did not accept, in bounded files on the node until it can be sent.
 
 A writer appends to a ``.part`` file and renames the closed file to ``.spool``, so ``.spool`` files
-are always complete. A record is its length, its CRC-32 and its MessagePack bytes. Writes go
-straight to the kernel. Written records survive the end of the process, but not a power failure.
+are always complete. Each file is a chunk of the spool. Each of its records consists of a length, a
+CRC-32 and MessagePack bytes. Writes are not buffered in the process, so records survive the end of
+the process, but not a power failure.
 
 The training script can write to the directory, too. So readers validate everything in it.
 """
@@ -24,11 +25,13 @@ import msgspec
 
 logger = logging.getLogger(__name__)
 
+# Size and age at which a writer closes a chunk.
 CHUNK_BYTES = 1 << 20
 CHUNK_AGE_S = 1.0
-# Maximum number of bytes that are read of a chunk. A large record may make a chunk exceed
-# `CHUNK_BYTES`.
+# Maximum number of bytes that are read from a chunk. It is larger than `CHUNK_BYTES`, because a
+# chunk may have a single larger record.
 MOST_CHUNK_BYTES = 1 << 30
+# Largest number of dropped records that is reported.
 MOST_DROPPED = 2**53
 
 _HEAD = struct.Struct("<II")
@@ -42,7 +45,7 @@ class Spool:
     Args:
         directory: shared by the writers of a run; created with the first record.
         name: name of this writer, unique in the directory; letters, digits and dashes.
-        limit_bytes: maximum number of bytes of this writer that wait to be drained.
+        limit_bytes: maximum size of this writer's files that are not drained yet.
     """
 
     def __init__(self, directory: Path, name: str, limit_bytes: int) -> None:
@@ -55,14 +58,14 @@ class Spool:
         self._open_bytes = 0
         self._open_records = 0
         self._closed_bytes = 0
-        # Number of records in chunks whose files were deleted before they were closed.
+        # Number of records in chunks whose files were deleted before this writer had closed them.
         self.lost = 0
 
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
         """Store the fields of a bus entry; return False if the disk or the spool is full.
 
-        `records` is the number of records in the entry; `lost` counts them if the chunk is deleted
-        before it is closed. Raise an OSError if the directory cannot be written.
+        `records` is the number of telemetry records in the entry; they are added to `lost` if the
+        chunk is deleted before it is closed. Raise an OSError if the directory cannot be written.
         """
         body = _encoder.encode(fields)
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body
@@ -79,7 +82,7 @@ class Spool:
         if self._file.write(record) < len(record):
             try:
                 self._file.truncate(self._open_bytes)
-            # Records after a torn record would not be read, so the next one goes to a new chunk.
+            # Records after an incomplete record would not be read, so begin a new chunk.
             finally:
                 self.close()
             return False
@@ -90,12 +93,12 @@ class Spool:
     def _fits(self, size: int) -> bool:
         if self._closed_bytes + self._open_bytes + size <= self._limit_bytes:
             return True
-        # Chunks may have been drained since the last count.
+        # Count the closed chunks again, because some may have been drained since the last count.
         self._closed_bytes = 0
         for path in self._directory.glob(f"*.{self._name}.spool"):
             try:
                 self._closed_bytes += path.stat().st_size
-            # The chunk was drained between listing and reading its size.
+            # The chunk was drained after the directory was listed.
             except FileNotFoundError:
                 continue
         return self._closed_bytes + self._open_bytes + size <= self._limit_bytes
@@ -127,7 +130,7 @@ class Spool:
             logger.warning("spooled telemetry cannot be sent before the run ends: %s", error)
 
     def note_dropped(self, records: int) -> None:
-        """Store the number of records that this writer has lost so far, for `dropped` to add up."""
+        """Store the total number of records that this writer has lost; `dropped` reads it."""
         self._directory.mkdir(0o700, parents=True, exist_ok=True)
         part = self._directory / f"{self._name}.dropped.new"
         part.write_text(str(records))
@@ -140,9 +143,9 @@ def dropped(directory: Path) -> int:
     for path in directory.glob("*.dropped"):
         try:
             count += int(_read(path) or 0)
-        # The run is reported without this count.
+        # This writer's number is left out of the sum.
         except (OSError, ValueError) as error:
-            logger.error("ignoring %s: %s", path, error)
+            logger.error("ignoring the number of dropped records in %s: %s", path, error)
     return min(max(count, 0), MOST_DROPPED)
 
 
@@ -151,9 +154,9 @@ def chunks(
 ) -> Iterator[tuple[Path, list[dict[bytes, bytes]]]]:
     """Yield the file and the entries of each chunk, oldest chunk first.
 
-    The caller deletes each file once it is sent. The rest of a file after a torn or invalid record
-    is logged and left out. Set `include_open` only if the writers have ended. The directory may be
-    missing.
+    The caller deletes each file once it is sent. The rest of a file after an incomplete or invalid
+    record is left out, and a warning is logged. Set `include_open` only if the writers have ended.
+    The directory may be missing.
     """
     paths = list(directory.glob("*.spool"))
     if include_open:
@@ -164,7 +167,7 @@ def chunks(
         torn += rest > 0
         yield path, whole
     if torn:
-        logger.warning("ignoring %d spooled records that a crash truncated", torn)
+        logger.warning("ignoring the ends of %d spool files after an incomplete record", torn)
 
 
 def drain(
@@ -175,9 +178,9 @@ def drain(
 ) -> int:
     """Send all spooled entries, oldest chunk first; return their number.
 
-    Each chunk is deleted after sending it. If the process is killed or `send` raises any error, the
-    whole chunk is sent again next time. Torn records and `include_open`: as in `chunks`. A chunk
-    that is neither a regular file nor a folder is deleted.
+    Each chunk is deleted after it is sent. If the process is killed or `send` raises an error, the
+    next call sends the whole chunk again. Incomplete records and `include_open` have the same
+    effects as in `chunks`. Links, pipes and devices among the files are deleted.
     """
     sent = 0
     for path, entries in chunks(directory, include_open=include_open):

@@ -32,8 +32,8 @@ from paceline.wire.bus import is_loopback
 
 # Seconds from a stop to killing the launcher; the launcher itself gives its ranks 25 s to end.
 _KILL_LAUNCHER_AFTER_S = 28.0
-# Paceline's variables that ranks inherit from this process. Other variables hold secrets, such as a
-# token, or are set by the supervisor.
+# Variables of Paceline that ranks inherit from this process. Other variables of Paceline contain
+# secrets, such as a token, or are set by the supervisor.
 _PASSED_ON = (
     "PACELINE_CA_FILE",
     "PACELINE_EMULATE",
@@ -47,8 +47,9 @@ def check(launch: Launch) -> None:
     """Reject a launch that cannot work.
 
     Raises:
-        InputError: script or working directory is missing, there are no ranks, a text holds a NUL
-            character, or a driver should run on several nodes.
+        InputError: script or working directory is missing, a number is out of range, a variable's
+            name is invalid, a text contains a NUL character, or a driver should run on several
+            nodes.
     """
     for name in launch.env:
         if not name or "=" in name:
@@ -92,18 +93,20 @@ class RankAccess:
 class Supervisor:
     """A run's launcher process on this node: starts, polls and ends it, and reports its states.
 
-    No method blocks: call `poll` a few times a second until `settled`. Make all calls from one
-    thread that lives as long as the run, because the kernel ends the launcher with this thread.
+    No method except `close` waits for a process: call `poll` a few times a second until `settled`.
+    Make all calls from one thread that lives as long as the run, because the kernel kills the
+    launcher when this thread ends.
 
     Args:
         launch: the script, its arguments and its environment.
         data: the data directory, in which the run's directory is created.
         record: the run and its supervisor.
-        link: connection to the bus; None: ranks train without a control plane, nothing is reported.
+        link: connection to the bus; None: ranks train without a control plane, and nothing is
+            reported.
         ranks: the ranks' access to the bus; None: the access of `link`.
 
     Raises:
-        InputError: `check` rejects the launch, or the record's run is no valid run id.
+        InputError: `check` rejects the launch, or the record has no valid run id.
         OSError: the run's directory cannot be written.
     """
 
@@ -127,13 +130,13 @@ class Supervisor:
             RankAccess(link.url, link.session.key) if link is not None else None
         )
         self._launcher: subprocess.Popen[bytes] | None = None
+        # Reason why the run is being stopped; None: it is not.
         self._stopping: str | None = None
         self._kill_at = 0.0
-        # The newest attempt that the launcher has begun, which may have been too short to be
-        # reported.
+        # The newest attempt that the launcher has begun. It may have ended before it was reported.
         self._reached = 0
         self._ending: Ending | None = None
-        # Socket that reserves a port for the rendezvous until the launcher starts; None: no port.
+        # Listening socket on which this node can serve the rendezvous, until the launcher starts.
         self._door: socket.socket | None = None
 
     @property
@@ -171,19 +174,19 @@ class Supervisor:
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 
     def poll(self) -> None:
-        """Check the processes, report changes, kill processes that end late, deliver reports."""
+        """Report changes of the processes, kill a launcher that ends late, and deliver reports."""
         if self.running and self._launcher is not None:
             if self._stopping is not None and time.monotonic() > self._kill_at:
                 self.kill()
+            self._ending = None if self._ending is None or self._ending.done() else self._ending
             # The exit code is read before the status, because the launcher writes the status and
             # then exits.
-            self._ending = None if self._ending is None or self._ending.done() else self._ending
             code = self._launcher.poll()
             status = rundir.read(self.directory / "launcher.json", LauncherStatus)
             if code is not None:
                 self._reached = status.attempt if status is not None else 0
                 self._ended(code, status)
-            elif status is not None and self._is_news(status):
+            elif status is not None and self._is_new(status):
                 self.last = self.delivery.report(
                     State.RUNNING, status.attempt, message=status.message
                 )
@@ -193,7 +196,7 @@ class Supervisor:
         self.delivery.pump()
 
     def obey(self, command: Kill | EndRanks | JoinRendezvous) -> None:
-        """Obey a command of the control plane, unless it was for an earlier launch or attempt."""
+        """Execute a command of the control plane, unless it is for an earlier launch or attempt."""
         if isinstance(command, JoinRendezvous):
             self._join_rendezvous(command)
         elif isinstance(command, EndRanks):
@@ -206,8 +209,8 @@ class Supervisor:
     def stop(self, reason: str, *, leaves: bool = False) -> None:
         """Request that the ranks end; ranks that still run after 25 s are killed. Idempotent.
 
-        With `leaves`, the run continues on its other nodes, if it has any. Then all ranks end after
-        the same step.
+        With `leaves`, only this node leaves the run. If the run has other nodes, all of its ranks
+        end after the same step, and the run then continues on the other nodes.
         """
         if self._launcher is None and self._door is not None and self.running:
             self._shut_door()
@@ -220,13 +223,13 @@ class Supervisor:
             self._launcher.send_signal(signal.SIGINT if in_order else signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill all processes of the run now; the kernel ends the ranks with the launcher."""
+        """Kill the launcher now; the kernel then kills the ranks."""
         if self._launcher is not None and self._launcher.poll() is None:
             self._stopping = self._stopping or "killed"
             self._launcher.kill()
 
     def close(self) -> None:
-        """Kill all processes that still run and release the run's directory."""
+        """Kill processes of the run that still run, and release the run's directory."""
         self._shut_door()
         if self._launcher is not None:
             self._launcher.kill()
@@ -255,22 +258,23 @@ class Supervisor:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, 0), family=family)
 
-    def _join_rendezvous(self, word: JoinRendezvous) -> None:
+    def _join_rendezvous(self, command: JoinRendezvous) -> None:
         if self._door is None or self._launcher is not None or not self.running:
             return
-        if word.first_attempt != self._launch.attempt:
+        if command.first_attempt != self._launch.attempt:
             return
         address, port = self._door.getsockname()[:2]
-        serves = (word.address, word.port) == (address, port)
+        serves = (command.address, command.port) == (address, port)
         try:
-            # This node reaches the bus by loopback, where other nodes cannot reach this node.
+            # This node reaches the bus at the loopback interface, so its address in that connection
+            # is of no use to other nodes.
             if not serves and is_loopback(address):
-                address = address_towards(word.address)
+                address = address_towards(command.address)
             self._start(
                 "--nodes",
                 str(self._launch.nodes_min),
                 str(self._launch.nodes_max),
-                *("--address", address, "--store", f"{word.address}:{word.port}"),
+                *("--address", address, "--store", f"{command.address}:{command.port}"),
                 *(("--door", str(self._door.fileno())) if serves else ()),
             )
         except (OSError, ValueError) as error:
@@ -313,7 +317,7 @@ class Supervisor:
             env.setdefault("OMP_NUM_THREADS", "1")
         env.update(self._launch.env)
         if (umask := private.given_umask()) >= 0:
-            # The launcher's files are private; the ranks' files are not.
+            # The launcher creates private files. Ranks create files with the user's own umask.
             env["PACELINE_UMASK"] = f"{umask:o}"
         if self._ranks is not None:
             env["PACELINE_RUN"] = self.run
@@ -323,7 +327,7 @@ class Supervisor:
             env["PACELINE_SPOOL"] = str(self.directory / "spool")
         env["PACELINE_FIRST_ATTEMPT"] = str(self._launch.attempt)
         env["PACELINE_MEMORY"] = str(self.directory / "memory")
-        # Paceline knows no directory that several nodes share.
+        # Several nodes get no directory for checkpoints, because they may share no directory.
         if self._launch.nodes_max == 1:
             env["PACELINE_CHECKPOINTS"] = str(self.directory / "checkpoints")
         if self._ranks is not None and observation.observed(env):
@@ -331,10 +335,10 @@ class Supervisor:
         return env
 
     def _trains(self) -> bool:
-        """Return True if the launcher has started ranks: before that, it does not handle SIGINT."""
+        """Return True if the launcher has started ranks; until then it does not handle SIGINT."""
         return rundir.read(self.directory / "launcher.json", LauncherStatus) is not None
 
-    def _is_news(self, status: LauncherStatus) -> bool:
+    def _is_new(self, status: LauncherStatus) -> bool:
         assert self.last is not None
         known = self.last.state is State.RUNNING and self.last.attempt == status.attempt
         return status.exit_code is None and not known
@@ -346,10 +350,10 @@ class Supervisor:
 
     def _ended(self, code: int, status: LauncherStatus | None) -> None:
         exit_code = status.exit_code if status is not None else None
-        # The time at which the ranks ended: the launcher ends later.
+        # The ranks' end counts as the run's end, because the launcher ends later.
         at = status.ended_at if status is not None else None
-        # The exit code shows success even if the status could not be written because the disk is
-        # full.
+        # The launcher's exit code shows success even if a full disk prevented it from writing its
+        # status.
         if code == 0:
             exit_code = 0
         if self._stopping is not None:
@@ -392,8 +396,8 @@ def _spawn(
         cwd=cwd,
         env=env,
         pass_fds=() if door is None else (door.fileno(),),
-        # A session of its own, so that Ctrl-C reaches only this process, which ends the ranks
-        # cleanly.
+        # The launcher has its own session, so that Ctrl-C reaches only this process, which then
+        # ends the ranks cleanly.
         start_new_session=True,
         preexec_fn=die_with_parent,
     )

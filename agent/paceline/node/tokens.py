@@ -1,9 +1,9 @@
 """Storage of the token of a server on this machine, in a file that only its user can read.
 
-A server that was started without a token generates one. While it runs, the token is in a file named
-after its address. The command line, agents and demos find the token there. The server locks the
-file. Once the server has ended, for whatever reason, the lock is gone, and clients do not send the
-token to whatever program listens on the port next.
+A server that was started without a token generates one. While the server runs, it keeps the token
+in a file named after its address, and locks the file. The command line, agents and demos read the
+token from the file. Once the server has ended, for whatever reason, the lock is gone. Then clients
+ignore the file, so that they do not send the token to another program that listens on the port.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _LONGEST_TOKEN = 4096
 
 
 def kept(server: str) -> str | None:
-    """Return the token of a server that runs on this machine, under this user, at this address."""
+    """Return the token of a server that this user runs on this machine at the given address.
+
+    Return None if there is no such server, or if it stores no token.
+    """
     try:
         path = _place(server)
         if path is None:
@@ -36,7 +39,7 @@ def kept(server: str) -> str | None:
 
 @contextmanager
 def keeping(server: str, token: str) -> Iterator[Path]:
-    """Store a server's admin token for clients of this machine's user while the server runs.
+    """Return a context in which a server's admin token is stored for clients of the same user.
 
     Raise an OSError if the file cannot be written.
     """
@@ -48,7 +51,7 @@ def keeping(server: str, token: str) -> Iterator[Path]:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        # A fork that outlives the server for a moment must not keep the file locked.
+        # A forked child that outlives the server must not keep the file locked.
         os.register_at_fork(after_in_child=file.close)
         file.write(f"{token}\n")
         file.flush()

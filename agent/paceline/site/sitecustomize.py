@@ -1,6 +1,6 @@
 """Observation of a script that does not use Paceline; see `paceline.observation`.
 
-Python imports this module when it starts. An error here never ends the script.
+Python imports this module when it starts. An error in this module never ends the script.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 
 
 def _next_sitecustomize() -> None:
-    """Run the `sitecustomize` that Python would have imported without this folder, if any."""
+    """Run the `sitecustomize` that Python would import without this folder, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib takes long
     others = [each for each in sys.path if os.path.abspath(each or ".") != here]  # noqa: PTH100
     spec = PathFinder.find_spec("sitecustomize", others)

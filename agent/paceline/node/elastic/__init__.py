@@ -1,1 +1,1 @@
-"""The processes of a run that use TorchElastic: its launcher, and the start of a rank."""
+"""The launcher of a run, which uses TorchElastic, and the start of its ranks."""

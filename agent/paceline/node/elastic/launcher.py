@@ -1,7 +1,7 @@
 """``python -m paceline.node.elastic.launcher``: runs one run's ranks on one node.
 
-A `Supervisor` starts this process, which starts the ranks through TorchElastic. The launcher leaves
-the outcome in ``launcher.json`` and as its exit code.
+A `Supervisor` starts this process, which starts the ranks through TorchElastic. The launcher
+reports the outcome in ``launcher.json`` and as its exit code.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from paceline.node.rundir import LauncherStatus
 from paceline.wire import RENDEZVOUS_GONE
 
 _LAUNCHER_POLL_S = 0.1
-# Restart limit that TorchElastic gets, in effect none, if `Roll` counts the failures instead.
+# Restart limit that TorchElastic gets if `Roll` counts the failures instead: never reached.
 _UNBOUNDED = 2**31 - 1
 
 
@@ -107,8 +107,8 @@ def launch(order: NodeLaunch) -> LauncherStatus:
 def _outcome(agent: RankAgent) -> LauncherStatus:
     """Run an agent until its ranks end; return the launcher's final status.
 
-    A RendezvousConnectionError means that the rendezvous is gone. A SignalException means that this
-    launcher was asked to end; the other launchers continue.
+    Raise a RendezvousConnectionError if the rendezvous is gone, and a SignalException if a signal
+    ends this launcher; the other launchers then continue.
     """
     handler = agent.get_worker_group().spec.rdzv_handler
     try:
@@ -116,11 +116,11 @@ def _outcome(agent: RankAgent) -> LauncherStatus:
         events.record(agent.get_event_succeeded())
     except SignalException:
         if isinstance(handler, Together):
-            # The store may be gone.
+            # If the store is gone, the other launchers cannot be notified.
             with contextlib.suppress(RendezvousError, RuntimeError):
                 handler.leave()
         raise
-    # The run has ended on the other nodes.
+    # Another launcher has closed the rendezvous, because the run has ended.
     except RendezvousClosedError:
         return _ended_by_others(agent)
     except RendezvousTimeoutError:
@@ -140,7 +140,7 @@ def _ended_by_others(agent: RankAgent) -> LauncherStatus:
 
 
 def main() -> None:
-    """Launch the ranks; leave the outcome in ``launcher.json`` and as exit code."""
+    """Launch the ranks; report the outcome in ``launcher.json`` and as exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m paceline.node.elastic.launcher", allow_abbrev=False
     )
@@ -150,11 +150,13 @@ def main() -> None:
     parser.add_argument("--nproc", type=int, required=True)
     parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("--first-attempt", type=int, default=0)
-    parser.add_argument("--nodes", type=int, nargs=2, help="minimum and maximum number")
-    parser.add_argument("--address", help="this node's, for the others")
+    parser.add_argument("--nodes", type=int, nargs=2, help="minimum and maximum number of nodes")
+    parser.add_argument("--address", help="address of this node, for other nodes")
     parser.add_argument("--store", help="address:port of the rendezvous")
-    parser.add_argument("--door", type=int, help="listening socket to serve the rendezvous on")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="script args…")
+    parser.add_argument(
+        "--door", type=int, help="descriptor of the listening socket of the rendezvous"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="script and its arguments")
     o = parser.parse_args()
     place = problem = None
     if o.nodes is not None:

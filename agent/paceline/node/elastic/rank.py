@@ -1,9 +1,9 @@
-"""Start of a rank: makes it end with the launcher, then becomes ``python -u script args…``.
+"""Start of a rank: the process replaces itself by ``python -u script args…`` (exec).
 
+Before that, it asks the kernel to kill it when the launcher ends; the request survives the exec.
 This file is run by path, ``python -P rank.py LAUNCHER_PID script args…``, so that it imports
-nothing of the package. The kernel keeps the request to die with the parent across the exec. The
-script starts as under plain Python. A driver (`paceline.core.driver`) is no rank and gets none of a
-rank's variables, because the processes that it starts would inherit them.
+nothing of the package. A driver (`paceline.core.driver`) is not a rank. It gets none of a rank's
+variables, because the processes that it starts would inherit them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _OF_RANK = {
 if __name__ == "__main__":
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The launcher died before the request to the kernel.
+    # If the launcher died before the request to the kernel, this process must end itself.
     if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-    # The user's own umask applies to files that the script writes.
+    # Restore the user's own umask for files that the script writes.
     if umask := os.environ.pop("PACELINE_UMASK", ""):
         os.umask(int(umask, 8))
     if os.environ.get("PACELINE_DRIVER"):

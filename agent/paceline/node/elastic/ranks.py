@@ -38,30 +38,31 @@ from paceline.node.elastic.roll import FirstFailure, Roll, RollRound
 from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import FAILED_ELSEWHERE
 
-# Seconds between requesting that ranks end and killing them. After a failure, the other ranks have
-# nothing left to do. On a stop, ranks save a declared checkpoint; Slurm and Kubernetes give the
-# launcher 30 s.
+# Seconds between requesting that ranks end and killing them: after a failure, and on a stop. A stop
+# takes longer, because ranks save a declared checkpoint. Slurm and Kubernetes kill the launcher
+# 30 s after a stop.
 KILL_RANKS_AFTER_S, STOP_GRACE_S = 5, 25
-# Seconds to wait for further failures before the first one is determined: a rank that raises an
-# exception may exit later than peers that fail because that rank is gone.
+# Seconds to wait for further failures before the first failure is determined. A rank that raises an
+# exception may exit later than peers that fail because of this exception.
 _LINGER_S = 0.5
 _PROCESSES_POLL_S = 0.2
-# Number of attempts whose logs are kept: a run may be restarted any number of times.
+# Number of newest attempts whose logs are kept. Older logs are deleted, because the number of
+# restarts is not limited.
 _KEPT_ATTEMPTS = 10
 _POLL_S = 0.05
-# Maximum number of seconds for all ranks to end after the same step: when a node joins, and when
-# one leaves. The first is longer, because the ranks train while a joining node waits.
+# Maximum number of seconds for all ranks to end after the same step: when a node joins, and when a
+# node leaves. The first limit is longer, because the ranks train while a joining node waits.
 _JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 20.0
-# An attempt is given up after this many failed rounds of the rendezvous.
+# The launcher gives up after this many successive failed rounds of the rendezvous.
 _FAILED_ROUNDS = 5
 _log = logging.getLogger(__name__)
 
 
 class _Logs(LogsSpecs):
-    """Log files per rank, at paths that are known in advance: `rundir.rank_log`.
+    """Log files per rank, at the paths that `rundir.rank_log` returns.
 
-    TorchElastic's own folders are named after its count of restarts, which differs between nodes,
-    and after the rank within the node.
+    TorchElastic's own folders are not used: their names have the rank within the node, and
+    TorchElastic's number of restarts, which differs between nodes.
     """
 
     attempt = 0
@@ -107,10 +108,11 @@ class TooManyFailuresError(Exception):
 class RankAgent(LocalElasticAgent):
     """A TorchElastic agent that finds which rank failed first and why, and ends the other ranks.
 
-    TorchElastic itself records failures with a resolution of one second, and ends the other ranks
-    before it reports. TorchElastic counts restarts and attempts on each node separately, so that
-    two nodes may give one attempt two numbers: `Roll` counts for all nodes. After more than
-    `most_failures` failures the run has failed; None: TorchElastic counts this node's failures.
+    TorchElastic itself records failures only with a resolution of one second, and ends the other
+    ranks before it reports. It counts restarts on each node separately, so two nodes may number the
+    same attempt differently; therefore `roll` counts attempts and failures for all nodes. After
+    more than `most_failures` failures the run has failed; None: TorchElastic counts the failures of
+    this node.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class RankAgent(LocalElasticAgent):
         called = self._called(worker_group)
         if self._most_failures is not None and called.failures > self._most_failures:
             self._blame(called.cause)
-            # The other launchers must read the same roll before the rendezvous ends.
+            # The other launchers must read the roll's result before the rendezvous ends.
             self._exit_barrier()
             raise TooManyFailuresError
         self._failure, self._cause = None, called.cause
@@ -147,15 +149,16 @@ class RankAgent(LocalElasticAgent):
             os.environ[reform.VARIABLE] = str(self._reform)
 
     def _blame(self, cause: FirstFailure | None) -> None:
-        """Replace the status by the failure that ended the round, if it was on another node."""
+        """Replace the status by the failure that ended the round, if another node reported it."""
         if cause is not None and cause.node != self._roll.node:
             message = f"{FAILED_ELSEWHERE}{cause.node}: {cause.message}"
             self.status = LauncherStatus(self.status.attempt, cause.exit_code, message)
 
     def _called(self, worker_group: WorkerGroup) -> RollRound:
-        """Return the result of the next rendezvous round in which all launchers answered the roll.
+        """Join rendezvous rounds until all launchers answer a roll call; return its result.
 
-        A launcher may be lost before it answers; then another round follows.
+        A launcher may be lost before it answers; then another round follows. After too many rounds,
+        raise a RendezvousTimeoutError.
         """
         for _ in range(_FAILED_ROUNDS):
             try:
@@ -174,8 +177,8 @@ class RankAgent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         """Wait until the ranks of all launchers that have not left the run have ended.
 
-        If the launcher that serves the rendezvous ended earlier, the rendezvous would be gone, and
-        the ranks of the other launchers would be ended.
+        The launcher that serves the rendezvous must not end earlier. Without the rendezvous, the
+        other launchers would end their ranks.
         """
         handler = self._worker_group.spec.rdzv_handler
         if not isinstance(handler, Together):
@@ -210,7 +213,7 @@ class RankAgent(LocalElasticAgent):
     def _end_before_leaving(self) -> None:
         """End all ranks after the same step, because this node leaves the run."""
         handler = self._worker_group.spec.rdzv_handler
-        # The store may be gone.
+        # If the store is gone, the other launchers cannot be notified.
         with suppress(RuntimeError, RendezvousError):
             if isinstance(handler, Together):
                 handler.announce_leaving()
@@ -221,26 +224,31 @@ class RankAgent(LocalElasticAgent):
             super()._restart_workers(worker_group)
 
     def _end_in_order(self, worker_group: WorkerGroup, patience_s: float) -> bool:
-        """Wait until the ranks have ended after the same step, or a node is lost or a rank fails.
+        """Wait until the ranks have ended after the same step, or until this is impossible.
 
+        That is the case if a node is lost, a rank fails, or `patience_s` seconds have passed.
         Return False if training is over, because all ranks of this node have finished.
         """
         handler = worker_group.spec.rdzv_handler
         codes, index = self._codes(worker_group), cast(int, worker_group.group_rank)
         if isinstance(handler, Together) and None in codes.values():
-            # Rank 0 is on this node.
+            # The file makes rank 0 end the plan. Rank 0 is on the node with index 0.
             if index == 0:
                 self._reform.touch()
             deadline = time.monotonic() + patience_s
-            # If a rank has ended here for the change of nodes, a launcher that is gone was merely
-            # faster; otherwise it was lost, and the ranks cannot reach the same step.
+            # A launcher that is gone has either ended its ranks after this step already, or was
+            # lost. If a rank of this node has ended for the change of nodes, the launcher was only
+            # faster. Otherwise it was lost, and the ranks cannot reach the same step.
             while (
                 None in codes.values()
                 and not self._failed(codes)
                 and (not handler.gone or reform.EXIT_CODE in codes.values())
             ):
                 if time.monotonic() > deadline:
-                    _log.warning("not all ranks ended after the same step; stopping them")
+                    _log.warning(
+                        "not all ranks have ended after the same step within %g s; stopping them",
+                        patience_s,
+                    )
                     break
                 time.sleep(_POLL_S)
                 # This call updates `handler.gone`.
@@ -261,7 +269,7 @@ class RankAgent(LocalElasticAgent):
             self._failure = failure
             self.status = LauncherStatus(self.status.attempt, failure.exit_code, failure.message)
             self._shutdown()
-        # Ranks have ended for a change of nodes: all launchers start another rendezvous round.
+        # Ranks have ended for a change of nodes. UNHEALTHY makes TorchElastic start another round.
         elif any(codes.values()):
             return RunResult(WorkerState.UNHEALTHY)
         elif None in codes.values():
@@ -282,15 +290,15 @@ class RankAgent(LocalElasticAgent):
         super()._shutdown(death_sig, timeout)
         if isinstance(self._pcontext, SubprocessContext):
             for pid in self._pcontext.pids().values():
-                # In the normal case no process of the group is left.
+                # Usually no process of the rank's process group is left.
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
     def _first(self, failed: dict[int, int]) -> FirstFailure:
         """Return the failure of the rank that failed first, with the last lines of its log.
 
-        The rank whose log ends first failed first: a rank that fails because a peer is gone writes
-        to its log after the peer's last line. `failed` maps ranks to exit codes.
+        `failed` maps ranks to exit codes. The rank whose log was last written first failed first: a
+        rank that fails because a peer is gone writes to its log after the peer.
         """
         attempt = self.status.attempt
         written = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
@@ -305,7 +313,8 @@ class RankAgent(LocalElasticAgent):
         what = how
         if code > 0 and words:
             what = f"failed: {words} (exit code {code})"
-        # One in six ranks that raise aborts during exit, because gloo's threads still run.
+        # A rank that raises an exception may abort during exit, because gloo's threads still run.
+        # About one in six does. The exception is then the real cause.
         elif -code == signal.SIGABRT and words:
             what += f" after {words}"
         log = written[rank]
@@ -316,7 +325,7 @@ class RankAgent(LocalElasticAgent):
         return FirstFailure(self._roll.node, at[rank], exit_code, message, brief)
 
     def _why_ended(self, rank: int) -> str:
-        """Return a clause with the reason why `health.ending` ended a rank; empty if it did not."""
+        """Return a clause that says why `health.ending` killed a rank; empty if it did not."""
         try:
             ended = rundir.read(self._directory / "ended.json", EndedRanks)
         except (OSError, msgspec.DecodeError):
@@ -327,7 +336,7 @@ class RankAgent(LocalElasticAgent):
 
 
 def last_words(stderr: str) -> str:
-    """Return the exception that ended a Python program, ``Type: message``, or the last line."""
+    """Return the exception in a Python program's output, ``Type: message``, else the last line."""
     *_, last = stderr.rpartition("Traceback (most recent call last):\n")
     lines = last.splitlines()
     if len(last) < len(stderr):

@@ -1,10 +1,10 @@
 """Rendezvous of a run's launchers: `Alone` for one node, `Together` for several.
 
-On several nodes, one of the launchers serves the store. `RunRendezvous` is its address, and opens
-the store; `use_interface` chooses the network interface for the ranks' collectives. TorchElastic
-stores the state of its own rendezvous as a pickle, which may run code when it is read, and any
-program that reaches the store can write to it. `Signed` reads only state that a launcher of the
-same run wrote.
+On several nodes, one of the launchers serves the store. `RunRendezvous` has the store's address,
+and opens the store; `use_interface` chooses the network interface for the ranks' collectives.
+TorchElastic stores the state of its rendezvous as a pickle, which may execute code when it is read,
+and any program that reaches the store can write to it. So `Signed` reads only state that a launcher
+of the same run has written.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _POLL_S = 0.2
 # A launcher that sends no heartbeat for `_MISSED_BEATS` intervals of `_LAUNCHER_BEAT_S` seconds is
 # lost.
 _LAUNCHER_BEAT_S, _MISSED_BEATS = 1, 8
-# Additional time that a round waits for launchers that took part in the last round.
+# Additional time that a round waits for launchers that took part in the previous round.
 _LATE = timedelta(seconds=20)
 # Timeout of a request to the store.
 _STORE_TIMEOUT = timedelta(seconds=20)
-# Key in the store. Its value lists the launchers of the last round.
+# Key in the run's store. Its value lists the launchers of the last round.
 _MEMBERS = "members"
 # Key in a round's store. It is set if one of the round's launchers wants to leave.
 _LEAVES = "leaves"
@@ -72,7 +72,7 @@ _MAC_BYTES = hashlib.sha256().digest_size
 
 
 class Alone(RendezvousHandler):
-    """The rendezvous of a single launcher, in its own memory."""
+    """The rendezvous of a single launcher, which keeps its state in memory."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -98,11 +98,11 @@ class Alone(RendezvousHandler):
         return self._run
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return an unused prefix of the store, and a free port for the ranks."""
+        """Begin a round at once; return an unused prefix of the store, and a port for rank 0."""
         self._rounds += 1
         store = PrefixStore(f"{self._rounds}", self._store)
         self.shutdown()
-        # Rank 0 listens on this port seconds later, when it has imported torch.
+        # Reserve the port, because rank 0 listens on it only seconds later, after importing torch.
         self._port = reserved_port()
         port = number_of(self._port)
         info = RendezvousStoreInfo.build(0, store, local_addr=LOOPBACK, server_port=port)
@@ -120,7 +120,7 @@ class Alone(RendezvousHandler):
         return 0
 
     def shutdown(self) -> bool:
-        """Release the ranks' port."""
+        """Release the port that is reserved for rank 0."""
         if self._port is not None:
             self._port.close()
         return True
@@ -129,25 +129,25 @@ class Alone(RendezvousHandler):
 class Together(DynamicRendezvousHandler):
     """TorchElastic's rendezvous, which also detects launchers that disappear without leaving.
 
-    PyTorch's rendezvous removes such launchers from the list and then waits until the ranks fail.
-    But ranks whose peer has lost power fail only after many minutes.
+    TorchElastic only removes lost launchers from its list, and waits until the ranks of the other
+    launchers fail. If a machine loses power, this may take many minutes.
     """
 
     # Number of launchers that took part in the last round.
     _joined = 0
     # Store of the last round.
     _round: Store
-    # Port that is reserved for rank 0, if it is on this node, until the next round.
+    # Port that is reserved for rank 0 until the next round, if rank 0 is on this node.
     _port: socket.socket | None = None
     members: Members
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round; return its store, and this launcher's place in it."""
+        """Wait for the next round; return its store, and this launcher's index in the round."""
         self._give_back_port()
         info = super().next_rendezvous()
         if info.rank == 0 and info.bootstrap_store_info is not None:
-            # PyTorch has just chosen the port, and rank 0 listens on it when it has imported torch.
-            # If another process has taken the port already, rank 0 reports it.
+            # TorchElastic has just chosen the port. Reserve it until rank 0 listens on it, after
+            # importing torch. If another process already uses the port, rank 0 reports the error.
             with suppress(OSError):
                 self._port = reserved_port(info.bootstrap_store_info.master_port)
         self._joined, self._round = info.world_size, info.store
@@ -160,15 +160,15 @@ class Together(DynamicRendezvousHandler):
             self._port = None
 
     def shutdown(self) -> bool:
-        """Close the rendezvous for all launchers, and release the ranks' port."""
+        """Close the rendezvous for all launchers, and release the port reserved for rank 0."""
         self._give_back_port()
         return bool(super().shutdown())
 
     def num_nodes_waiting(self) -> int:
-        """Return the number of launchers that require a new round.
+        """Return the number of reasons for a new round; 0: the present round continues.
 
-        Launchers that wait for a round, are gone, or have announced that they will leave are
-        counted. A RendezvousConnectionError is raised if the store is gone.
+        Each launcher that waits for a round or is gone counts as 1. Announcements that launchers
+        will leave count as 1 together. A RendezvousConnectionError is raised if the store is gone.
         """
         waiting = int(super().num_nodes_waiting())
         try:
@@ -186,7 +186,7 @@ class Together(DynamicRendezvousHandler):
 
     @property
     def gone(self) -> int:
-        """Number of launchers that have left the last round, as of the last read of the store."""
+        """Number of lost or departed launchers of the last round, as last read from the store."""
         return max(0, self._joined - len(self._state_holder.state.participants))
 
     def leave(self) -> None:
@@ -207,19 +207,19 @@ class Members:
         self._store = store
 
     def begin_round(self, own: _NodeDesc, participants: Iterable[_NodeDesc]) -> None:
-        """Record the launchers of a round, and that this launcher, `own`, is not gone."""
+        """Record the launchers of a round, and that `own`, which is this launcher, is not gone."""
         self._store.set(_MEMBERS, "\n".join(map(str, participants)))
         self._store.delete_key(f"gone/{own}")
 
     def note_gone(self, launchers: Iterable[_NodeDesc]) -> None:
-        """Record in the store that these launchers have ended, so that all launchers know it."""
+        """Record in the store that launchers have ended or were lost, for all other launchers."""
         for launcher in launchers:
             self._store.set(f"gone/{launcher}", "")
 
     def known(self) -> frozenset[str]:
         """Return the launchers of the last round, even if this launcher was not among them.
 
-        Empty: there was no round yet.
+        If there was no round yet, the result is empty.
         """
         if not self._store.check([_MEMBERS]):
             return frozenset()
@@ -232,11 +232,11 @@ class Members:
 
 
 class _Holder(_BackendRendezvousStateHolder):
-    """A reader of the shared state that polls often, and records launchers that were lost."""
+    """A reader of the rendezvous's shared state, which polls often and records lost launchers."""
 
     def __init__(self, backend: Signed, settings: RendezvousSettings, members: Members) -> None:
         super().__init__(backend, settings)
-        self._cache_duration = _POLL_S  # type: ignore[assignment]  # any number will do
+        self._cache_duration = _POLL_S  # type: ignore[assignment]  # seconds
         self._members = members
 
     def _sanitize(self) -> None:
@@ -247,8 +247,8 @@ class _Holder(_BackendRendezvousStateHolder):
 class _Executor(_DistributedRendezvousOpExecutor):
     """An executor that completes a round as soon as all expected launchers have joined.
 
-    PyTorch's executor always waits for further nodes until the last call ends, and reads the state
-    only once a second.
+    TorchElastic's executor always waits for further nodes until its last call ends, and reads the
+    state only once a second.
     """
 
     def __init__(
@@ -294,8 +294,8 @@ class _Executor(_DistributedRendezvousOpExecutor):
     def _some_are_late(self, context: _RendezvousContext) -> bool:
         """Return True if the last call is over, but launchers of the last round have yet to join.
 
-        On a busy node three seconds may be too few. A round without these launchers would be
-        followed by another one at once.
+        On a busy node the last call of three seconds may be too short. A round without these
+        launchers would be followed by another round at once.
         """
         state = context.state
         if state.deadline is None or datetime.now(UTC) > state.deadline + _LATE:
@@ -309,8 +309,8 @@ def together(run: str, store: Store, key: bytes, nodes: tuple[int, int], address
     `nodes` is the minimum and maximum number of nodes. `address` is the address of this node, for
     the other nodes. A RendezvousConnectionError is raised if the store does not answer.
     """
-    # Without this setting all rounds share the first round's store, and nodes that join later do
-    # not get its address.
+    # Without this setting, all rounds would share the first round's store, whose address is not
+    # sent to nodes that join later.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     settings = RendezvousSettings(
         run,
@@ -380,7 +380,7 @@ class RunRendezvous:
     door: int | None = None
 
     def open(self) -> TCPStore:
-        """Connect to the store, or serve it; else raise a RendezvousConnectionError."""
+        """Connect to the store, or serve it; if that fails, raise a RendezvousConnectionError."""
         try:
             if self.door is None:
                 return TCPStore(*self.store, None, is_master=False, timeout=_STORE_TIMEOUT)
@@ -400,8 +400,8 @@ def use_interface(address: str) -> str | None:
     """Make collectives use the interface with this address, unless a variable names another one.
 
     Without this call, collectives use the interface to which the host's name resolves, which may be
-    the loopback interface. Return the problem with the interface that a variable names; None if
-    there is none.
+    the loopback interface. Return an error message if GLOO_SOCKET_IFNAME names an interface that
+    this node does not have, else None.
     """
     known = {
         name: {entry.address for entry in entries}

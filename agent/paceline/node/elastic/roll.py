@@ -1,4 +1,4 @@
-"""The roll of an attempt: its nodes and its number, on which all launchers of a run agree."""
+"""The roll call at the start of an attempt: all launchers agree on its number and nodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-# Clocks that differ by less than this many seconds count as equal, because a difference this large
-# may only be the time that the store took to reply.
+# Clocks whose difference is measured as less than this many seconds count as equal, because the
+# measurement includes the time that the store takes to reply.
 _APART_S = 1.0
 
 
@@ -16,17 +16,17 @@ class FirstFailure(msgspec.Struct, frozen=True):
     """The first failure of a node's ranks in a round."""
 
     node: str
-    # Time at which the failed rank last wrote to its log, on the node's clock; in a `RollRound`, on
-    # the clock of the launcher that calls the roll.
+    # Time at which the failed rank last wrote to its log, on the node's clock. In a `RollEntry` and
+    # in a `RollRound`, it is on the clock of the launcher that makes the roll call.
     at: float
     exit_code: int
     message: str
-    # The message without any output of ranks.
+    # The message without output of ranks.
     brief: str = ""
 
 
 class RollEntry(msgspec.Struct, frozen=True):
-    """One launcher's entry in the roll, made when a round of the rendezvous is complete."""
+    """One launcher's answer to the roll call, after a round of the rendezvous is complete."""
 
     node: str
     # Failure of this launcher's ranks in the previous round.
@@ -36,12 +36,13 @@ class RollEntry(msgspec.Struct, frozen=True):
 
 
 class RollRound(msgspec.Struct, frozen=True):
-    """The roll's result, the same for all launchers."""
+    """The result of a roll call, which is the same for all launchers."""
 
     attempt: int
     # Names of the nodes, in the order of their ranks.
     nodes: list[str]
-    # Number of failures of ranks so far. Failures while nodes joined or were lost do not count.
+    # Number of attempts of the run that failed so far. An attempt during which a node joined or was
+    # lost does not count.
     failures: int
     # The first failure of the previous round.
     cause: FirstFailure | None = None
@@ -56,9 +57,9 @@ class _Called(msgspec.Struct, frozen=True):
 class Roll:
     """The roll call of the launchers after each round of the rendezvous.
 
-    A failed attempt during which a node joined or was lost does not count as a failure: its ranks
-    could not avoid it. So the run survives changes of its nodes even if no restarts are allowed.
-    `store` is shared by all rounds; `first` is the number of the first attempt.
+    If a node joined or was lost during a failed attempt, the failure does not count, because the
+    ranks did not cause it. So the run survives changes of its nodes even if no restarts are
+    allowed. `store` is shared by all rounds; `first` is the number of the first attempt.
     """
 
     def __init__(self, store: Store, node: str, first: int) -> None:
@@ -66,12 +67,12 @@ class Roll:
         self.node = node
         self.first = first
         self._nodes: list[str] = []
-        # Seconds by which this node's clock was ahead of the calling launcher's in the latest
-        # round.
+        # Seconds by which this node's clock is ahead of the clock of the launcher that made the
+        # newest roll call.
         self._ahead_s = 0.0
 
     def call(self, store: Store, index: int, count: int, failure: FirstFailure | None) -> RollRound:
-        """Wait for all launchers of a round, and return its result.
+        """Wait for the answers of all launchers of a round, and return the result of the roll call.
 
         `store` is the store of this round, `index` this launcher's index among `count` launchers,
         and `failure` the failure of this launcher's ranks in the previous round. Raise a

@@ -1,8 +1,8 @@
-"""The state of a node's ranks and of the machine, measured for the control plane.
+"""The health of a node and of its ranks, for the control plane.
 
 - `check`: the machine's speed, measured while nothing trains there;
-- `ending`: ends ranks that block the others, and saves their stacks;
+- `ending`: ends ranks that block others, and saves their stacks in their logs;
 - `gpus`: clocks, temperature and errors of NVIDIA GPUs;
 - `notice`: a cloud provider's notices that it reclaims the machine;
-- `stacks`: the Python stacks of ranks, also of those that hang.
+- `stacks`: the Python stacks of ranks, also of ranks that hang.
 """

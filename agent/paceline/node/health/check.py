@@ -1,7 +1,7 @@
 """A speed test of this machine: a few seconds of arithmetic, copying, and writing to the disk.
 
-``python -m paceline.node.health.check DIRECTORY`` prints a `NodeCheck` as JSON. The agent runs it
-as a separate process (`Checker`), and only while no rank trains here, because the two would slow
+``python -m paceline.node.health.check DIRECTORY`` prints a `NodeCheck` as JSON. The agent starts
+this process (`Checker`) only while no rank trains on this node, because test and ranks would slow
 each other down.
 """
 
@@ -27,9 +27,10 @@ from paceline.wire import NodeCheck
 # Time limit in seconds for the measuring process, which usually takes about three seconds.
 MEASURING_LIMIT_S = 60.0
 
+# Seconds to wait for the end of a killed measuring process.
 _REAP_S = 0.5
-# Seconds without ranks before a measurement: a node that was just started, or that has ended a run,
-# may get the next run at once.
+# Seconds without ranks before a measurement. A node that has just been started or has just ended a
+# run may get another run at once, which would cancel the measurement.
 _IDLE_BEFORE_S = 10.0
 # Number of measurements; their median is the result.
 _REPEATS = 5
@@ -38,7 +39,7 @@ _EDGE = 512
 # Number of matrix products in a repetition, on each thread.
 _PRODUCTS = 8
 _MOST_MEASURING_THREADS = 64
-# Size of the copied array in bytes: far more than a core's share of the processor's caches.
+# Size of the copied array in bytes. It is far larger than a core's part of the processor's caches.
 _COPIED = 64 << 20
 # Size of the written file in bytes.
 _WRITTEN = 32 << 20
@@ -46,9 +47,9 @@ _log = logging.getLogger(__name__)
 
 
 def measure(directory: Path) -> NodeCheck:
-    """Measure this machine for about three seconds, with the disk of the given directory.
+    """Measure this machine for about three seconds, including the disk with the given directory.
 
-    The measurement writes a file there and deletes it.
+    The measurement writes a file into the directory and deletes it.
     """
     return NodeCheck(_compute(), _memory(), _disk(directory), time.time())
 
@@ -113,7 +114,7 @@ def _disk(directory: Path) -> float | None:
 
 
 class Checker:
-    """A measurement of the machine in a process beside the agent. No method blocks for long."""
+    """A measurement of the machine, in a child process of the agent. No method blocks for long."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -125,11 +126,11 @@ class Checker:
         self.newest: NodeCheck | None = None
 
     def poll(self, *, idle: bool) -> None:
-        """Begin, end or cancel a measurement; `idle`: no rank trains here."""
+        """Begin, end or cancel a measurement; `idle` is True if no rank trains on this node."""
         if not idle:
             self._idle_since = time.monotonic()
         if self._process is not None and not idle:
-            # The measurement and the ranks would slow each other down.
+            # The measurement would slow the ranks down, so cancel it.
             self.close()
             self.due = True
         elif self._process is not None:
@@ -145,7 +146,7 @@ class Checker:
             self._process.stdout.close()
             with suppress(OSError):
                 (self._directory / f".check-{self._process.pid}").unlink(missing_ok=True)
-            # A hanging disk may block the process.
+            # A disk that hangs may block the end of the process.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_REAP_S)
             self._process = None
@@ -181,7 +182,10 @@ class Checker:
             self.newest = msgspec.json.decode(output, type=NodeCheck)
             _log.info("measured this machine: %s", self.newest)
         except msgspec.DecodeError:
-            _log.warning("cannot measure this machine: exit code %d", process.returncode)
+            _log.warning(
+                "cannot measure this machine: the measuring process ended with code %d",
+                process.returncode,
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Ending of ranks that block a run, with a record of where in their code they were.
+"""Ending of ranks that block a run, after saving the stacks that show where in the code they hang.
 
-The launcher handles the death of these ranks like any other failure of ranks: it restarts all
-ranks, or gives up. Before that, each rank's stacks and the reason are appended to its log.
+First each rank's stacks and the reason are appended to its log, then the ranks are killed. The
+launcher handles their end like any other failure of ranks: it restarts all ranks, or gives up.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from paceline.node.rundir import EndedRanks, LauncherStatus
 from paceline.wire import EndRanks
 from paceline.wire.asking import Dump, Dumps
 
-# Seconds for ranks to write their stacks. A rank that can write them needs a fraction of a second.
+# Seconds that ranks get to write their stacks. A rank that can write them needs far less.
 _STACKS_S = 2.0
 _log = logging.getLogger(__name__)
 
 
 class Ending:
-    """The execution of one order to end ranks of a node. No method blocks: poll `done`.
+    """The execution of one order to end ranks of a node. No method waits: poll `done`.
 
     `launcher` is the launcher's PID. `dumps` has an entry for each rank that was asked for its
     stacks.
@@ -47,7 +47,7 @@ class Ending:
             status = rundir.read(directory / "launcher.json", LauncherStatus)
             ended = rundir.read(directory / "ended.json", EndedRanks)
             if status is None or status.attempt != order.attempt:
-                _log.error("run %s: ending no ranks: attempt %d is over", run, order.attempt)
+                _log.error("run %s: no ranks are ended: attempt %d is over", run, order.attempt)
                 return None
             if ended is not None and ended.attempt == order.attempt:
                 return None
@@ -62,7 +62,7 @@ class Ending:
         return cls(directory, launcher, order, asked.ranks if isinstance(asked, Dumps) else [])
 
     def done(self) -> bool:
-        """End the ranks when they have had time to write their stacks; return True afterwards."""
+        """End the ranks once they have had time to write stacks; return True when this is done."""
         if time.monotonic() < self._at:
             return False
         with ExitStack() as handles:
@@ -72,7 +72,7 @@ class Ending:
                     with suppress(OSError):
                         alive[rank] = os.pidfd_open(process)
                         handles.callback(os.close, alive[rank])
-            # A PID may have been reused between the search and the opening of its handle.
+            # Search again: a PID may have been reused before its handle was opened.
             alive = {
                 r: alive[r] for r in ranks_of(self._launcher, self._order.attempt) if r in alive
             }
@@ -89,12 +89,12 @@ class Ending:
     def _keep(self, rank: int) -> None:
         """Append a rank's stacks and the reason to its log.
 
-        The text is appended just before the rank is killed, because the rank might overwrite it.
+        Call this just before the rank is killed: the rank might overwrite the text.
         """
         attempt = self._order.attempt
         dump = self._dumps.get(rank)
         if dump is None or dump.why:
-            text = f"no stacks: {dump.why if dump is not None else 'the rank was not asked'}\n"
+            text = f"no stacks: {dump.why if dump is not None else 'they were not requested'}\n"
         else:
             [stack] = stacks.read(self._directory, attempt, [(rank, dump.offset)]).stacks
             text = stack.text or f"no stacks: {stack.why or 'the rank wrote none'}\n"

@@ -1,7 +1,7 @@
 """The state of this node's NVIDIA GPUs, read through the driver's library NVML.
 
-NVML is used if the package ``nvidia-ml-py`` is installed (``paceline[nvml]``) and the driver is
-there. Otherwise a node reports only the names of its GPUs.
+NVML is used if the package ``nvidia-ml-py`` (``paceline[nvml]``) and the NVIDIA driver are
+installed. Without them, a node reports only the names of its GPUs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 from paceline.wire import GpuState
 
-# Bits of NVML's reasons for a clock below its maximum. The bits for an idle GPU (1) and for the
-# power limit (4) are left out: a busy GPU is always at its power limit.
+# Bits in which NVML reports why a GPU's clock is below its maximum, with words for the reasons. Two
+# bits are left out: that of an idle GPU (1), and that of the power limit (4), at which a busy GPU
+# always is.
 _REASONS = {
     0x02: "a user-set clock limit",
     0x08: "the hardware",
@@ -26,13 +27,13 @@ _REASONS = {
     0x80: "the power supply",
     0x100: "the display clock setting",
 }
-# Seconds without an answer after which the driver counts as hanging.
+# The driver is considered to hang if it has not answered for this many seconds.
 DRIVER_HANGS_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 class Gpus:
-    """A reader of the states of all GPUs. A driver that hangs blocks only the reader's thread."""
+    """A reader of the states of all GPUs. If the driver hangs, only the reader's thread blocks."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -40,16 +41,16 @@ class Gpus:
         self._asked_at: float | None = None
         self._states: list[GpuState] = []
         # True once it was logged that the driver does not answer.
-        self._is_told = False
+        self._is_logged = False
         # False once NVML is known to be missing.
         self._is_there = True
         threading.Thread(target=self._work, name="paceline-gpus", daemon=True).start()
 
     def read(self) -> list[GpuState]:
-        """Return the state of each GPU as of the previous call, at once and without raising errors.
+        """Return the newest known states of the GPUs, and request new ones for the next call.
 
-        Return an empty list if NVML is missing, or if it fails or has not answered for
-        `DRIVER_HANGS_S`.
+        The call does not wait and raises no errors. The result is empty if NVML is missing, fails,
+        or has not answered for `DRIVER_HANGS_S`.
         """
         now = time.monotonic()
         if not self._is_there:
@@ -58,13 +59,13 @@ class Gpus:
             self._asked_at = now
             self._asked.set()
         elif now >= self._asked_at + DRIVER_HANGS_S:
-            if not self._is_told:
+            if not self._is_logged:
                 _log.warning(
                     "the driver of this node's NVIDIA GPUs has not answered for %g s: their "
                     "states are not reported until it does",
                     DRIVER_HANGS_S,
                 )
-            self._is_told = True
+            self._is_logged = True
             return []
         return self._states
 
@@ -74,7 +75,7 @@ class Gpus:
         while self._is_there:
             self._asked.wait()
             self._asked.clear()
-            self._states, self._is_told = _states(nvml), False
+            self._states, self._is_logged = _states(nvml), False
             self._asked_at = None
 
 
@@ -95,7 +96,7 @@ def _opened() -> Any:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        _log.info("reporting only the names of this node's GPUs: %s", error)
+        _log.info("only the names of this node's GPUs are reported, because NVML fails: %s", error)
         return None
     return nvml
 
@@ -127,5 +128,5 @@ def _state(nvml: Any, index: int) -> GpuState:
 
 
 def reasons(bits: int) -> list[str]:
-    """Return the reasons for a GPU's clock below its maximum, in words, each once."""
+    """Return the reasons why a GPU's clock is below its maximum, in words, each only once."""
     return list(dict.fromkeys(words for bit, words in _REASONS.items() if bits & bit))

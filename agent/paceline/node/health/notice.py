@@ -1,7 +1,7 @@
 """A cloud provider's notices that it reclaims this machine.
 
-Providers announce the end of spot and preemptible machines 30 to 120 seconds ahead, at a URL that
-only the machine itself can reach. Sources: the metadata services of Amazon EC2
+Providers announce the end of a spot or preemptible machine 30 to 120 seconds in advance, at a URL
+that only the machine itself can reach. The URLs belong to the metadata services of Amazon EC2
 (spot/instance-action, IMDSv2), Google Compute Engine (instance/preempted) and Azure (scheduled
 events).
 """
@@ -21,7 +21,7 @@ from paceline.core.errors import InputError
 # Seconds between two requests for a notice, as Amazon advises.
 NOTICE_INTERVAL_S = 5.0
 _TIMEOUT_S = 2.0
-# Requested lifetime in seconds of a token of EC2's metadata service: the longest that is allowed.
+# Lifetime in seconds of the requested token of EC2's metadata service: the allowed maximum.
 _TOKEN_S = 21_600
 # Maximum number of characters of an answer that appear in messages.
 _MOST_WORDS = 200
@@ -34,8 +34,8 @@ class Provider:
 
     Args:
         url: URL of the notice.
-        read: converts an answer, with the machine's name at the provider, to the notice in words;
-            None if there is no notice.
+        read: function that takes an answer and this machine's name at the provider, and returns
+            the notice in words; it returns None if there is no notice.
         headers: headers of all requests.
         token_url: URL that issues a token for the request; empty: no token is needed.
         name_url: URL that returns this machine's name, if notices may be for other machines; empty:
@@ -73,7 +73,7 @@ def _read_azure(answer: httpx.Response, name: str) -> str | None:
 
 
 def _read_plain(answer: httpx.Response, _name: str) -> str | None:
-    """Read a notice from a user's own URL, which answers "not found" until the machine must end."""
+    """Read a notice from a user's own URL, which returns status 404 until there is a notice."""
     if answer.status_code == httpx.codes.NOT_FOUND:
         return None
     answer.raise_for_status()
@@ -81,7 +81,7 @@ def _read_plain(answer: httpx.Response, _name: str) -> str | None:
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
-    """Return an answer's JSON object; else raise an HTTPError or a ValueError."""
+    """Return an answer's JSON object; raise an HTTPError or a ValueError if there is none."""
     answer.raise_for_status()
     body = answer.json()
     if not isinstance(body, dict):
@@ -125,7 +125,7 @@ def provider_of(name: str) -> Provider:
 
 
 class Notices:
-    """A poller, with its own thread, for a provider's notice that it reclaims this machine."""
+    """A thread that polls a provider for the notice that it reclaims this machine."""
 
     def __init__(self, provider: Provider, every_s: float = NOTICE_INTERVAL_S) -> None:
         self._provider = provider
@@ -172,7 +172,7 @@ class Notices:
             self._answers = True
 
     def _named(self, client: httpx.Client) -> str:
-        """Return this machine's name at the provider; empty if no notice needs it."""
+        """Return this machine's name at the provider; empty if notices are only for it."""
         if self._provider.name_url and not self._name:
             answer = client.get(self._provider.name_url, headers=self._headers(client))
             answer.raise_for_status()

@@ -1,12 +1,12 @@
 """The Python stacks of a run's ranks, also of ranks that hang.
 
 A rank with a `paceline.Session` announces in ``stacks.json``, beside its logs, which signal makes
-it write its stacks to ``stacks.txt`` (`paceline.train.stacks`). The agent sends this signal and
-reads the file a moment later, so no function here blocks.
+it write its stacks to ``stacks.txt`` (`paceline.train.stacks`). The agent sends this signal with
+`dump`, and reads the stacks a moment later with `read`, so no function in this module waits.
 
 A signal that a process does not catch may end the process. Scripts can write to the run's
-directory, too. So the agent does not trust the file: it checks in /proc that the process is this
-rank, and that it catches the signal.
+directory, too. So the agent does not trust ``stacks.json``: it checks in /proc that the process is
+the rank, and that the process catches the signal.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ ANNOUNCED, WRITTEN = "stacks.json", "stacks.txt"
 _MOST_ANNOUNCED = 16_384
 # Maximum size in bytes of a file of stacks; a larger file is emptied.
 _MOST_WRITTEN = 1 << 20
-# Maximum number of characters of a frame: the script chooses the names of files and functions.
+# Maximum number of characters of a frame's text. Without it, a script could choose names of files
+# and functions of any length.
 _MOST_FRAME = 300
-# Maximum number of bytes that are read of a rank's stacks.
+# Maximum number of bytes that are read from a rank's stacks.
 _MOST_READ = 65_536
-# States of processes that handle no signals, with the words for them.
+# States in /proc/PID/status of a process that handles no signals, in words.
 _STATES = {
     "T": "its process is suspended (SIGSTOP)",
     "t": "its process is stopped by a debugger",
@@ -92,7 +93,7 @@ def dump(directory: Path, run: str, rank: int | None = None) -> Dumps | NotThere
 def _asked(directory: Path, run: str, attempt: int, rank: int) -> Dump:
     try:
         announced = announcement(directory, attempt, rank)
-        offset = _room(directory, attempt, rank)
+        offset = _emptied(directory, attempt, rank)
         with _Process(run, attempt, rank, announced.pid) as process:
             process.ask(announced.signal)
     except _NoStacksError as error:
@@ -105,12 +106,13 @@ def _asked(directory: Path, run: str, attempt: int, rank: int) -> Dump:
 def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
     """Return a rank's announcement of how its stacks can be requested.
 
-    Raise a _NoStacksError if there is no valid announcement, an OSError if it cannot be read.
+    Raise a _NoStacksError if there is no valid announcement, and an OSError if its file cannot be
+    read.
     """
     try:
         handle = logs.opened(directory, _folder(directory, attempt, rank) / ANNOUNCED)
     except FileNotFoundError:
-        why = "it cannot write stacks: its script has not created a paceline.Session, or not yet"
+        why = "it cannot write stacks: its script has not created a paceline.Session (yet)"
         raise _NoStacksError(why) from None
     try:
         return msgspec.json.decode(os.pread(handle, _MOST_ANNOUNCED, 0), type=Announcement)
@@ -123,7 +125,7 @@ def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
 def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
     """Return the stacks that ranks have written since `dump` requested them.
 
-    `since` has a pair for each rank: the rank, and the length that its file had at that time.
+    `since` has a pair for each rank: the rank, and the length of its file when `dump` was called.
     """
     since = since[:MOST_STACKS]
     most = min(_MOST_READ, MOST_LOG_BYTES // max(1, len(since)))
@@ -142,7 +144,7 @@ def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> 
         return StackTrace(rank, "", "", f"its stacks cannot be read: {error}")
     if not text:
         return StackTrace(rank, "", "", _STATES.get(_state(announced.pid), ""))
-    # The main thread's stack comes last, so the end of a long text is kept.
+    # The main thread's stack is the last one, so the end of a long text is kept.
     data = text.encode()
     if len(data) > most:
         data = "…".encode() + data[len(data) - most :].partition(b"\n")[2]
@@ -153,7 +155,7 @@ def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> 
 def frame_of(text: str, announced: Announcement) -> str:
     """Return the innermost frame of the user's code, ``train.py:14 in forward``; empty if none.
 
-    The main thread's frame takes precedence, then those of the threads that began last.
+    The main thread's frame takes precedence. Other threads follow in the order of the text.
     """
     threads: list[tuple[bool, list[str]]] = []
     for line in text.splitlines():
@@ -177,8 +179,8 @@ def _folder(directory: Path, attempt: int, rank: int) -> Path:
     return rundir.rank_log(directory, attempt, rank, "stderr").parent
 
 
-def _room(directory: Path, attempt: int, rank: int) -> int:
-    """Return the length of a rank's file of stacks, which is emptied if it is too long."""
+def _emptied(directory: Path, attempt: int, rank: int) -> int:
+    """Empty a rank's file of stacks if it is too long; return the length of the file."""
     handle = logs.opened(directory, _folder(directory, attempt, rank) / WRITTEN)
     try:
         size = os.fstat(handle).st_size
@@ -191,9 +193,9 @@ def _room(directory: Path, attempt: int, rank: int) -> int:
 
 
 class _Process:
-    """The process of a rank. Its PID is not reused while this object is open. A context manager.
+    """The process of a rank, opened so that a signal cannot reach another process with its PID.
 
-    The constructor raises a _NoStacksError if the process is not this rank.
+    A context manager. The constructor raises a _NoStacksError if the process is not this rank.
     """
 
     def __init__(self, run: str, attempt: int, rank: int, pid: int) -> None:
@@ -224,7 +226,7 @@ class _Process:
         os.close(self._handle)
 
     def ask(self, number: int) -> None:
-        """Send a signal that the process catches; else raise a _NoStacksError."""
+        """Send a signal to the process; raise a _NoStacksError if the process does not catch it."""
         status = _status(self._pid)
         state = status.get("State", "Z")[:1]
         if state in _STATES and state != "D":

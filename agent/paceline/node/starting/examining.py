@@ -1,8 +1,8 @@
 """Examination of a training script for `paceline doctor`, by running its first steps.
 
-The ranks run `paceline.train.doctor.inside`, which runs the script, observes it, ends it, and
-writes an `Examined` into a folder. There is no control plane, and the files that Paceline itself
-writes are deleted.
+The ranks run the file `paceline/train/doctor/inside.py`, which runs the script, observes and ends
+it, and writes an `Examined` into a folder. There is no control plane, and the files that Paceline
+itself writes are deleted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 
-# Program of the ranks, which is run by path.
+# Program that the ranks run in place of the script.
 _INSIDE = Path(__file__).parents[2] / "train" / "doctor" / "inside.py"
 _TICK_S = 0.05
-# Maximum number of seconds in which the processes must end after the last rank's report.
+# Maximum number of seconds for the processes to end after all ranks have reported.
 _PROCESSES_END_S = 15.0
-# Number of last lines of a log to show.
+# Maximum number of last lines of a log that a finding quotes.
 _LOG_LINES = 12
 
 
@@ -47,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True):
     check: str
     level: Level
     says: str
-    # The fix; empty: none is needed.
+    # What the user should do; empty: nothing.
     do: str = ""
     figures: dict[str, float] = {}
 
@@ -64,7 +64,8 @@ class Examined(msgspec.Struct, frozen=True):
     failed_at: float = 0.0  # Unix time
     # True if the model draws random numbers in its forward pass.
     draws: bool = False
-    # A text that is equal on ranks whose random numbers had equal states in the first step.
+    # Text that identifies the state of the random number generators in the first step. It is equal
+    # on ranks whose generators had the same state.
     random: str = ""
 
 
@@ -102,9 +103,9 @@ def examine(launch: Launch, steps: int, timeout_s: float) -> list[Finding]:
 
 
 def merged(examined: Sequence[Examined]) -> list[Finding]:
-    """Return the findings on the first rank, and the problems that were found only on other ranks.
+    """Return the findings on the first rank, and problems that were found only on other ranks.
 
-    If several ranks failed, only the first failure is returned, because it causes the others.
+    If several ranks failed, return only the earliest failure, because it usually causes the others.
     """
     if not examined:
         return []
@@ -142,9 +143,9 @@ def _alike(examined: Sequence[Examined]) -> list[Finding]:
 
 
 def _wait(supervisor: Supervisor, reports: Path, nproc: int, timeout_s: float) -> bool:
-    """Wait until the ranks end, at most `_PROCESSES_END_S` after all have reported.
+    """Wait until the ranks end; return True if they still run at the end of the time limit.
 
-    Return True if they are late.
+    The limit is `timeout_s` seconds, and `_PROCESSES_END_S` once all ranks have reported.
     """
     deadline, all_reported = time.monotonic() + timeout_s, False
     while supervisor.running:
@@ -163,7 +164,7 @@ def _read(reports: Path, nproc: int) -> list[Examined]:
 
 
 def path_of(reports: Path, rank: int) -> Path:
-    """Return the file in which a rank leaves its findings."""
+    """Return the path of the file into which a rank writes its findings."""
     return reports / f"{rank}.json"
 
 
@@ -184,7 +185,7 @@ def _named(message: str) -> int | None:
 def _died(message: str) -> Finding:
     first, _, rest = message.partition("\n")
     lines = "\n".join(rest.splitlines()[-_LOG_LINES:])
-    # The log is deleted with all other files.
+    # The path of the log is left out, because the log is deleted.
     what = first.partition("; log: ")[0]
     says = (
         f"A rank ended without an error message: {what}"

@@ -38,9 +38,10 @@ from paceline.wire import OBSERVED, EndRanks, Kill, Launch, State
 
 # Name of this supervisor in a `Record`.
 SUPERVISOR = "paceline run"
-# Policy whose plan ranks follow without a control plane.
+# Policy that splits samples as ranks do without a control plane.
 _PLAIN = "bsp"
 _TICK_S = 0.1
+# Maximum number of seconds to wait for the bus to accept further reports after the run has ended.
 _DELIVER_S = 10.0
 # Maximum number of seconds to wait until the server knows that the run has ended.
 _NOTICE_S = 3.0
@@ -49,10 +50,11 @@ _NOTICE_S = 3.0
 def emulation(
     slowdown: str, seconds_per_unit: float, seconds_per_step: float, nproc: int | None
 ) -> dict[str, list[float]]:
-    """Compute ``PACELINE_EMULATE``: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
+    """Return the value of ``PACELINE_EMULATE`` for ranks with the factors in `slowdown`.
 
-    Raise an InputError if there is not one positive factor per rank, or if a time is
-    negative.
+    For each rank, ``a_s`` is the rank's factor times `seconds_per_unit`, and ``b_s`` is
+    `seconds_per_step`. Raise an InputError if the number of factors is not `nproc`, if a factor is
+    not positive, or if a time is negative.
     """
     try:
         factors = [float(part) for part in slowdown.split(",")]
@@ -63,7 +65,7 @@ def emulation(
     if nproc is not None and nproc != len(factors):
         raise InputError(
             f"--slowdown {slowdown}: {len(factors)} factors for --nproc {nproc}; give "
-            "one for each rank"
+            "one factor for each rank"
         )
     for option, value in (("unit", seconds_per_unit), ("step", seconds_per_step)):
         if not 0 <= value < math.inf:
@@ -75,9 +77,10 @@ def emulation(
 
 
 def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
-    """Compute ``PACELINE_EMULATE`` from the JSON of an `Emulation`, or the path of a file with it.
+    """Return the value of ``PACELINE_EMULATE``, from an `Emulation` in JSON.
 
-    `nproc` None: as many ranks as `a_s` has numbers. If a field is wrong, an InputError names it.
+    `given` is the JSON, or the path of a file that contains it. `nproc` None: the number of ranks
+    is the length of the field `a_s`. If a field is invalid, an InputError names it.
     """
     text = given
     if not given.lstrip().startswith("{"):
@@ -90,7 +93,10 @@ def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
     try:
         made = msgspec.json.decode(text, type=Emulation)
     except msgspec.DecodeError as error:
-        raise InputError(f'--emulate: {error}; give {{"a_s": [W], "b_s": [W], …}}') from error
+        raise InputError(
+            f"--emulate: {error}; give at least the fields a_s and b_s, each a list of seconds "
+            "with a number for each rank"
+        ) from error
     if defect := made.defect(nproc or max(1, len(made.a_s))):
         raise InputError(f"--emulate: {defect}")
     return made.as_dict()
@@ -113,11 +119,12 @@ def train(
         choice: further fields of ``POST /runs``, such as `policy` and `restart_hung_s`.
         node: this machine's name.
         data: the data directory.
-        required: a server must answer; if False and no server answers, the ranks train without one.
+        required: True if a server must answer. If False and no server answers, the ranks train
+            without a server.
 
     Raises:
         InputError: the script cannot be launched, the server rejected the run, or no server answers
-            and an option such as a policy needs one.
+            and an option such as a policy needs a server.
         PacelineError: the server does not answer or uses another protocol version.
     """
     check(launch)
@@ -126,7 +133,7 @@ def train(
         link = None
         try:
             check_bus(client, client.version())
-        # A server at the default address is not required.
+        # If the user named no server, the ranks train without one.
         except PacelineError as error:
             if required:
                 raise
@@ -134,7 +141,7 @@ def train(
             _refuse_plans(policy, choice.get("parameters") or {}, error)
             if "restart_hung_s" in choice:
                 raise InputError(f"--restart-hung needs a control plane, but {error}") from error
-            how = "and unobserved" if policy == OBSERVED else "in plain DDP's order"
+            how = "and unobserved" if policy == OBSERVED else "with samples in plain DDP's order"
             say(f"{error}: training without a control plane, {how}")
         else:
             record.run = register(client, launch, {**choice, "node": node, "launch": False})
@@ -157,7 +164,7 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
     # Fields of a launch that the REST API accepts.
     names = ("script", "args", "nproc", "env", "cwd", "max_restarts")
     body = {name: getattr(launch, name) for name in names}
-    # The server derives this variable from the policy, also if an agent restarts the run.
+    # This variable is not sent: the server derives it from the policy, also for later restarts.
     body["env"] = {n: v for n, v in launch.env.items() if n != observation.VARIABLE}
     return str(client.call("POST", "/runs", {**body, **choice})["id"])
 
@@ -193,7 +200,11 @@ def supervise(
 
 
 def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
-    """Reject a given policy or parameters: without a control plane, ranks train as under `bsp`."""
+    """Reject a policy other than `bsp`, and parameters, because there is no control plane.
+
+    Without a control plane, ranks train as under `bsp`. `away` is the error that says why there is
+    none.
+    """
     if policy in (None, _PLAIN, OBSERVED) and not parameters:
         return
     asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
@@ -207,17 +218,17 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
         )
     raise InputError(
         f"{asked} needs a control plane, but {away}: start `paceline server` first, or leave out "
-        "policy and parameters to train without one, in plain DDP's order"
+        "policy and parameters to train without a control plane, in plain DDP's order"
     )
 
 
 def _unseen(message: str) -> str:
-    """Return a run's message without the log's last lines if the terminal shows them already."""
+    """Return a run's message without the lines of rank 0's log, which the terminal has shown."""
     return message.partition("\n")[0] if message.startswith(("rank 0 ", "the driver ")) else message
 
 
 def print_notice(client: Client, run: str) -> None:
-    """Print why the server has no steps of a run that is over, if the server gives a reason."""
+    """Print why the server has no steps of a run that has ended, if it gives a reason."""
     deadline = time.monotonic() + _NOTICE_S
     with suppress(PacelineError):
         while not State((now := client.call("GET", f"/runs/{run}"))["state"]).final:
@@ -245,7 +256,7 @@ class Foreground:
         self._signals: list[int] = []
 
     def run(self) -> int:
-        """Run to the end; return the script's exit code, or 128 + the signal's number."""
+        """Poll the run until it ends; return the script's exit code, or 128 + a signal's number."""
         supervisor = self._supervisor
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
@@ -256,7 +267,7 @@ class Foreground:
                 self._obey()
                 before = supervisor.attempt
                 supervisor.poll()
-                self._tell_restart(before)
+                self._report_restart(before)
                 output.pump(supervisor.attempt)
                 self._screen.tick()
                 time.sleep(_TICK_S)
@@ -270,7 +281,7 @@ class Foreground:
         code = supervisor.last.exit_code
         return 1 if code is None or supervisor.last.state is State.STOPPED else code
 
-    def _tell_restart(self, before: int) -> None:
+    def _report_restart(self, before: int) -> None:
         last, attempt = self._supervisor.last, self._supervisor.attempt
         if attempt > before and last is not None and last.message and not last.state.final:
             say(last.message)
@@ -291,7 +302,7 @@ class Foreground:
                 self._supervisor.obey(command)
 
     def _deliver(self) -> None:
-        """Deliver reports while the bus is available, until it accepts nothing for some seconds.
+        """Deliver reports until none are left, or the bus accepts none for `_DELIVER_S` seconds.
 
         An agent delivers the remaining reports later.
         """

@@ -29,7 +29,8 @@ from paceline.wire import OBSERVED, Kill, Launch, State
 OBSERVER = "paceline observe"
 _TICK_S = 0.1
 _DELIVER_S = 10.0
-# Seconds from a stop to killing the processes; torchrun itself gives its ranks 30 s.
+# Seconds from a stop to killing the processes. It is more than the 30 s that torchrun gives its
+# ranks to end.
 _KILL_PROCESSES_AFTER_S = 35.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTS, signal.SIGUSR1, signal.SIGUSR2)
@@ -45,7 +46,7 @@ def observe(
     data: Path,
     required: bool,
 ) -> int:
-    """Register an observed run, run the command, and report the end; return its exit code.
+    """Register an observed run, run the command and report its end; return its exit code.
 
     Args:
         command: a launcher with its arguments, such as torchrun.
@@ -53,8 +54,8 @@ def observe(
         name: name of the run; None: the script's name.
         node: this machine's name.
         data: the data directory.
-        required: a server must answer; if False and no server answers, the command runs without
-            one.
+        required: True if a server must answer. If False and no server answers, this process is
+            replaced by the command, which runs unobserved.
 
     Raises:
         InputError: the command does not exist, or the server rejected the run.
@@ -69,7 +70,7 @@ def observe(
                 raise
             say(f"{error}: the script runs unobserved")
             _become(command)
-        # The launcher's own arguments come before the script.
+        # Only the arguments after the script are the script's own.
         args = list(command[command.index(script) + 1 :])
         launch = Launch(script, args, 1, {}, str(Path.cwd()))
         choice = {
@@ -98,7 +99,7 @@ def script_of(command: Sequence[str]) -> str:
 
 
 class Observation:
-    """A command whose ranks report to a run, from its start to the report of its end.
+    """A command whose ranks report to a run, from the command's start to the report of its end.
 
     The command uses this process's terminal.
     """
@@ -113,15 +114,15 @@ class Observation:
         # Signals that arrived before the command had started.
         self._early: list[int] = []
         self._stopping: str | None = None
-        # Processes to end once the run must stop.
+        # After a stop, the processes that have not ended yet.
         self._tree: list[psutil.Process] = []
         self._kill_at = 0.0
 
     def run(self) -> int:
         """Run the command to its end; return its exit code, or 128 + a signal's number."""
         delivery = self._delivery
-        # The handlers are set before the command starts, because a signal would otherwise orphan
-        # it.
+        # Without handlers, a signal would end this process and leave the command running, so set
+        # the handlers before the command starts.
         for number in _FORWARDED:
             signal.signal(number, self._on_signal)
         delivery.report(State.STARTING)
@@ -153,12 +154,12 @@ class Observation:
         return observation.extended(env)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Forward a signal to the command; do not wait for the command to end."""
+        """Forward a signal to the command."""
         if number in _INTERRUPTS:
             self._stopping = self._stopping or "interrupted"
         if self._process is None:
             self._early.append(number)
-        # The terminal sends Ctrl-C to the command, too.
+        # Ctrl-C is not forwarded if the terminal has sent it to the command as well.
         elif number != signal.SIGINT or not _in_foreground():
             self._process.send_signal(number)
 
@@ -173,15 +174,14 @@ class Observation:
             return
         self._stopping = self._stopping or why
         self._kill_at = time.monotonic() + _KILL_PROCESSES_AFTER_S
-        # The processes are listed first, because children of an ended process can no longer be
-        # found.
+        # List all processes before ending any: children of an ended process cannot be found.
         self._tree = _tree_of(process.pid)
         for each in self._tree:
             with suppress(psutil.Error):
                 each.terminate()
 
     def _ends(self) -> bool:
-        """Return True if processes of a stopped run still run; kill them after a time limit."""
+        """Return True if processes still run after a stop; kill them once their time is over."""
         self._tree = [each for each in self._tree if _runs(each)]
         if self._tree and time.monotonic() > self._kill_at:
             for each in self._tree:
@@ -223,7 +223,7 @@ def _become(command: Sequence[str]) -> NoReturn:
     """Replace this process with the command, as if it had been started without Paceline."""
     if (umask := private.given_umask()) != -1:
         os.umask(umask)
-    # Python ignores these signals, and the command would inherit that.
+    # Python ignores these signals. The command would ignore them, too, without this reset.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -244,7 +244,10 @@ def _cannot_start(command: Sequence[str], error: OSError) -> InputError:
 
 
 def _in_foreground() -> bool:
-    """Return True if Ctrl-C in this process's terminal reaches this process and the command."""
+    """Return True if this process is in the foreground of its terminal.
+
+    Then Ctrl-C reaches this process and the command, which is in the same process group.
+    """
     try:
         with Path("/dev/tty").open() as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

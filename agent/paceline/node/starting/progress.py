@@ -1,4 +1,4 @@
-"""A run's progress according to the server, for a terminal that follows the run."""
+"""A run's progress according to the server, to be shown in a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_S = 5.0
 # Number of newest steps over which figures are averaged.
 _AVERAGED_STEPS = 50
 
-# Levels of the verdict that are shown, with their labels; other levels are not shown.
+# Levels of the verdict at which the verdict is shown, with their labels.
 LEVELS = {"held-up": "Slowed down", "watch": "Warning"}
 
 
@@ -36,10 +36,10 @@ class Progress:
         steps: number of steps of the whole run.
         step_s: mean time of the newest steps, in seconds.
         loss: loss of the last step that has one.
-        waste: share of the ranks' time spent waiting for slower ranks, in the newest steps.
+        waste: fraction of the ranks' time spent waiting for slower ranks, in the newest steps.
         level: level of the verdict: `held-up`, `watch`, `healthy` or `unknown`.
-        verdict: which rank slows the run down, why and since when; empty: none.
-        away: why the server does not answer now; empty: it answers.
+        verdict: which rank slows the run down, why and since when; empty: no rank.
+        away: why the server does not answer now; empty: the server answers.
     """
 
     state: str = State.PENDING
@@ -57,14 +57,14 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Share of all steps that are done; 0 if their number is unknown."""
+        """Fraction of the run's steps that are done; 0 if the number of steps is unknown."""
         if not self.steps or self.step is None:
             return 0.0
         return min(1.0, (self.step + 1) / self.steps)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end if further steps take as long."""
+        """Seconds until the end of the run, if further steps take `step_s`; None: unknown."""
         if not self.steps or self.step is None or self.step_s is None:
             return None
         return max(0, self.steps - self.step - 1) * self.step_s
@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def judged(self) -> str:
-        """The verdict on one line; empty if the run is not known to be slowed down."""
+        """The level and the verdict on one line; empty if the level has no label in `LEVELS`."""
         said = LEVELS.get(self.level)
         return f"{said}: {self.verdict}" if said and self.verdict else ""
 
@@ -102,7 +102,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Format a time in words: the two largest units, or three digits below a minute."""
+    """Format a time with one or two units, such as ``2 h 05 min`` or ``12.5 s``."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 60:
@@ -157,7 +157,7 @@ def ask(client: Client, run: str) -> Progress:
 class ProgressPoller:
     """A poller of a run's progress in its own thread, so that training never waits for the server.
 
-    A context manager. The thread has a connection of its own.
+    A context manager. The thread has its own connection to the server.
     """
 
     def __init__(self, client: Client, run: str) -> None:

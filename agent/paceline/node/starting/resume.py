@@ -1,4 +1,4 @@
-"""`paceline resume`: continues a failed or stopped run, on its node or in the foreground."""
+"""`paceline resume`: continues a failed or stopped run, through the server or in the foreground."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _EMULATE = "PACELINE_EMULATE"
 
 
 def variables(given: Sequence[str]) -> dict[str, str]:
-    """Parse variables from ``NAME=VALUE``, or from ``NAME`` with this process's value.
+    """Parse the environment variables of ``--env``: texts ``NAME=VALUE`` or ``NAME``.
 
-    Raise an InputError if the variable is not set here, or if the text has no name.
+    ``NAME`` stands for the variable's value in this process. Raise an InputError if this process
+    has no such variable, or if a text has no name.
     """
     env = {}
     for text in given:
@@ -42,7 +43,7 @@ def variables(given: Sequence[str]) -> dict[str, str]:
 
 
 def started_here(data: Path, run: str) -> bool:
-    """Return True if `paceline run` started a run with this data directory."""
+    """Return True if `paceline run` started the run on this machine, with this data directory."""
     record = rundir.read(rundir.directory_of(data, run) / "run.json", Record)
     return record is not None and record.supervisor == SUPERVISOR
 
@@ -50,9 +51,10 @@ def started_here(data: Path, run: str) -> bool:
 def on_node(
     client: Client, run: str, env: Mapping[str, str], asked: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Request that the control plane restarts a run on its node; return the run as REST shows it.
+    """Request that the control plane resumes a run; return the server's answer, which is the run.
 
-    `env` has further environment variables of the ranks, `asked` further fields of REST's `resume`.
+    `env` has further environment variables of the ranks. `asked` has further fields of
+    ``POST /runs/{id}/resume``.
     """
     return dict(client.change("POST", run, "resume", {**asked, "env": dict(env)}))
 
@@ -62,9 +64,9 @@ def in_foreground(
 ) -> int:
     """Continue a run of `paceline run` on this machine; return the exit code.
 
-    Script, arguments, directory and number of ranks are as before. The ranks get this process's
-    environment. Raise an InputError if the script is gone, if a process still supervises the
-    run, or if the server rejects the request.
+    Script, arguments, working directory and number of ranks are as before. The ranks get this
+    process's environment and the variables `env`. Raise an InputError if the script is gone, if a
+    process still supervises the run, or if the server rejects the request.
     """
     known = client.call("GET", f"/runs/{run}")
     if is_supervised(rundir.directory_of(data, run)):
@@ -88,7 +90,7 @@ def in_foreground(
 
 
 def _as_before(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
-    """Add to the given variables those that mark an observed run, a driver or emulated speeds."""
+    """Return `env` with the variables that mark an observed run, a driver or emulated speeds."""
     before = {}
     if known["policy"] == OBSERVED:
         before[observation.VARIABLE] = "1"

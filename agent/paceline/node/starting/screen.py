@@ -1,8 +1,8 @@
 """A run's progress below its script's output: live in a terminal, as plain lines elsewhere.
 
-`shown` returns the right kind of screen for standard error. The script's output goes through
-`write`, so that its lines appear whole, above the progress. A line that is not complete yet (such
-as a progress bar of the script) is shown as far as it was printed.
+`shown` provides a `Terminal` if standard error is a terminal, else a `Plain`. `Terminal` writes the
+script's lines above the progress once they are complete. A line that is not complete yet, such as a
+progress bar of the script, is shown as far as it was printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STYLES = {"held-up": "bold red", "watch": "yellow"}
 
 
 class Screen(Protocol):
-    """The place where a run's output and its progress appear."""
+    """Display of a run's output and progress."""
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
         """Return a function that copies the script's output to one of this process's streams."""
@@ -44,7 +44,7 @@ class Screen(Protocol):
 
 @contextmanager
 def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
-    """Provide the screen for a run's progress; `watch` None: only for the script's output."""
+    """Provide the screen for a run's output and progress; `watch` None: only for the output."""
     if watch is None:
         yield Plain(None)
         return
@@ -62,9 +62,9 @@ def shown(watch: ProgressPoller | None) -> Iterator[Screen]:
 
 
 class Plain:
-    """Plain lines without control codes: one per change, and one a minute if only the step changes.
+    """Progress as plain lines without control codes: one line per change.
 
-    `watch` None: no progress is shown.
+    If only the step changes, a line is printed once a minute. `watch` None: no progress is shown.
     """
 
     def __init__(self, watch: ProgressPoller | None) -> None:
@@ -74,11 +74,11 @@ class Plain:
         self._at = 0.0
 
     def writer(self, stream: IO[bytes]) -> Callable[[bytes], None]:
-        """Return a function that copies to the stream."""
+        """Return a function that writes to a stream unchanged."""
         return copying(stream)
 
     def tick(self) -> None:
-        """Print a line if more than the step has changed, or once a minute if only the step has."""
+        """Print a line for a new epoch, policy or verdict; for a new step alone, once a minute."""
         if self._watch is None or (now := self._watch.now).step is None:
             return
         news = (now.epoch, now.policy, now.level, now.verdict)
@@ -134,7 +134,7 @@ class Terminal:
         whole, newline, rest = (self._open + text).rpartition("\n")
         if newline:
             self._print(whole + newline)
-        # Only the newest version of a line that is overwritten repeatedly is needed.
+        # If a line was overwritten repeatedly, such as a progress bar, keep only its last version.
         head, _, last = rest.rstrip("\r").rpartition("\r")
         self._open = last if head or last else rest
         if len(self._open) > _LONGEST_LINE:
@@ -155,7 +155,7 @@ class Terminal:
         self._live.refresh()
 
     def _drawn(self) -> Group:
-        """Return the open line, figures with a bar, and policy with verdict: each in one row."""
+        """Return the rows to draw: incomplete line, figures with a bar, and policy with verdict."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -206,7 +206,7 @@ class _Raw:
 
 
 class _Above(io.TextIOBase):
-    """Standard error while the progress is drawn: Paceline's own lines appear above it."""
+    """Standard error while the progress is drawn; its text appears above the progress."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -217,7 +217,7 @@ class _Above(io.TextIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Return True: the text ends up in a terminal."""
+        """Return True: the text is written to a terminal."""
         return True
 
     def write(self, text: str) -> int:

@@ -22,7 +22,7 @@ _POLL_S = 0.5
 
 
 def counted(text: str) -> tuple[int, int]:
-    """Parse the minimum and maximum number of nodes from ``2:4``, or ``3`` for both."""
+    """Parse a number of nodes, such as ``3``, or a range, such as ``2:4``: minimum and maximum."""
     match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
     least, most = (int(part) for part in (match[1], match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
@@ -31,7 +31,7 @@ def counted(text: str) -> tuple[int, int]:
 
 
 class RunView:
-    """A view of a run in a terminal, until the run ends."""
+    """Display of a run's progress in a terminal, until the run ends."""
 
     def __init__(self, client: Client, run: str, screen: Screen) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class RunView:
         try:
             return self._wait()
         except KeyboardInterrupt:
-            say(f"stopping run {self._run}; Ctrl-C again exits without waiting")
+            say(f"stopping run {self._run}; press Ctrl-C again to exit without waiting")
         try:
             self._stop()
             self._wait()
@@ -56,7 +56,7 @@ class RunView:
         return 128 + signal.SIGINT
 
     def _stop(self) -> None:
-        """Request the run's end, and retry until the server accepts it or the run is over."""
+        """Request the run's end; retry until the server accepts it, or the run has ended."""
         while (shown := self._poll()) is None or not State(shown["state"]).final:
             try:
                 self._client.call(
@@ -77,7 +77,7 @@ class RunView:
             time.sleep(_POLL_S)
 
     def _poll(self) -> Mapping[str, Any] | None:
-        # The run continues without the server.
+        # If the server is unreachable, the run continues, so keep waiting.
         with contextlib.suppress(ServerUnreachable):
             shown: Mapping[str, Any] = self._client.call("GET", f"/runs/{self._run}")
             for row in self._client.call("GET", f"/runs/{self._run}/nodes"):
@@ -94,7 +94,7 @@ class RunView:
 
 
 def _exit_code(run: Mapping[str, Any]) -> int:
-    """Return the script's exit code; 0 also if the run was stopped and its ranks ended with 0."""
+    """Return a run's exit code: 0 if it has finished, or was stopped with ranks that returned 0."""
     if run["state"] == State.FINISHED or (run["state"], run["exit_code"]) == (State.STOPPED, 0):
         return 0
     return int(run["exit_code"] or 1)
@@ -103,8 +103,8 @@ def _exit_code(run: Mapping[str, Any]) -> int:
 def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any]) -> int:
     """Start a run on nodes that the server chooses, and follow it; return its exit code.
 
-    `nodes` is a text for `counted`; `choice` has further fields of ``POST /runs``, such as
-    `policy`. Raise an InputError if the launch is emulated.
+    `nodes` is a number or a range, as for `counted`. `choice` has further fields of ``POST /runs``,
+    such as `policy`. Raise an InputError if the launch emulates devices.
     """
     if "PACELINE_EMULATE" in launch.env:
         raise InputError("--nodes: leave out --slowdown and --emulate, which work on one node only")
