@@ -212,8 +212,8 @@ class Policy:
     homes: bool = False
     # True if the policy can plan streams. A stream's plan only contains the speeds of the ranks.
     streams: bool = False
-    # True if the policy sets the ranks' numbers of CPU threads. A what-if cannot simulate a switch to
-    # such a policy, because telemetry does not show the effect of other numbers of threads.
+    # True if the policy sets the ranks' numbers of CPU threads. A what-if cannot simulate a switch
+    # to such a policy, because telemetry does not show the effect of other numbers of threads.
     threads: bool = False
     accounts: Accounts = Accounts()
 

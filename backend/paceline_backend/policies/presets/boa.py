@@ -43,9 +43,9 @@ class BatchSizePredictor:
     """BOA's performance model of a worker, fitted to its last `window` steps.
 
     The time of n samples of any size is T = c·n + b seconds. The fit is a least squares with c, b ≥
-    0. If batch sizes hardly vary, c and b cannot be separated. A prior then keeps b near 0, with
-    which the forecast is sensible for any n. The noisier the times, the larger the weight of the
-    prior.
+    0. If batch sizes hardly vary, the times cannot determine both c and b. A prior therefore pulls
+    b towards 0, which gives a sensible forecast for any n. The noisier the times, the larger the
+    weight of the prior.
     """
 
     window: int = 64
@@ -107,7 +107,7 @@ def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
 
 
 def solve(models: Models, problem: Problem) -> Ints:
-    """Solve BOA's program; return each worker's number of samples, [W].
+    """Solve BOA's integer program; return each worker's number of samples, [W].
 
     Each worker gets one sample or more, so that its time stays known.
     """

@@ -95,13 +95,13 @@ class PaperScheduler:
 
 @dataclass(frozen=True)
 class LevelledScheduler:
-    """Alg. 2, but with random picks, after which the workers' times are levelled.
+    """CHRONICA's data scheduler (Alg. 2) with random picks, and an exchange that levels times.
 
     Each pick goes to the worker that would end first with a typical sample of its own, and is a
-    random sample of this worker. Then the workers are levelled: each worker exchanges one of its
-    picks for another sample that it holds. The exchange brings its ETT as near as possible to the
-    common level at the same total load. In an epoch's last step all samples must be used, so they
-    are divided largest first.
+    random sample of this worker. Then each worker exchanges one of its picks for another sample
+    that it holds. The exchange brings the worker's ETT as near as possible to the time that all
+    workers would take if the batch's load could be divided exactly. In an epoch's last step all
+    samples must be used, so they are divided largest first.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
@@ -201,15 +201,16 @@ class ChronicaParameters(Parameters, frozen=True, kw_only=True):
     ett: Annotated[
         Literal["per-step", "per-sample"],
         Meta(
-            description="Model of the predictor. per-step: a step's time T = a·Λ + c·n + b. "
-            "per-sample: a·λ + b for each sample, as in the paper; `regressor` is not used."
+            description="Model of a rank's compute time. per-step: a·Λ + c·n + b for n samples of "
+            "total size Λ. per-sample: a·λ + b for each sample of size λ, as in the paper; "
+            "`regressor` is then not used."
         ),
     ] = "per-step"
     picks: Annotated[
         Literal["levelled", "paper"],
         Meta(
-            description="How samples are picked and placed. levelled: representative batches, "
-            "balanced exactly. paper: Algorithms 2 and 3 as printed."
+            description="How each rank's samples are chosen. levelled: at random, then exchanged "
+            "until the ranks' times are nearly equal. paper: Algorithms 2 and 3 as printed."
         ),
     ] = "levelled"
     window: WindowSteps = 64
@@ -234,7 +235,7 @@ def make(parameters: ChronicaParameters) -> Policy:
 
 preset = Preset(
     name="chronica",
-    summary="Learns each worker's speed and gives each as much load per step as its speed allows.",
+    summary="Learns each rank's speed, and gives each rank a load in proportion to its speed.",
     source="CHRONICA: a data-imbalance-aware scheduler for distributed deep learning",
     make=make,
     combines=True,

@@ -2,9 +2,9 @@
 
 A group's reduction rounds follow the group's own speed, so the gradients of a rank that is always
 slow are not older than the gradients of a fast rank. Fast ranks also take over batches of slow
-ranks in other groups. If there are several nodes, the ranks of each node are a group (unless a
-parameter prevents it), so that only the exchanges with the server cross the network. Between
-groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
+ranks in other groups. If there are several nodes, the ranks of each node are a group (unless the
+parameter `groups` is "speed"), so that only the exchanges with the server cross the network.
+Between groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Grouping:
     by_node: bool = True
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return a chooser with a group for each node, or this chooser.
+        """Return a chooser that makes the ranks of each node a group, or return this chooser.
 
-        Nodes are groups only with `by_node`, and if some node has several ranks.
+        The ranks of a node are a group if `by_node` is true and some node has several ranks.
         """
         known = of_nodes(nodes)
         return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
@@ -174,7 +174,7 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
         Literal["auto", "speed"],
         Meta(
             description="How ranks are grouped. auto: by node if the run has several nodes, "
-            "otherwise by speed. speed: always by speed."
+            "by speed if it has only one. speed: always by speed."
         ),
     ] = "auto"
     spread: Annotated[
@@ -182,21 +182,26 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=0.05,
             le=10,
-            description="Largest difference between the slowest and the fastest rank's step time "
-            "in a group, as a fraction of their mean.",
+            description="Maximum difference between the step times of the slowest and the fastest "
+            "rank of a group, as a fraction of the group's mean step time.",
         ),
     ] = 1.0
     every: Annotated[
         int,
-        Meta(ge=1, le=1024, description="Rounds of a group between two exchanges with the server."),
+        Meta(
+            ge=1,
+            le=1024,
+            description="Number of reduction rounds of a group between two exchanges with the "
+            "parameter server.",
+        ),
     ] = 4
     probes: Annotated[
         int,
         Meta(
             ge=1,
             le=1024,
-            description="Number of ranks of the group drawn for each round; the first ready "
-            "one starts it.",
+            description="Number of ranks of a group that are drawn at random for each reduction "
+            "round. The first of them that is ready starts the round.",
         ),
     ] = 2
     staleness: Staleness = 4
@@ -217,8 +222,8 @@ def make(parameters: RnaHierarchicalParameters) -> Policy:
 
 preset = Preset(
     name="rna-hierarchical",
-    summary="As rna, within groups of ranks of one node, or of similar speed; a parameter server "
-    "connects the groups.",
+    summary="Partial all-reduce within groups of ranks of one node, or of similar speed; a "
+    "parameter server connects the groups.",
     source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
     "clusters (RNA)",
     make=make,
