@@ -22,13 +22,17 @@ from paceline_backend.policies.values import LEAST_USABLE, Feedback, Floats, Int
 
 # Parameters of presets that use this predictor.
 WindowSteps = Annotated[
-    int, Meta(ge=4, le=64, description="Number of newest steps that the predictor is fitted to.")
+    int,
+    Meta(
+        ge=4, le=64, description="Number of newest steps from which each rank's speed is computed."
+    ),
 ]
 CostModel = Annotated[
     Literal["auto", "sum", "padded"],
     Meta(
-        description="Cost model of a batch. sum: the sum of its sizes. padded: samples times the "
-        "longest size. auto: whichever of these fits best, quadratic in length or not."
+        description="Cost of a batch, on which its compute time depends. sum: sum of the samples' "
+        "sizes. padded: number of samples times the largest size. auto: of these two and their "
+        "quadratic forms, the cost that fits the measured times best."
     ),
 ]
 
@@ -42,24 +46,25 @@ _CURVES = 2.0 ** np.arange(-3, 7)
 # To refine the best candidate for κ, it is multiplied and divided by each of these factors in turn,
 # and the best of the three values is kept.
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
-# If the log-likelihoods of padded and unpadded costs differ by at most this, `_expects_padded`
-# chooses between them. A cost with κ > 0 must be better by this than the cost with κ = 0.
+# If the log-likelihoods of padded and unpadded costs differ by at most this margin,
+# `_expects_padded` chooses between them. A cost with κ > 0 must be better than the cost with κ = 0
+# by this margin.
 _PADDING_MARGIN = 12.0
 # A rank's noise is estimated from at least `_FEW_DIFFERENCES` differences between rows. If it is at
 # least `_NOISY`, the rank's rows are fitted a second time.
 _FEW_DIFFERENCES, _NOISY = 8, 0.1
-# Differences between consecutive residuals are clipped to this.
+# Differences between consecutive residuals are clipped to this value.
 _JUMP = 0.9
 # Batches count as padded if `plausible` gives its padded cost at least this probability.
 _SURE = 0.98
 # If the largest padding is less than this many times the smallest, the rows cannot show whether
 # batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
 _ALIKE_PADDING = 1.05
-# Samples count as grouped by size if a step's padded load ÷ the padded load that it would have with
-# equal counts is below this.
+# Samples count as grouped by size if the padded loads of most steps are below this fraction of the
+# padded loads that the steps would have if all ranks had equal counts.
 _HALF = 0.5
-# The wide prior of c and b is used only if its log-likelihood exceeds that of the narrow prior by
-# more than this.
+# The wide prior of c and b is used only if its log-likelihood exceeds the log-likelihood of the
+# narrow prior by more than this value.
 _CLEARLY = 3.0
 # Ratio of a fit's error to the error of a plain mean of the same rows. The fit's error is larger,
 # because it has three coefficients and follows changes of speed.
@@ -77,17 +82,17 @@ _SHAPES = 2
 
 @dataclass(frozen=True)
 class LinearPredictor:
-    """CHRONICA's runtime prophet (Alg. 1), with a time per step: T = a·Λ' + c·n + b.
+    """CHRONICA's runtime prophet (Alg. 1), which predicts times of steps: T = a·Λ' + c·n + b.
 
     T is the time of a step in seconds, Λ' the effective load of its batch, and n the number of its
     samples; a > 0, c ≥ 0 and b ≥ 0. b is a cost per step and is added once, not per sample as in
     the paper. c is the cost of a sample of any size. The fit is a least squares of relative errors,
     row by row, oldest first.
 
-    A row whose time differs from its forecast by more than 15 % is left out. If the next row
-    differs with the same sign, the rank's speed has changed: all three costs change by the same
-    factor, which is computed from the newest row. The fit follows slower changes once they stand
-    out from the noise.
+    A row whose time differs from its forecast by more than 15 % (or three standard deviations of
+    the noise, if this is more) is left out. If the next row differs with the same sign, the rank's
+    speed has changed: a, c and b change by the same factor, which is computed from the newest row.
+    The fit also follows gradual changes of speed once they are larger than the noise.
 
     A weak prior pulls c and b towards 0. With this prior, feedback that cannot separate c from b
     (constant n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible
@@ -155,10 +160,11 @@ def _fit_shares(
     noise alone may cause, [W]. `unknown` is the relative noise of ranks that have too few rows to
     estimate it.
 
-    While speeds drift and plans balance them, a rank's time stays the same although its load
-    changes. This has the same effect on times as a large b. But from one step to the next, a speed
-    hardly drifts. So the fit uses the wide prior only if it explains these differences clearly
-    better than the narrow prior.
+    If a rank's speed drifts and plans adapt its load, the rank's time stays the same although its
+    load changes. Times would also stay the same if b were large, so the times alone do not show
+    which is true. But from one step to the next, a speed hardly drifts. So the fit uses the wide
+    prior, which allows a large b, only if it explains the differences between successive steps
+    clearly better than the narrow prior.
     """
     wide, narrow = (_fit(rows, cost, window, share)[0] for share in SHARES)
     load, samples = cost.load(rows.features), rows.samples
@@ -170,7 +176,7 @@ def _fit_shares(
     def jumps(fits: Floats) -> Floats:
         """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown.
 
-        A residual is the logarithm of a measured ÷ an expected time.
+        A residual is the logarithm of a step's measured time ÷ its time according to `fits`.
         """
         a, c, b = fits.T
         forecast = a * load + c * samples + b
@@ -384,9 +390,9 @@ def _choose(rows: Feedback, window: int) -> Cost:
 def _expects_padded(rows: Feedback, valid: Bools) -> bool:
     """Return True if batches should count as padded when padded and other costs score alike.
 
-    The first steps distinguish the two costs best, because their batches have equal counts. The
-    scores do not include these steps, because a fit needs some rows before it can forecast;
-    `plausible` does include them.
+    A run's first steps distinguish padded and other costs best, because their batches have equal
+    counts. The scores do not include the first steps, because a fit needs some rows before it can
+    forecast; the probabilities that `plausible` returns do include them.
     """
     if _grouped(rows, valid):
         return True

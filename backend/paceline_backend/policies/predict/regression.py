@@ -15,7 +15,7 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import LEAST_USABLE, Floats, Ints
 
 # A residual is the logarithm of a step's measured ÷ forecast time. If two successive residuals have
-# the same sign, and the absolute values of both exceed this, the rank's speed has changed.
+# the same sign, and the absolute values of both exceed this value, the rank's speed has changed.
 _CHANGED = math.log(1.15)
 # If this multiple of the noise's standard deviation is larger than `_CHANGED`, it is the threshold
 # for a change of speed instead.
@@ -24,8 +24,9 @@ _CHANGE_DEVIATIONS = 3.0
 # as much as this number of rows.
 _PRIOR_NOISE, _BELIEF = 0.05, 4.0
 # Standard deviations of the two priors of c·n and b, relative to a step's time: a wide prior and a
-# narrow one. The narrow prior suits ranks whose speeds drift while a plan balances them. Times of
-# these ranks do not depend on their loads, as if b were large.
+# narrow one. The narrow prior suits ranks whose speeds drift while plans give them loads that match
+# their speeds. The times of these ranks stay the same although their loads change, as if b were
+# large; the narrow prior prevents such a b.
 SHARES = (0.25, 0.03)
 # Minimum ratio of a to c + b.
 _LEAST_RATIO = 1e-3
@@ -48,7 +49,7 @@ _LITTLE, _NOISE_ROWS = 0.01, 2.0
 _RARE = 8.0
 # A difference of two terms that is below this fraction of the terms counts as a rounding error.
 _ROUND = 1e-10
-# Residuals of rows are clipped to this when costs are compared.
+# Residuals of rows are clipped to this value when costs are compared.
 _CAP = 0.3
 # Smaller residuals count as this value when fits are compared.
 LEAST_RESIDUAL = 0.003
@@ -226,7 +227,7 @@ def _reshaped(
 
     `at` is the index of the surprising row in `rows`, and `held` that of an earlier surprising row,
     -1 if there is none. `changed` is true if the two rows look like a change of speed. `variance`
-    is that of the noise; for the other arguments see `_fit_rows`.
+    is the variance of the noise; for the other arguments see `_fit_rows`.
     """
     likely = _unlikely(now, variance, share)
     if before[_ROWS] > 0:
@@ -255,9 +256,10 @@ def _reshaped(
 
 @compiled
 def _unlikely(fit: Floats, variance: float, share: float) -> float:
-    """Return the −log-likelihood of the rows of a fit, plus that of its c and b under the prior.
+    """Return the −log-likelihood of a fit's rows, plus the −log-likelihood of its c and b.
 
-    `variance` is that of the noise, and `share` the prior's relative standard deviation.
+    The likelihood of c and b is their probability density under the prior, whose relative standard
+    deviation is `share`. `variance` is the variance of the noise.
     """
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
@@ -277,8 +279,9 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
     """Return how uncertain the forecast of a row is because a, c and b are uncertain.
 
     The result is the variance of the forecast that is due to a, c and b, ÷ the noise's `variance`.
-    An epoch's last step may have a thirtieth of the other steps' load. Its time is mostly c and b,
-    which steps of equal load do not determine. So its time shows little about the cost of a batch.
+    It is large, for example, for an epoch's last step if it has a thirtieth of the other steps'
+    load. The time of such a step depends mostly on c and b, which steps of equal load do not
+    determine, so its residual shows little about the cost of a batch.
 
     Let x be (u, v, 1) of the row ÷ its forecast time, and A the matrix of the normal equations.
     The result is x'(A + ridge)⁻¹x, where `_ridge` returns the ridge. As in `_solve`, a is
@@ -301,8 +304,8 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
 def _ridge(fit: Floats, variance: float, share: float) -> float:
     """Return the ridge: the term that the prior adds to the normal equations' diagonal.
 
-    It is added for c and b. `variance` is that of the noise, and `share` the prior's relative
-    standard deviation.
+    The ridge is added to the elements of c and of b. `variance` is the variance of the noise, and
+    `share` the prior's relative standard deviation.
     """
     ridge: float = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
     return ridge
@@ -352,8 +355,8 @@ def _copy(source: Floats, target: Floats) -> None:
 def _solve(fit: Floats, variance: float, share: float) -> None:
     """Solve the normal equations of a fit for a > 0, c ≥ 0 and b ≥ 0, and store the solution in it.
 
-    A ridge penalty keeps c and b near the prior's values, which `fit` holds at `_USUAL`. `variance`
-    is that of the noise, and `share` the prior's relative standard deviation.
+    A ridge penalty keeps c and b near the prior's values, which `fit` has at `_USUAL`. `variance`
+    is the variance of the noise, and `share` the prior's relative standard deviation.
     """
     aa, ac, ab = fit[0], fit[1], fit[2]
     # The sums are too small for a float, so keep the previous fit.
@@ -386,8 +389,8 @@ def _edged(
 ) -> tuple[float, float]:
     """Solve two normal equations for c ≥ 0 and b ≥ 0; return c and b.
 
-    The matrix has cc − `less_c` and bb − `less_b` on its diagonal, and cb beside it; the right side
-    is `hc` and `hb`. The result is (0, 0) if the equations do not determine c and b.
+    The matrix has cc − `less_c` and bb − `less_b` on its diagonal, and cb off it; the right side is
+    `hc` and `hb`. The result is (0, 0) if the equations do not determine c and b.
     """
     left_c, left_b = cc - less_c, bb - less_b
     det = left_c * left_b - cb * cb

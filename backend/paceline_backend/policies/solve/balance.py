@@ -2,10 +2,12 @@
 
 The time of worker j with n samples of sizes λ is T_j = a_j·Σf(λ) + c_j·n + b_j seconds, and 0
 without samples; f(λ) is the cost of a sample, and a, c and b are the worker's model (`Models`).
-Module `padded` divides padded batches. First each sample goes to the worker with the largest gap
-between its time so far and the time that all workers would need at best. Then the slowest worker
-exchanges samples with the other workers until no exchange helps: `pairs` for many ranks, then
-`descend`. For few samples, branch and bound (`_search`) continues. `constraints` calls `pairs` and
+For padded batches, this formula does not hold, and `partition` calls the module `padded`.
+
+First each sample goes to the worker with the largest gap between its time so far and the time that
+all workers would need at best. Then the slowest worker exchanges samples with the other workers
+until no exchange helps: with many ranks in `pairs`, then in `descend`. If the batch has few
+samples, branch and bound (`_search`) improves the result further. `constraints` calls `pairs` and
 `descend` for batches whose counts are fixed.
 """
 
@@ -116,7 +118,7 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
 
     Return each sample's rank, [n], and True; or False if no cut keeps the ranks' limits. `sizes`
     has the cost f(λ) of each sample, [n]. No cut takes less time than `low`. Samples arranged by
-    `compose` have cuts whose time is near `low`, so the search begins there.
+    `compose` have cuts whose time is near `low`, so the search begins at `low`.
     """
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
@@ -170,7 +172,7 @@ def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
 
     A rank's load can grow until the rank takes the time `goal`. Return each sample's rank, [n].
     `sizes` has the cost f(λ) of each sample, descending, [n]. If `workers.most` fixes each rank's
-    number of samples, a rank keeps room for samples of mean size in its other places.
+    number of samples, the samples that a rank still lacks are assumed to have the mean cost.
     """
     a, c, b, most = workers
     mean = float(sizes.mean())
@@ -372,7 +374,8 @@ def descend(state: DescentState, enough: float, effort: int) -> None:
         give, get, taker = p, p, p
         least_p = state.time_s[p] - w.c[p] - (w.b[p] if state.number[p] == 1 else 0.0)
         for q in range(world):
-            # No exchange brings both ranks below the time at which they would end together.
+            # No exchange lets both ranks end before the time at which they would end together if
+            # their load were divisible.
             together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
             if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
                 slower_s, x, y = _exchange(p, q, state, best)
@@ -441,7 +444,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
 
 @compiled
 def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
-    """Return True if an earlier rank is in the same state, so that this rank need not be tried."""
+    """Return True if a rank below j has the same state and model, so that j need not be tried."""
     for k in range(j):
         equal = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
         if equal and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:

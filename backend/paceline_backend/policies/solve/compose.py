@@ -3,11 +3,11 @@
 The `paceline` preset calls `compose` in free mode, for unpadded costs, at each epoch's start and
 when the ranks' speeds have changed.
 
-An epoch of K steps on W workers is K·W bins: the local batch of one worker in one step. Bin (step,
-worker) gets a fixed number of samples (`step_counts`) and should get the load that the worker can
-do in the step's time. Samples that are too large for an average step share steps of their own, one
-sample on each worker, smaller samples on slower workers. All other steps take the same time. The
-order of the steps is random, and so is the choice among samples of similar size.
+An epoch of K steps on W workers has K·W bins. A bin is the local batch of one worker in one step.
+Each bin gets a fixed number of samples (`step_counts`) and should get the load that the worker can
+compute in the step's time. Samples that are too large for an average step are put into separate
+steps, one sample on each worker, smaller samples on slower workers. All other steps take the same
+time. The order of the steps is random, and so is the choice among samples of similar size.
 
 First each sample, largest first, is dealt to the bin with the most room. Then bins exchange samples
 until each bin has its target load (`close`), and bins of equal counts are regrouped into steps
@@ -35,8 +35,8 @@ _JITTER = 0.3
 # Bins with a very large sample are expected to be filled up with the smallest samples: this
 # fraction of all samples.
 _FILLERS = 0.2
-# A step with a very large sample takes as long as the slowest of the workers that are alike: those
-# whose time with the sample is at most this multiple of the fastest worker's time.
+# A step with a very large sample takes as long as the slowest of the workers whose time with the
+# sample is at most this multiple of the fastest worker's time.
 _ALIKE_TIMES = 1.02
 
 # `close` leaves a bin unchanged if its time differs from its target by at most this fraction of a
@@ -46,7 +46,7 @@ _BIN_TOLERANCE = 2e-4
 _BIN_PASSES = 64
 # Number of consecutive passes without a change after which the exchanges end.
 _IN_VAIN = 4
-# Number of pairs of samples after which `close` ends; trying them takes 0.1 s.
+# `close` ends after trying about this number of pairs of samples, which takes 0.1 s.
 _MOST_PAIRS = 30_000_000
 # With more bins than this, `close` ends as soon as a pass exchanges samples of few bins.
 _FEW_BINS = 4096
@@ -172,7 +172,7 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
     tried = order.copy()
     for _ in range(64):
         if binding == world or counts[order[binding]] == 0:
-            # All workers together give the bound, so no counts are better.
+            # The group of all workers gives the bound, so no other counts lower the bound.
             break
         giver, taker = 0, 0
         for k in range(0, binding, stride):
@@ -385,13 +385,13 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     binned = _Binned(sizes[held], held, ends)
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
-    looks, in_vain = 0, 0
+    tried, in_vain = 0, 0
     for turn in range(_BIN_PASSES):
         # Continue with the bins that are not close to their target.
         off = off[np.abs(gap[off]) * a[off] > _BIN_TOLERANCE * step_s]
         off = off[np.argsort(gap[off], kind="stable")]
-        looks += len(off) // 2 * int(number.max()) ** 2
-        if looks > _MOST_PAIRS and turn:
+        tried += len(off) // 2 * int(number.max()) ** 2
+        if tried > _MOST_PAIRS and turn:
             break
         changed = _exchanged(off, turn, binned, gap, a)
         in_vain = 0 if changed else in_vain + 1
@@ -495,11 +495,11 @@ def _total(time_s: Floats) -> float:
 def _targets(time_s: Floats, a: Floats) -> Floats:
     """Return the load that each bin lacks to reach its target time, [bins].
 
-    The target is the median time of the bins of the same step. With these targets, the loads to add
-    do not sum to the loads to remove. So a few steps get another target: if load is left over, the
-    time of the step's slowest bin; if load is missing, the time of its fastest bin. `time_s` is the
-    time of each bin, [steps + 1, W], NaN for bins without samples. `a` is each worker's time in
-    seconds per unit of cost, [W].
+    The target time is usually the median time of the bins of the same step. But exchanges do not
+    change the total load, so the loads that bins lack must sum to zero. Therefore some steps have
+    another target: if the sum is negative, the time of the step's slowest bin; if the sum is
+    positive, the time of its fastest bin. `time_s` is the time of each bin, [steps + 1, W], NaN for
+    bins without samples. `a` is each worker's time in seconds per unit of cost, [W].
     """
     # `np.sort` puts NaN last.
     there = np.sort(time_s, axis=1)

@@ -99,7 +99,8 @@ def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
     """Fill the ranks' slices one after the other, in the sequence of `turn`, [W].
 
     Return the number of samples in each slice, [W]. Each rank gets as many successive samples as it
-    finishes within `time_s`. `sizes` has the cost f(λ) of each sample, [n].
+    finishes within `time_s`, at most its maximum, `Workers.most`. `sizes` has the cost f(λ) of each
+    sample, [n].
     """
     counts = np.zeros(len(turn), np.int64)
     at = 0
@@ -209,8 +210,8 @@ def compose_padded(
     An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
     Each bin is a contiguous slice of the epoch's samples sorted by length. The lengths of a step's
     bins are such that the workers end at the same time. If workers have different counts, long
-    samples share small bins, where padding costs little. Steps come in random order; within a step,
-    samples come rank by rank. The samples of a smaller last step come last.
+    samples are put into bins with few samples, which are padded little. Steps come in random order;
+    within a step, samples come rank by rank. The samples of a smaller last step come last.
     """
     # The permutation puts samples of equal lengths in random order.
     order = rng.permutation(len(effective))
@@ -254,7 +255,8 @@ def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int)
 def proportional(mean: float, workers: Workers, samples: int) -> Ints:
     """Return each worker's number of samples in proportion to its speed, [W].
 
-    One by one, samples of cost `mean` are given to the worker that would then end first.
+    One by one, samples of cost `mean` are given to the worker that would be the first to finish
+    half of the sample. No worker gets more samples than its maximum, `Workers.most`.
     """
     return _proportional(workers.a * mean + workers.c, workers.b, workers.most, samples)
 
@@ -279,9 +281,9 @@ def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[In
     `sizes` has the cost f(λ) of each sample, descending, [steps · counts.sum()]. `counts` is each
     worker's number of samples in a step, [W].
 
-    For each bin, the time of its step allows samples up to some length. The bins are filled in
-    descending sequence of this length. The resulting times of the steps then give new lengths; this
-    is repeated `_RUN_PASSES` times.
+    The time of a bin's step determines the maximum length of the samples that the bin can have. The
+    bins are filled in descending sequence of this maximum. The resulting times of the steps then
+    give new maxima; this is repeated `_RUN_PASSES` times.
     """
     used = counts > 0
     n, a = np.maximum(counts, 1), workers.a
