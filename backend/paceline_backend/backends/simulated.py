@@ -28,7 +28,7 @@ class Simulated:
                 "launch", "give false and run `paceline simulate SCENARIO --server URL`"
             )
         if new.scenario is None:
-            raise NewRunError("scenario", "give what to simulate; see docs/simulator.md")
+            raise NewRunError("scenario", "describe the simulation as in docs/simulator.md")
         if new.nodes_max > 1:
             raise NewRunError("nodes_max", "a simulation has no nodes: omit it")
         try:
