@@ -106,7 +106,7 @@ class Job:
     Args:
         label: label of its `Order`.
         ref: the engine's own id of the job.
-        state: state of the job. It counts as running once all of its nodes run.
+        state: state of the job. A job counts as running once all of its nodes run.
         reason: why the job is queued or how it ended, as the engine describes it.
         cancelled: a user has cancelled the job, so its run counts as stopped, not as failed.
     """

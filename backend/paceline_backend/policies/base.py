@@ -3,7 +3,7 @@
     predictor     feedback                        → performance models
     allocator     models, feedback, own state     → how many samples each worker gets (optional)
     scheduler     models, remaining samples       → which samples each worker gets
-    shuffler      models, placement               → which worker holds each remaining sample
+    shuffler      models, placement               → worker to which each sample belongs
     synchroniser  synchronises gradients; ranks run it, a policy only names it
     chooser       feedback, own state             → the segment's synchronisation (optional)
 

@@ -89,13 +89,14 @@ class Scheduler(Protocol):
 
 
 class Shuffler(Protocol):
-    """A part that chooses the worker that holds each sample."""
+    """A part that chooses the worker to which each sample belongs: see `Problem.placement`."""
 
     def shuffle(self, problem: Problem, models: Models) -> Ints:
-        """Return a new placement: the rank that holds each sample, [N].
+        """Return a new placement: the rank to which each sample belongs, [N].
 
-        Samples outside ``problem.remaining`` keep their worker. Called at an epoch's start, at a
-        switch and at a controller's takeover, after the predictor and before `Scheduler.compose`.
+        Samples that are not in ``problem.remaining`` keep their rank. Called at an epoch's start,
+        at a switch and at a controller's takeover, after the predictor and before
+        `Scheduler.compose`.
         """
         ...
 

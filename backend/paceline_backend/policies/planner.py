@@ -36,13 +36,14 @@ _FINE_SAMPLES = 8
 class Shuffle:
     """Placement and order of samples from which the epoch's next plans start.
 
-    The caller of `plan` stores them; they are not part of the `Plan`. If `plan` did not call the
-    shuffler, they are those of its argument `problem`.
+    The caller of `plan` stores both; they are not part of the `Plan`. If `plan` did not call the
+    shuffler, placement and order are the same as in its argument `problem`.
     """
 
-    # The worker that holds each sample.
+    # The worker to which each sample belongs.
     placement: Ints  # [N]
-    # The remaining samples in the order in which steps use them, with those of the planned segment.
+    # The samples that the epoch had not used before the planned segment, in the order in which the
+    # steps use them.
     order: Ints  # [R]
     # The cost of a batch under the models of this plan.
     cost: Cost

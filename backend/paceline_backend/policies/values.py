@@ -34,8 +34,8 @@ class Feedback:
 
     step: Ints  # [F]
     rank: Ints  # [F]
-    # Of each row's batch: its number of samples n, its load Λ (the sum of its sizes λ), its compute
-    # time T, the sum of the squared sizes Σλ², and the largest size max λ.
+    # The following five arrays describe each row's batch: number of samples n, load Λ (sum of the
+    # sizes λ), compute time T, sum of the squared sizes Σλ², and largest size max λ.
     samples: Ints  # [F]
     load: Floats  # [F]
     compute_s: Floats  # [F]
@@ -260,7 +260,8 @@ class Problem:
     remaining: Ints  # [R]
     # `remaining` in the order in which the steps use the samples: see `Scheduler.compose`.
     order: Ints  # [R]
-    # The worker that holds each sample.
+    # The worker to which each sample belongs (which "holds" it): the last worker that trained the
+    # sample, or the worker that the shuffler chose.
     placement: Ints  # [N]
     epoch: int
     # Global step number of the segment's first step.
@@ -276,7 +277,8 @@ class Problem:
     counts: Ints | None = None  # [W]
     # Maximum number of samples that fit into each worker's memory; None: unknown.
     limits: Ints | None = None  # [W]
-    # Pairs (samples, seconds) of each worker, measured before training.
+    # Result of the profiling phase before training, for each worker: pairs of a number of samples
+    # and the time in seconds that the worker takes for this number.
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]
     # `Plan.memory` of the last segment.
     memory: Mapping[str, Any] = field(default_factory=dict)
@@ -297,7 +299,8 @@ class Problem:
     token_budget: float | None = None
     # Maximum total size of each worker's local batch, in the unit of the sizes.
     token_limits: Floats | None = None  # [W]
-    # The number of the segment to plan, and the version of its policy. They change no plan.
+    # The number of the segment to plan, and the version of its policy. `plan` only copies both into
+    # the `Plan`.
     seq: int = 0
     version: int = 0
 

@@ -74,7 +74,7 @@ def _labels(order: Order) -> dict[str, str]:
 
 def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]:
     spec: dict[str, Any] = {
-        # A restarted container ends at once: see `_script`.
+        # Restart a failed container, whose script then ends with exit code 0: see `_script`.
         "restartPolicy": "OnFailure",
         "terminationGracePeriodSeconds": POD_GRACE_S,
         # A service named "paceline" would set variables that start with PACELINE_.
@@ -208,8 +208,8 @@ def cordon_patch(node: Mapping[str, Any], plane: str, reason: str | None) -> dic
 def _set_by_others(node: Mapping[str, Any], plane: str) -> bool:
     """Return True if another user cordoned the machine after Paceline's cordon was lifted by hand.
 
-    A user who lifts the cordon by hand leaves Paceline's annotations, so the annotations do not
-    show this. The result is False if the API server returns no managed fields.
+    A user who lifts the cordon by hand leaves Paceline's annotations, so only the machine's managed
+    fields show who set the cordon. The result is False if the API server returns none.
     """
     managers = {
         entry.get("manager")

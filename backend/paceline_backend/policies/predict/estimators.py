@@ -31,7 +31,8 @@ from paceline_backend.policies.values import Feedback, Floats, Models, usable
 # its least, its times are assumed to be proportional to its loads.
 _FEW_ROWS = 8
 _ALIKE_LOADS = 1.05
-# Number of splits in time for the cross-validation, and maximum number of ranks that it uses.
+# Cross-validation: number of splits into earlier and later steps, and maximum number of ranks whose
+# steps it uses.
 _SPLITS, _VALIDATED_RANKS = 3, 4
 # In the cross-validation, the relative error of a single forecast is clipped to this value.
 _CAP = 0.3
@@ -153,7 +154,7 @@ class EstimatorPredictor:
     A regressor is fitted to each rank's newest `window` steps with samples. Then the plane T =
     a·Λ' + c·n + b with a > 0 and c, b ≥ 0 is fitted to the regressor's forecasts within the range
     of the rank's loads and numbers of samples; T is the time of a batch with n samples and
-    effective load Λ'. If the regressor is linear, with such coefficients, the plane equals the
+    effective load Λ'. If the regressor is linear with a > 0 and c, b ≥ 0, the plane equals the
     regressor. For a rank with few steps, or with loads that hardly differ, the time is assumed to
     be proportional to the load.
 

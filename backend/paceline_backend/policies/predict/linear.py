@@ -38,7 +38,8 @@ CostModel = Annotated[
 
 Bools = npt.NDArray[np.bool_]
 
-# All ranks have the same cost of a batch. It is selected by the rows of at most this many ranks.
+# The cost of a batch is the same for all ranks. It is selected by the forecasts for at most this
+# number of ranks.
 _COST_RANKS = 16
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
 # Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
@@ -407,10 +408,10 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
 def _grouped(rows: Feedback, valid: Bools) -> bool:
     """Return True if the scheduler grouped samples by size because it expected padded batches.
 
-    In grouped batches, the sizes within a batch vary less than the mean sizes of the batches; or,
-    if a few sizes are huge, the longest sample of a large batch is much shorter than that of a
-    small batch. The times of such batches hardly show whether they are padded, so "padded" stays
-    the default until the times contradict it.
+    In grouped batches, the sizes within a batch vary less than the mean sizes of the batches. Or,
+    if a few sizes are huge, the longest sample of a batch with many samples is much shorter than
+    the longest sample of a batch with few samples. The times of such batches hardly show whether
+    they are padded, so "padded" stays the default until the times contradict it.
     """
     several = valid & (rows.samples > 1)
     if not several.any():

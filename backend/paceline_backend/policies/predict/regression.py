@@ -75,8 +75,8 @@ def fit_ranks(
 
     `load`, `samples` and `compute_s` are the effective load, the number of samples and the time of
     each rank in each step, [S, W]. `linear._fit` describes the columns of `fits` and `losses`, [W,
-    3] each. `share` is one of `SHARES`. `noise` is a lower bound of the standard deviation of each
-    rank's noise, [W].
+    3] each. `share` is the prior's relative standard deviation, one of `SHARES`. `noise` is a lower
+    bound of the standard deviation of each rank's noise, [W].
     """
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
@@ -111,13 +111,13 @@ def _fit_rows(
 
     A row is (u, v, time_s): u is the step's effective load ÷ the rank's mean load, and v its number
     of samples ÷ the mean number. The score is the loss (a sum of squared residuals), the number of
-    scored rows, and Σ ½ log(1 + `_unsure`) over these rows.
+    scored rows, and the sum of ½ log(1 + `_unsure`) over these rows.
 
     The fit is written to `now`. `before` holds the fit before the last change of speed, and `trial`
     is a buffer for `_reshaped`. A fit is an array of 16 numbers: 9 of the normal equations, the
     rows' Σ (time / about_s)² at `_ROWS` (see `_learn`), the coefficients (a, c, b) of u, v and 1 at
-    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `share` is one of `SHARES`, and `noise` a lower
-    bound of the noise's standard deviation.
+    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `share` is the prior's relative standard
+    deviation, one of `SHARES`. `noise` is a lower bound of the noise's standard deviation.
 
     Several filters of the residuals (`_GAINS`) follow a drifting speed. The mean of their forecasts
     is weighted by the likelihood of their errors so far. Each row is added to the fit as if it had
@@ -219,15 +219,15 @@ def _reshaped(
     """Return True if other coefficients explain a surprising row better than a new speed does.
 
     If the result is True, the fit with other coefficients is in `trial`. Rows with a new load show
-    how large b is, and their residuals can be as large as those of rows at a new speed. Therefore
-    the function compares the likelihoods of all rows under two hypotheses. First: the rows before
-    and after the last change of speed had one speed after all. Second: the rows since that change
-    and the two surprising rows have one speed; the alternative is a change of speed or two
-    outliers.
+    how large b is, and their residuals can be as large as the residuals of rows at a new speed.
+    Therefore the function compares the likelihoods of all rows under two hypotheses. First: the
+    rows before and after the last change of speed had one speed after all. Second: the rows since
+    the last change of speed and the two surprising rows have one speed; the alternative is a change
+    of speed or two outliers.
 
-    `at` is the index of the surprising row in `rows`, and `held` that of an earlier surprising row,
-    -1 if there is none. `changed` is true if the two rows look like a change of speed. `variance`
-    is the variance of the noise; for the other arguments see `_fit_rows`.
+    `at` is the index of the surprising row in `rows`, and `held` the index of an earlier surprising
+    row, or -1 if there is none. `changed` is true if the two rows look like a change of speed.
+    `variance` is the variance of the noise; for the other arguments see `_fit_rows`.
     """
     likely = _unlikely(now, variance, share)
     if before[_ROWS] > 0:

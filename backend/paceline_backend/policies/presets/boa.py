@@ -86,8 +86,8 @@ class MinMaxAllocator:
 
     It minimises the slowest worker's time max_j (c_j·n_j + b_j), subject to Σ n_j = global batch
     and 1 ≤ n_j ≤ limit_j. c_j and b_j are the model of worker j (`BatchSizePredictor`), and limit_j
-    its memory limit. Until the feedback gives models, the models of the profiling phase are used.
-    Without a profiling phase, counts are equal.
+    its memory limit. Until there is enough feedback for models, the models are fitted to the
+    profiling phase (`Problem.profiles`). Without a profiling phase, counts are equal.
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:

@@ -71,8 +71,7 @@ class PaperScheduler:
             longest = max(step.ett)
             given = 1
             while given < count:
-                # On the nodes that have samples, no rank has room for more: allow ranks on all
-                # nodes.
+                # All ranks on the nodes that have samples are full: allow ranks on all nodes.
                 if not least:
                     step.nodes = None
                     least = step.open()
@@ -134,11 +133,11 @@ class ChronicaShuffler:
     most the level, beginning with the largest sample that fits its surplus. These samples go,
     largest first, to the least loaded worker, at this worker's cost. On several nodes, samples are
     then exchanged so that fewer samples change their node (`solve.nodes`). Where data lives on
-    nodes, samples go only to nodes where they are allowed and where there is room for them.
+    nodes, a sample goes only to a node that may get it and has enough free storage.
 
     With `paper`, the level is the mean of the workers' ETTs, which leaves a slow worker above the
-    other workers for several epochs. Without it, the level is the time that all workers would take
-    if their loads were in proportion to their speeds.
+    other workers for several epochs. Without `paper`, the level is the time that all workers would
+    take if their loads were in proportion to their speeds.
     """
 
     paper: bool = False

@@ -50,7 +50,7 @@ class _ChoiceSteps(NamedTuple):
 
     compute_s: Floats  # [S, W]
     load: Floats  # [S, W]
-    # Waiting for other ranks, and exchanging gradients.
+    # Time of waiting for other ranks and of exchanging gradients.
     sync_s: Floats  # [S, W]
     step_s: Floats  # [S, W]
     whole: npt.NDArray[np.bool_]  # [S]

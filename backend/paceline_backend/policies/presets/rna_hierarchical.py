@@ -39,8 +39,8 @@ _HISTORY_STEPS = 8 * _HISTORY_PARTS
 class Grouping:
     """A chooser that groups ranks by their step times; plain RNA if all ranks are one group.
 
-    The groups change only if all parts of the newest steps give the same new groups. Otherwise
-    noise would move a rank back and forth. With `by_node`, on several nodes, the ranks of each node
+    The groups change only if all parts of the newest steps give the same new groups, so that noise
+    does not move a rank back and forth. With `by_node`, on several nodes, the ranks of each node
     are a group. For `spread` see `groups`, and for the other fields `HierarchicalRules`.
     """
 
@@ -77,7 +77,7 @@ class Grouping:
         return self.choice(grouping, _words(grouping, step_times(compute_s, samples)))
 
     def choice(self, grouping: list[list[int]], why: str) -> Choice:
-        """Return the choice of these groups, with a reason for the operator."""
+        """Return the choice with `grouping` as groups; `why` is the reason for the operator."""
         return Choice(self._sync_of(grouping), why, {"groups": grouping})
 
     def _sync_of(self, grouping: list[list[int]]) -> Synchronisation:

@@ -26,8 +26,8 @@ from paceline_backend.policies.values import Floats, Ints, Models
 # `_CLOSE` with more than `FEW_RANKS` ranks, otherwise `_CLOSER`.
 _CLOSE = 1e-3
 _CLOSER = 1e-5
-# `_cut` divides the samples, in their given sequence, into one slice per rank. This is the number
-# of bisections of the slices' maximum time.
+# Number of bisections in `_cut`, which divides the samples, in their given sequence, into one slice
+# per rank. They bisect the maximum time of a slice.
 _CUT_BISECTIONS = 6
 # With at most this many ranks, every exchange with the slowest rank is tried.
 FEW_RANKS = 64
@@ -91,8 +91,8 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
     """Improve an assignment of samples to ranks by exchanges; return each sample's rank, [n].
 
     `sizes` has the cost f(λ) of each sample, [n]. `goal` is the time at which all ranks would end
-    if samples were divisible: see `level`. `start` is the assignment at the start, [n]; None: the
-    one that `_largest_gap` makes. If `start` is None, or there are at most `_FEW_SAMPLES` samples,
+    if samples were divisible: see `level`. `start` is the assignment at the start, [n]; None:
+    `_largest_gap` makes it. If `start` is None, or there are at most `_FEW_SAMPLES` samples,
     `sizes` must be descending.
     """
     world = len(workers.a)

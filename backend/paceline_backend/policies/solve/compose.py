@@ -9,9 +9,9 @@ compute in the step's time. Samples that are too large for an average step are p
 steps, one sample on each worker, smaller samples on slower workers. All other steps take the same
 time. The order of the steps is random, and so is the choice among samples of similar size.
 
-First each sample, largest first, is dealt to the bin with the most room. Then bins exchange samples
-until each bin has its target load (`close`), and bins of equal counts are regrouped into steps
-(`matched`, `evened`).
+First each sample, largest first, is given to the bin with the most room (`_fullest`). Then bins
+exchange samples until each bin has its target load (`close`), and bins of equal counts are
+regrouped into steps (`matched`, `evened`).
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ def _descending(
 def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
     """Choose the number of samples that each worker gets in a step of `samples` samples, [W].
 
-    The numbers are the same in all steps. They give a lower bound of a step's time: a group of
+    The numbers are the same in all steps, and give a lower bound of a step's time: a group of
     workers that gets m samples has at least the load of the m smallest samples, and the group that
     needs the longest time for this load gives the bound. The search begins with counts in
-    proportion to the workers' speeds. It moves one sample at a time to another worker as long as
-    this lowers the bound.
+    proportion to the workers' speeds. Then it moves one sample at a time to another worker as long
+    as the bound becomes lower.
 
     `smallest[k]` is the sum of the costs f(λ) of the k smallest of the epoch's R samples, [R + 1].
     The second result is a mask of the workers in the group that gives the bound, [W]; all values
@@ -332,9 +332,9 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
             if alone.min() > time_s:
                 if _fullest(bins, small)[1] >= sizes[i] * (1 - 1e-9):
                     break
-                # Measured speeds have small errors. If they differ only a little, other workers'
-                # bins need room for equally large samples, because each of these samples would
-                # otherwise be in a step of its own.
+                # Measured speeds have small errors. If workers' speeds differ only a little, the
+                # step must be long enough that several workers can take a sample of this size.
+                # With a shorter step, each of these samples would be in a step of its own.
                 until, time_s = opened + 1, alone[alone <= _ALIKE_TIMES * alone.min()].max()
             for step in range(opened, until):
                 _open(step, time_s, counts, w, bins)

@@ -87,8 +87,9 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
 def rounded(target: Floats) -> Ints:
     """Round the workers' numbers of samples to whole numbers with the same sum, [W].
 
-    The numbers with the largest remainders are rounded up; of equal remainders, those of the lowest
-    ranks. `target` are the numbers, ≥ 0, [W]; their sum is whole, up to floating-point errors.
+    The numbers with the largest remainders are rounded up. If remainders are equal, the numbers of
+    the lowest ranks are rounded up first. `target` are the numbers, ≥ 0, [W]; their sum is whole,
+    up to floating-point errors.
     """
     down = np.floor(target + 1e-9).astype(np.int64)
     rest = round(float(target.sum())) - int(down.sum())

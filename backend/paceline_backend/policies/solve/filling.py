@@ -177,7 +177,7 @@ def fill(step: Filling, draws: list[float]) -> None:
     for draw in draws:
         while (source := step.source(first[0][1])) is None:
             heapq.heappop(first)
-            # No rank on the nodes that have samples has room for more, so allow ranks on all nodes.
+            # All ranks on the nodes that have samples are full: allow ranks on all nodes.
             if not first:
                 step.nodes = None
                 first = all_open()

@@ -32,7 +32,7 @@ def partition_hedged(
     """Assign each sample of a global batch to a rank, [n], also while several costs are plausible.
 
     `sizes` has the size λ of each of the n samples, [n]. `models.rivals` are the models under other
-    plausible costs; without them, the result is that of `balance.partition`. `limits` and
+    plausible costs; without rivals, the result is the same as of `balance.partition`. `limits` and
     `laid_out` are as for `balance.partition`.
     """
     if not models.rivals or not len(sizes):

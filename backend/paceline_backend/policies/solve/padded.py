@@ -25,8 +25,8 @@ _STEP_TOLERANCE = 1e-4
 _RUN_PASSES = 6
 # `_best_counts` tries its candidates on a part of the epoch with about this many bins.
 _BINS = 16_384
-# `_best_counts` moves samples from slow to fast workers. These are the candidates for the number of
-# samples that the fastest worker gets in addition.
+# Candidates for the number of samples that the fastest worker gets in addition when `_best_counts`
+# moves samples from slow to fast workers.
 _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -34,7 +34,7 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
     """Assign each sample of a padded batch to a rank, [n], so that the slowest rank ends early.
 
     `effective` has the cost f(λ) of each sample, [n]; there is at least one. The partition is
-    optimal for up to 10 workers, and for equal workers. With more workers, those of similar speed
+    optimal for up to 10 workers, and for equal workers. If there are more, workers of similar speed
     always get their slices in the sequence of their speeds. With `laid_out`, the solver also tries
     to cut the samples in their given sequence.
     """
