@@ -185,7 +185,7 @@ def check_path(new: NewRun) -> None:
 def launch_on(
     bus: redis.Redis, run: str, new: NewRun, credentials: Credentials, nodes: Iterable[str]
 ) -> None:
-    """Send the agents of these nodes the order to launch a run, with secrets encrypted for each.
+    """Order each node's agent to launch a run, with secrets that are encrypted for this agent.
 
     Raises:
         redis.RedisError: the bus is unavailable.

@@ -191,7 +191,7 @@ def _check_environment(given: Mapping[str, Any]) -> None:
         )
     variables = given.get("env_vars", {})
     if not isinstance(variables, dict) or not all(isinstance(v, str) for v in variables.values()):
-        raise NewRunError(f"{field}.env_vars", "expected an object with strings as values")
+        raise NewRunError(f"{field}.env_vars", "give an object whose values are strings")
 
 
 def _label(row: Mapping[str, Any]) -> str:

@@ -83,7 +83,7 @@ def drive(settings: dict[str, Any]) -> int:
         for reference in done:
             number = waiting.pop(reference)
             ended[number] = _end(reference)
-            _log.info("Node %d: %s", number, ended[number] or "exit code 0")
+            _log.info("Node %d ended: %s", number, ended[number] or "exit code 0")
     failed = [f"node {number}: {end}" for number, end in sorted(ended.items()) if end]
     if failed:
         _log.error("%s%s", FAILED, "; ".join(failed))

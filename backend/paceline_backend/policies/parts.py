@@ -177,8 +177,8 @@ class Accounts:
     goes_by_devices: bool = False
     # True if the policy chooses the number of a rank's samples before it picks the samples.
     counts: bool = False
-    # Number of newest steps whose times determine the counts, whatever samples these steps had. 0:
-    # the policy does not compute counts from the times of single steps.
+    # Number of newest steps whose times determine the counts, although times also depend on the
+    # samples of these steps. 0: the policy does not compute counts from the times of single steps.
     steps: int = 0
 
     @property
@@ -258,7 +258,8 @@ class Policy:
         choice = chooser.choose(feedback, world, memory.get(CHOOSER, {}))
         if problem := choice.synchroniser.problem(world):
             raise ValueError(
-                f"policy: {self.name} chose a synchroniser that {world} ranks cannot run: {problem}"
+                f"policy: {self.name} chose a synchronisation that {world} ranks cannot run: "
+                f"{problem}"
             )
         return choice
 

@@ -27,8 +27,8 @@ from paceline_backend.policies.parts import (
 from paceline_backend.policies.solve.constraints import gridded, within_limits
 from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
-# With a token budget, an allocator computes counts for a global batch of at least this many samples
-# per worker.
+# In a run with a token budget, an allocator computes counts for a global batch of at least this
+# number of samples per worker.
 _FINE_SAMPLES = 8
 
 

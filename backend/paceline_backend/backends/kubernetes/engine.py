@@ -54,7 +54,7 @@ class Kubernetes(Engine):
         return Facts(True, version)
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Validate as every engine does; also the pods' image, and the namespace of the Job."""
+        """Validate a new run as every engine does, and also its image and its namespace."""
         super().check(new, launch=launch)
         options = options_of(KubernetesOptions, new.backend_options)
         if not _image(options):

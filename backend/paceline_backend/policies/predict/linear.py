@@ -163,9 +163,9 @@ def _fit_shares(
 
     If a rank's speed drifts and plans adapt its load, the rank's time stays the same although its
     load changes. Times would also stay the same if b were large, so the times alone do not show
-    which is true. But from one step to the next, a speed hardly drifts. So the fit uses the wide
-    prior, which allows a large b, only if it explains the differences between successive steps
-    clearly better than the narrow prior.
+    whether the speed drifts or b is large. But from one step to the next, a speed hardly drifts. So
+    the fit uses the wide prior, which allows a large b, only if it explains the differences between
+    successive steps clearly better than the narrow prior.
     """
     wide, narrow = (_fit(rows, cost, window, share)[0] for share in SHARES)
     load, samples = cost.load(rows.features), rows.samples

@@ -30,7 +30,8 @@ from paceline_backend.policies.solve.minmax import minmax
 # Standard deviation, in the prior, of the fraction of a step's time that does not depend on the
 # number of samples.
 _PRIOR_DEVIATION = 0.3
-# With at most this many rows, the noise is not estimated from the residuals of the fitted line.
+# With at most this number of rows, the noise is estimated from the residuals of T ∝ n, not from the
+# residuals of the fitted line.
 _FEW_FITTED = 3
 # Lower bound of the relative noise of a step's time.
 _LEAST_NOISE = 0.01

@@ -126,10 +126,10 @@ class Measured:
     the try. This pause doubles with each further try that does not save enough, so tries add at
     most a few per cent to the run time.
 
-    "Surely" means that the whole 95 % interval of the gain is above or below the limit. The
-    interval can be too narrow, because all steps of a segment are recorded with the same wall time
-    if ranks take over batches. Therefore two consecutive choices must agree before the chooser
-    returns to the all-reduce.
+    "Surely" means that the whole 95 % interval of the saved time is above `saving`; for a return to
+    the all-reduce, the whole interval must be below `back`. The interval can be too narrow, because
+    all steps of a segment are recorded with the same wall time if ranks take over batches.
+    Therefore two consecutive choices must agree before the chooser returns to the all-reduce.
 
     Args:
         relaxed: the alternative to the all-reduce.
@@ -164,7 +164,7 @@ class Measured:
             now.since = now.seen = self.first
         steps = self._known(feedback, world, now)
         if steps is None:
-            words = f"fewer than {_FEWEST_MEASURED} of its steps have been measured"
+            words = f"fewer than {_FEWEST_MEASURED} steps have been measured since the last change"
             if now.relaxed and now.segments >= _BLIND_SEGMENTS:
                 words, now.tried_s = f"pairwise averaging was tried, but {words}", _BLIND_S
                 self._change(now)

@@ -45,11 +45,11 @@ class _Memory(counts.Counted):
 class SataAllocator:
     """An allocator that sets worker i's share to w_i ← (w_i / t_i) / Σ_k (w_k / t_k) (Eq. 8).
 
-    By default, it does so at each epoch's start; t_i is worker i's time in the last epoch. On the
-    right side of Eq. 8, the allocator replaces w_i by the number of samples that worker i trained
-    in the time t_i. This gives the same shares, up to rounding, and also works if the leader or
-    another policy planned the steps. A worker without feedback keeps its share. Each worker gets at
-    least one sample, so that its time stays known.
+    By default, shares are computed at each epoch's start; t_i is worker i's time in the last epoch.
+    On the right side of Eq. 8, the allocator replaces w_i by the number of samples that worker i
+    trained in the time t_i. This gives the same shares, up to rounding, and also works if the
+    leader or another policy planned the steps. A worker without feedback keeps its share. Each
+    worker gets at least one sample, so that its time stays known.
 
     If no share would change by more than the fraction `tolerance`, all shares stay the same.
     Shares are computed every `every_steps` steps or, if it is 0, once per epoch, as in the paper.

@@ -68,7 +68,7 @@ def partition(
     """
     samples, world = len(sizes), models.world
     if counts is not None and int(np.sum(counts)) != samples:
-        raise ValueError(f"counts: their sum is {int(np.sum(counts))}; there are {samples} sizes")
+        raise ValueError(f"counts: their sum is {int(np.sum(counts))}; sizes has {samples} samples")
     workers = Workers.of(models, most_of(limits if counts is None else counts, samples, world))
     effective = np.array(models.cost.sizes(sizes), np.float64)
     if samples == 0:

@@ -34,7 +34,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
     if limits.sum() < total:
         raise ValueError(
             f"limits: {limits.tolist()} samples fit into the workers' memory, "
-            f"fewer than the {total} of a step"
+            f"fewer than the {total} samples of a step"
         )
     counts = _fill(times, total, limits)
     filled = counts.copy()

@@ -1,9 +1,9 @@
 """Placements that keep samples on nodes, for CHRONICA and for data that lives on nodes.
 
 `homes_of` returns the ranks' nodes if samples must stay on them. `kept_on_nodes` exchanges samples
-of a placement so that fewer samples change their node, where this does not prolong any worker's
-work. `Room` tracks the free storage of nodes while samples get other holders. `dealt` is the first
-placement.
+of a placement so that fewer samples change their node, if this does not make the slower of two
+workers slower. `Room` tracks the free storage of nodes while samples get other holders. `dealt` is
+the first placement.
 """
 
 from __future__ import annotations

@@ -207,11 +207,12 @@ def compose_padded(
     `effective` has the cost f(λ) of each of the R samples, [R]. The result has the samples'
     positions in `effective`; each `global_batch` successive samples are one step.
 
-    An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
-    Each bin is a contiguous slice of the epoch's samples sorted by length. The lengths of a step's
-    bins are such that the workers end at the same time. If workers have different counts, long
-    samples are put into bins with few samples, which are padded little. Steps come in random order;
-    within a step, samples come rank by rank. The samples of a smaller last step come last.
+    An epoch of K steps on W workers has K·W bins: a bin is the local batch of one worker in one
+    step. All bins of a worker have the same number of samples. Each bin is a contiguous slice of
+    the epoch's samples sorted by length. The lengths of a step's bins are such that the workers end
+    at the same time. If workers have different counts, long samples are put into bins with few
+    samples, which are padded little. Steps come in random order; within a step, samples come rank
+    by rank. The samples of a smaller last step come last.
     """
     # The permutation puts samples of equal lengths in random order.
     order = rng.permutation(len(effective))
