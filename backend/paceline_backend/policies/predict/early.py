@@ -66,7 +66,7 @@ def plausible(rows: Feedback) -> list[Weighed]:
     samples. The others are linear or quadratic in the sizes, padded or not padded.
     """
     valid = usable(rows.samples, rows.load, rows.compute_s)
-    # Old records lack `longest` and `squares`.
+    # Old records lack `longest` and `squares`, without which costs cannot be compared.
     if (rows.longest[valid] <= 0).any():
         return [Weighed(SUM, 1.0, 0.0)]
     time = np.log(np.where(valid, rows.compute_s, 1.0))
@@ -155,7 +155,7 @@ def _likely(off: Floats, valid: Bools) -> Floats:
     off, count = off[:, count > 0], count[count > 0]
     mean = np.nanmean(off, axis=0)
     within = float(np.nansum((off - mean) ** 2))
-    # Variance of a rank's mean: noise, and differences between ranks.
+    # Variance of a rank's mean residual: variance of the noise, plus variance between ranks.
     variance = _NOISE**2 / count + _SPREAD**2  # [pairs, W]
     weight = 1 / variance
     middle = (weight * mean).sum(axis=1) / weight.sum(axis=1)

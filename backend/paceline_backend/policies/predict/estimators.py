@@ -160,8 +160,8 @@ class EstimatorPredictor:
 
     Of several candidates, the predictor uses the one that best forecasts later steps from earlier
     steps, averaged over a few ranks. A candidate that raises a ValueError for a rank has the
-    largest error there. Each call of a candidate returns a new regressor. It must be deterministic,
-    because a replay recomputes plans from the database.
+    largest error there. Each call of a candidate returns a new regressor. The regressor must be
+    deterministic, because a replay recomputes plans from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)

@@ -1,4 +1,4 @@
-"""Predictors of a step's cost for each worker that are linear in the load.
+"""Predictors of the time that each worker takes for a step; the time is linear in the load.
 
 Most presets use `LinearPredictor`, which `policies.plan` calls for every segment. The fit of one
 rank's rows is compiled code in `regression`. This module selects the cost of a batch ("auto") and
@@ -73,8 +73,8 @@ _DOUBT = 1.5
 # Number of iterations of the mean shift in `_peaks`. Where all levels are similar, each iteration
 # reduces a level's distance from its density peak to a third.
 _SHIFTS = 30
-# Minimum number of ranks that may get a common fit: in a large run, fewer ranks may be near each
-# other by chance.
+# Minimum number of ranks that may get a common fit: in a large run, fewer ranks may have similar
+# times by chance.
 _ALIKE_RANKS = 4
 # Ranks get a common fit only if its forecasts of half and of twice the usual batch differ from each
 # rank's own forecasts by at most this multiple of the limit for the usual batch.
@@ -105,8 +105,8 @@ class LinearPredictor:
         cost: "sum": Λ' is the sum of the sizes λ of the batch. "padded": Λ' is n times the largest
             λ. "auto": the cost that forecasts all ranks' steps best, of these two and their
             quadratic forms; "sum" unless another is clearly better.
-        shrink: if noise alone may explain the differences of ranks, give these ranks a common fit,
-            or pull their fits together.
+        shrink: true if ranks whose differences may be noise alone get a common fit, or fits that
+            are pulled together.
     """
 
     window: int = 64
@@ -216,7 +216,8 @@ def _noise(jumps: Floats) -> Floats:
 def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
     """Pull together the fits of ranks that may be equally fast; return all fits, [W, 3].
 
-    A rank's level is the logarithm of its time for a usual batch. Ranks around one peak of the
+    A rank's level is the logarithm of its time for a usual batch (mean load, mean number of
+    samples). Ranks around one peak of the
     levels' density get a common fit if noise alone may explain their differences. The fit of each
     other rank is pulled towards the mean of the ranks near it; a near rank's weight is the
     likelihood that noise alone explains the difference. Ranks without noise keep their fits. `fits`
@@ -362,7 +363,7 @@ def _some(rows: Feedback) -> Feedback:
 
 def _choose(rows: Feedback, window: int) -> Cost:
     valid = usable(rows.samples, rows.load, rows.compute_s)
-    # Old records lack `longest` and `squares`.
+    # Old records lack `longest` and `squares`, without which costs cannot be compared.
     if not valid.any() or (rows.longest[valid] <= 0).any():
         return SUM
     typical = float(rows.squares[valid].sum() / rows.load[valid].sum())

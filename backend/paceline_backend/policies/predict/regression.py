@@ -75,8 +75,8 @@ def fit_ranks(
 
     `load`, `samples` and `compute_s` are the effective load, the number of samples and the time of
     each rank in each step, [S, W]. `linear._fit` describes the columns of `fits` and `losses`, [W,
-    3] each. `share` is the prior's relative standard deviation, one of `SHARES`. `noise` is a lower
-    bound of the standard deviation of each rank's noise, [W].
+    3] each. `share`, one of `SHARES`, is the relative standard deviation of the prior of c·n and b.
+    `noise` is a lower bound of the standard deviation of each rank's noise, [W].
     """
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
@@ -116,8 +116,9 @@ def _fit_rows(
     The fit is written to `now`. `before` holds the fit before the last change of speed, and `trial`
     is a buffer for `_reshaped`. A fit is an array of 16 numbers: 9 of the normal equations, the
     rows' Σ (time / about_s)² at `_ROWS` (see `_learn`), the coefficients (a, c, b) of u, v and 1 at
-    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `share` is the prior's relative standard
-    deviation, one of `SHARES`. `noise` is a lower bound of the noise's standard deviation.
+    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `share`, one of `SHARES`, is the
+    relative standard deviation of the prior of c·n and b. `noise` is a lower bound of the noise's
+    standard deviation.
 
     Several filters of the residuals (`_GAINS`) follow a drifting speed. The mean of their forecasts
     is weighted by the likelihood of their errors so far. Each row is added to the fit as if it had
@@ -148,7 +149,8 @@ def _fit_rows(
             drift = later
             _learn(now, rows[k], rows[k, 2] if seen == 0 else _forecast(now, rows[k]))
             _solve(now, variance, share)
-        # The first step is often slow, so if the second row differs, the fit starts again with it.
+        # A rank's first step is often slow, so the fit starts again with the second row if this row
+        # differs from its forecast.
         else:
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
             if _reshaped(rows, held, k, changed, variance, share, now, before, trial):
@@ -218,12 +220,13 @@ def _reshaped(
 ) -> bool:
     """Return True if other coefficients explain a surprising row better than a new speed does.
 
-    If the result is True, the fit with other coefficients is in `trial`. Rows with a new load show
-    how large b is, and their residuals can be as large as the residuals of rows at a new speed.
-    Therefore the function compares the likelihoods of all rows under two hypotheses. First: the
-    rows before and after the last change of speed had one speed after all. Second: the rows since
-    the last change of speed and the two surprising rows have one speed; the alternative is a change
-    of speed or two outliers.
+    A surprising row is a row whose time differs much from its forecast. If the result is True, the
+    fit with other coefficients is in `trial`. Rows with a new load show how large b is, and their
+    residuals can be as large as the residuals of rows at a new speed. Therefore the function
+    compares the likelihoods of all rows under two hypotheses. First: the rows before and after the
+    last change of speed had one speed after all. Second: the rows since the last change of speed
+    and the two surprising rows have one speed; the alternative is a change of speed or two
+    outliers.
 
     `at` is the index of the surprising row in `rows`, and `held` the index of an earlier surprising
     row, or -1 if there is none. `changed` is true if the two rows look like a change of speed.

@@ -110,8 +110,8 @@ class LbbAllocator:
     takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the global batch.) If SE is larger, the
     allocator makes rough models of all workers and computes the counts with which the slowest
     worker ends first (Eq. 3, rapid tuning). In the next `window_steps` steps, there is no rapid
-    tuning. The first counts solve Eq. 3 for the profiles, or keep the proportions of the previous
-    policy.
+    tuning. The first counts have the proportions of the previous policy's counts. Without a
+    previous policy, they solve Eq. 3 for the profiles, or are equal if there are no profiles.
 
     A worker may get no samples (B_i = 0). SE then ignores the worker, and Eq. 3 uses its last
     model. After `retry_steps` steps the worker gets `step` samples from the worker with most

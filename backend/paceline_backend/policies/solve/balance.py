@@ -29,7 +29,8 @@ _CLOSER = 1e-5
 # Number of bisections in `_cut`, which divides the samples, in their given sequence, into one slice
 # per rank. They bisect the maximum time of a slice.
 _CUT_BISECTIONS = 6
-# With at most this many ranks, every exchange with the slowest rank is tried.
+# With more ranks than this, `pairs` runs before `descend`, and the search ends earlier: at
+# `_CLOSE`, and after fewer tried exchanges.
 FEW_RANKS = 64
 # Maximum number of samples for branch and bound.
 _FEW_SAMPLES = 20
@@ -59,7 +60,7 @@ def partition(
         counts: the number of samples that each worker must get, [W]; their sum is n. None: the
             function chooses the numbers.
         limits: maximum number of samples that fit into each worker's memory, [W]; ignored if the
-            workers together have no room for the batch.
+            batch does not fit into the memory of all workers together.
         laid_out: true if the samples are already arranged for ranks 0, 1, …; the search then begins
             with the best cut of this sequence.
 
@@ -400,7 +401,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)
     chosen = np.full(samples, -1)
-    # The chosen rank's time without the sample.
+    # For each sample: the time of its chosen rank without the sample.
     before = np.zeros(samples)
     i, nodes = 0, 0
     while i >= 0 and nodes < _MOST_SEARCH_NODES and best > goal * (1 + 1e-12):
@@ -411,7 +412,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
             time_s[last] = before[i]
             count[last] -= 1
         least_s, rank = best * (1 - 1e-12), -1
-        # Find the next rank by (time, rank).
+        # Find the next rank to try, in ascending order of its time with the sample.
         for j in range(world):
             if count[j] < w.most[j]:
                 then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)

@@ -32,8 +32,8 @@ Bools = npt.NDArray[np.bool_]
 # Before ordinary samples are sorted by size, uniform noise between - `_JITTER` and `_JITTER` is
 # added to the logarithm of their size, so that epochs differ.
 _JITTER = 0.3
-# Bins with a very large sample are expected to be filled up with the smallest samples: this
-# fraction of all samples.
+# Bins with a very large sample are expected to be filled up with the smallest samples. This is the
+# fraction of all samples that count as the smallest.
 _FILLERS = 0.2
 # A step with a very large sample takes as long as the slowest of the workers whose time with the
 # sample is at most this multiple of the fastest worker's time.
@@ -44,11 +44,11 @@ _ALIKE_TIMES = 1.02
 _BIN_TOLERANCE = 2e-4
 # Maximum number of passes over the bins in `close`.
 _BIN_PASSES = 64
-# Number of consecutive passes without a change after which the exchanges end.
+# `close` ends after this number of consecutive passes without an exchange.
 _IN_VAIN = 4
 # `close` ends after trying about this number of pairs of samples, which takes 0.1 s.
 _MOST_PAIRS = 30_000_000
-# With more bins than this, `close` ends as soon as a pass exchanges samples of few bins.
+# With more bins than this, `close` ends as soon as a pass makes exchanges between few bins only.
 _FEW_BINS = 4096
 # Maximum number of passes of `evened`; with more than `_FEW_BINS` bins, there is one pass.
 _EVENED = 6
@@ -141,7 +141,7 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
     sorts `order`, the workers, [W], in place by descending a·count, where a is the worker's time
     per unit of cost. So the workers that have time only for small samples come first.
     """
-    # The order is usually sorted except for two workers.
+    # Use an insertion sort, because only two workers are usually out of order.
     for k in range(1, len(order)):
         j, at = order[k], k
         need = w.a[j] * counts[j]
@@ -415,11 +415,12 @@ class _Binned(NamedTuple):
 
 @compiled
 def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) -> int:
-    """Pair the bins in `off`, and let the bins of each pair exchange one sample if this helps.
+    """Pair the bins in `off`, and let each pair exchange one sample if this reduces their gaps.
 
-    Return the number of exchanges. `off` has the bins in ascending sequence of their gaps. Each
-    `turn` pairs them differently. `binned` and `gap`, the load that each bin lacks, [bins], are
-    changed in place. `a` is the time in seconds per unit of cost of each bin's worker, [bins].
+    Return the number of exchanges. `off` has the bins in ascending sequence of their gaps. Bins are
+    paired differently for each value of `turn`. `binned` and `gap`, the load that each bin lacks,
+    [bins], are changed in place. `a` is the time in seconds per unit of cost of each bin's worker,
+    [bins].
     """
     sizes, held, ends = binned.sizes, binned.held, binned.ends
     changed, pairs = 0, len(off) // 2
@@ -463,10 +464,10 @@ def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: fl
     """Call `matched`, then repeatedly exchange samples between bins and call `matched` again.
 
     This is repeated while the total time of the steps falls. Return each sample's bin, [R]. If bins
-    have few samples and sizes are whole numbers, no bin can have the mean time, but the bins of one
-    step can still have equal times. `bins` is the bin of each sample, [R], and `sizes` its cost
-    f(λ), [R]. `counts` is the number of samples of each bin, [steps + 1, W]. `step_s` is the mean
-    time of a step.
+    have few samples and sizes are whole numbers, often no bin can have exactly the mean time, but
+    the bins of one step can still have equal times. `bins` is the bin of each sample, [R], and
+    `sizes` its cost f(λ), [R]. `counts` is the number of samples of each bin, [steps + 1, W].
+    `step_s` is the mean time of a step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 

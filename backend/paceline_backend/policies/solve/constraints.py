@@ -39,8 +39,8 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     `shapes.on_grid`. If the policy divides a batch by models, the function tries several sets of
     counts and uses the set with which the slowest rank ends first. For other policies, it uses the
     counts nearest to the scheduler's. If data lives on nodes, it uses the nearest counts for every
-    policy; it rounds the nodes' sums first, and moves no more samples between nodes than these
-    counts need.
+    policy. It then first rounds the sum of each node's counts to the grid, so that few samples move
+    between nodes.
     """
     if problem.grid == 1:
         return batches

@@ -76,7 +76,7 @@ def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[H
     and `sizes` the samples' sizes, [N] each.
     """
     holder = placement[remaining]
-    # Use one pass for any number of workers.
+    # Sort once for all workers, because there may be many.
     held = remaining[np.argsort(holder, kind="stable")]
     ends = np.cumsum(np.bincount(holder, minlength=world))
     return [Holdings(mine, sizes) for mine in np.split(held, ends[:-1])]

@@ -2,8 +2,8 @@
 
 `homes_of` returns the ranks' nodes if samples must stay on them. `kept_on_nodes` exchanges samples
 of a placement so that fewer samples change their node, if this does not make the slower of two
-workers slower. `Room` tracks the free storage of nodes while samples get other holders. `dealt` is
-the first placement.
+workers slower. `Room` tracks the free storage of nodes while samples get other holders. `dealt`
+makes a run's first placement.
 """
 
 from __future__ import annotations
