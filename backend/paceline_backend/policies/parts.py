@@ -160,9 +160,10 @@ class StepsChooser(Chooser, Protocol):
 class Accounts:
     """The properties of a run that a policy considers when it divides a global batch.
 
-    Before a switch to a policy, `insight.fitness` compares them with the run's measurements, and
-    warns if the policy ignores a property that matters. By default a policy considers no property,
-    as plain DDP does; `insight.fitness` then warns only of the policy's changes to the training.
+    Before a switch to a policy, `insight.fitness` compares these properties with the run's
+    measurements, and warns if the policy ignores a property that matters. By default a policy
+    considers no property, as plain DDP does; `insight.fitness` then warns only of the policy's
+    changes to the training.
     """
 
     # The cost that the policy computes from the sizes of a batch. None: the policy ignores sizes.

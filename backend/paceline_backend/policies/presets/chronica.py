@@ -131,9 +131,10 @@ class ChronicaShuffler:
 
     A worker whose total expected time (ETT) is above a level gives up samples until its ETT is at
     most the level, beginning with the largest sample that fits its surplus. These samples go,
-    largest first, to the least loaded worker, at this worker's cost. On several nodes, samples are
-    then exchanged so that fewer samples change their node (`solve.nodes`). Where data lives on
-    nodes, a sample goes only to a node that may get it and has enough free storage.
+    largest first, to the least loaded worker, whose ETT grows by its own time for the sample. On
+    several nodes, samples are then exchanged so that fewer samples change their node
+    (`solve.nodes`). Where data lives on nodes, a sample goes only to a node that may get it and has
+    enough free storage.
 
     With `paper`, the level is the mean of the workers' ETTs, which leaves a slow worker above the
     other workers for several epochs. Without `paper`, the level is the time that all workers would

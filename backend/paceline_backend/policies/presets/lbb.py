@@ -174,9 +174,9 @@ class LbbAllocator:
     def _move(
         self, memory: _LbbMemory, problem: Problem, line: Line, takes_part: Any
     ) -> _LbbMemory:
-        """Apply fine tuning, unless it would make another worker equally slow.
+        """Move samples from the slowest worker to the fastest, unless it becomes equally slow.
 
-        If workers have few samples, a single sample matters and would move back and forth.
+        Without this condition, a sample could move back and forth if workers have few samples.
         """
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         expected = line(changed)

@@ -40,8 +40,8 @@ class RelaxedParameters(Parameters, frozen=True, kw_only=True):
     batches: BatchesOf = "bsp"
 
 
-# Ranks that do not wait for each other still synchronise at an epoch's end, or average replicas.
-# Batches that fit the ranks' speeds shorten the waits there.
+# Variants of relaxed presets. Under a relaxed preset, ranks still wait for each other at an epoch's
+# end, or when replicas are averaged. Batches that fit the ranks' speeds shorten these waits.
 ON_PACELINE = ({"batches": "paceline"},)
 
 R = TypeVar("R", bound=RelaxedParameters)
@@ -157,8 +157,8 @@ def _streaming(values: DilocoParameters) -> Synchronisation:
     )
 
 
-# The outer learning rate and the momentum have the paper's values. The paper's H is 500, for runs
-# that are far longer than most.
+# The default outer learning rate and momentum are the paper's. The default H (`every`) is smaller
+# than the paper's 500, which suits runs that are far longer than most.
 diloco = _preset(
     "diloco",
     "Ranks step independently; every few steps, an outer optimiser with momentum applies the mean "

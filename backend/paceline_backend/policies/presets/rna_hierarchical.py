@@ -53,7 +53,8 @@ class Grouping:
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
         """Return a chooser that makes the ranks of each node a group, or return this chooser.
 
-        The ranks of a node are a group if `by_node` is true and some node has several ranks.
+        This chooser, which groups ranks by speed, is returned if `by_node` is false or each node
+        has a single rank.
         """
         known = of_nodes(nodes)
         return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
