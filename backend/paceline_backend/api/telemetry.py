@@ -340,7 +340,7 @@ class Chosen(BaseModel):
     from_: int = Field(alias="from", description="first step", examples=[128])
     why: str = Field(
         description="reason, with the figures at that time",
-        examples=["all-reduce: fewer than 16 of its steps have been measured"],
+        examples=["all-reduce: fewer than 16 steps have been measured since the last change"],
     )
 
     before: str | None = Field(

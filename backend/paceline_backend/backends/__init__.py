@@ -1,10 +1,10 @@
 """Training backends: sources of a run's processes.
 
-`Backend` is their interface. `local` starts runs through the agents of nodes. `simulated` starts
-nothing, because `paceline simulate` drives its runs. `adopted` launches on nodes that a user has
-started for the run. An `Engine`, such as `slurm`, submits jobs that start nodes for a single run.
-Each backend has a module, and is registered in the entry-point group ``paceline.backends``, to
-which other packages can add backends.
+`Backend` is the interface of all backends. `local` starts a run through the agents of nodes.
+`simulated` starts no processes, because `paceline simulate` drives its runs. `adopted` launches a
+run on nodes that a user has started for this run. An `Engine`, such as `slurm`, submits jobs, each
+of which starts nodes for a single run. Each backend has a module, and is registered in the
+entry-point group ``paceline.backends``, to which other packages can add backends.
 
 `requests.launch` validates a new run with its backend, records the run and lets the backend start
 it. Controllers and ingest call `planned` for the backends whose runs are planned by a controller.

@@ -31,12 +31,14 @@ class AdoptedBackend:
 
     def check(self, new: NewRun, *, launch: bool) -> None:
         """Refuse every run, because the control plane has no nodes for it."""
-        raise NewRunError("backend", "start such a run with `paceline node SCRIPT` on its nodes")
+        raise NewRunError(
+            "backend", "start an adopted run with `paceline node SCRIPT` on its nodes"
+        )
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return those of the run's nodes that answer."""
+        """Return the run's nodes that answer."""
         return answering(new, nodes)
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Launch the run on nodes that have arrived."""
+        """Launch the run on the nodes that have joined it."""
         launch_on(bus, run, new, credentials, new.where)

@@ -29,7 +29,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 class Credentials:
     """Keys and bus URL with which a run's processes use the bus and verify signed messages.
 
-    The URL contains the run's own user of the bus, if the run has one.
+    If the run has a bus user of its own, the URL contains this user and its password.
     """
 
     keys: Keys
@@ -64,8 +64,8 @@ class Backend(Protocol):
     Attributes:
         name: value of the column `runs.backend`.
         plans_itself: True if the backend's runs are planned without a controller.
-        options: struct of a run's options. Each field has a default, and REST shows its JSON
-            Schema.
+        options: struct of the options that a run of this backend has. Each field has a default.
+            REST shows the struct's JSON Schema.
     """
 
     name: ClassVar[str]
@@ -86,28 +86,28 @@ class Backend(Protocol):
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         """Choose the nodes of a run.
 
-        Called in the transaction that records the run, if the control plane starts it.
+        Called in the transaction that records the run, if the control plane starts the run.
 
         Args:
             new: the run. `new.nodes` are the nodes of its previous launch.
             nodes: rows of `store.nodes.listed`.
 
         Returns:
-            The nodes that start the run, at most `new.nodes_max`. Empty if runs of this backend
-            have no nodes, or if the nodes are not known yet.
+            The ids of the nodes that must start the run, at most `new.nodes_max`. Empty if runs of
+            this backend have no nodes, or if the nodes are not known yet.
 
         Raises:
             NoNodeError: not enough nodes can start the run.
         """
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Start a run's processes. Called after recording it, if the control plane starts the run.
+        """Start a run's processes. Called once the run is recorded, if the control plane starts it.
 
         Args:
             bus: client of a bus that has answered.
             run: public id of the run.
-            new: the run, with the nodes that `place` chose: in `node` if there is one, otherwise in
-                `nodes`.
+            new: the run, with the nodes that `place` chose: a single node in `node`, several nodes
+                in `nodes`.
             credentials: credentials of the run.
 
         Raises:
@@ -144,19 +144,19 @@ def check_nodes(new: NewRun) -> None:
             scenario.
     """
     if new.scenario is not None:
-        raise NewRunError("scenario", 'only for backend "simulated"')
+        raise NewRunError("scenario", 'only backend "simulated" uses a scenario: omit it')
     if new.nodes_min > new.nodes_max:
-        raise NewRunError("nodes_min", f"{new.nodes_min} is more than nodes_max")
+        raise NewRunError("nodes_min", f"{new.nodes_min} is more than nodes_max, {new.nodes_max}")
     if new.most_ranks > MOST_RANKS:
         raise NewRunError(
             "nodes_max",
-            f"{new.nproc} ranks on {new.nodes_max} nodes are {new.most_ranks:,}: a run has at "
-            f"most {MOST_RANKS:,}",
+            f"{new.nproc} ranks on each of {new.nodes_max} nodes are {new.most_ranks:,} ranks: "
+            f"a run has at most {MOST_RANKS:,}",
         )
 
 
 def answering(new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return those of a run's nodes that answer; none if no node has arrived yet.
+    """Return the run's nodes that answer, at most `nodes_max`; none if no node has joined it yet.
 
     Raises:
         NoNodeError: fewer than `nodes_min` nodes answer.
@@ -172,7 +172,7 @@ def answering(new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_path(new: NewRun) -> None:
-    """Require an absolute path, because agents on different nodes have different directories.
+    """Require an absolute path, because the agents of the nodes have different directories.
 
     Raises:
         NewRunError: `cwd` is not absolute, or it is missing and the script's path is not absolute.
@@ -185,7 +185,7 @@ def check_path(new: NewRun) -> None:
 def launch_on(
     bus: redis.Redis, run: str, new: NewRun, credentials: Credentials, nodes: Iterable[str]
 ) -> None:
-    """Order the agents of these nodes to launch a run. Secrets are encrypted for each agent.
+    """Order each node's agent to launch a run, with secrets that are encrypted for this agent.
 
     Raises:
         redis.RedisError: the bus is unavailable.

@@ -1,4 +1,7 @@
-"""Speed check of nodes: slow nodes are left out of multi-node runs unless the user names them."""
+"""Speed check of nodes: slow nodes are not chosen for multi-node runs.
+
+A slow node is used if the user names it, or if the run has already trained on it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Node = Mapping[str, Any]
 # Measured values that are compared between nodes, each with its verb and its unit in messages. The
 # disk's speed is not compared, because caches hide it and data loaders read ahead.
 _MEASURED = (
-    ("compute_gflops", "computes", "GFLOP/s a core"),
+    ("compute_gflops", "computes", "GFLOP/s per core"),
     ("memory_gbps", "copies memory", "GB/s"),
 )
 
@@ -51,7 +54,10 @@ def fast_enough(
 
 
 def slower(node: Node, peers: Sequence[Node], factor: float) -> str | None:
-    """Return a text about the worst value of a node that is too slow; None: it is fast enough."""
+    """Return a description of a node's slowest measured value; None if the node is fast enough.
+
+    For `peers` and `factor` see `fast_enough`.
+    """
     worst, words = 0.0, None
     for name, does, unit in _MEASURED:
         speeds = [peer["check"][name] for peer in peers if peer["check"]]
@@ -65,7 +71,7 @@ def slower(node: Node, peers: Sequence[Node], factor: float) -> str | None:
                 ratio,
                 (
                     f"{node['id']} {does} {times} slower than the median of {len(speeds)} nodes "
-                    f"({own:.3g} of {median:.3g} {unit})"
+                    f"({own:.3g} {unit}, median {median:.3g})"
                 ),
             )
     return words

@@ -1,13 +1,13 @@
 """Engines: backends with a queue and nodes of their own, such as Slurm.
 
-An engine decides when and where its jobs run. So the control plane submits a job, which runs
-``paceline node --run RUN`` in each of its slots, one per node. This command is an agent for a
-single run: it requests to take part in the run (`requests.enlist`), and the run is then launched
-on it as on any other node.
+An engine decides when and where its jobs run. So the control plane submits a job, which runs the
+command ``paceline node --run RUN`` once on each of its nodes. This command is an agent for a single
+run: it requests to take part in the run (`requests.enlist`), and the run is then launched on it as
+on any other node.
 
-`control.engines` makes all decisions, by comparing runs with `Engine.look`. An engine only
-implements the operations. All of them must be idempotent, because a worker can be killed between
-any two of them.
+`control.engines` decides which jobs to submit or stop, by comparing the runs with the jobs that
+`Engine.look` returns. An engine only implements the operations. All of them must be idempotent,
+because a worker process of the control plane can be killed between any two of them.
 """
 
 from __future__ import annotations
@@ -50,14 +50,18 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     server: Annotated[
         Word,
         msgspec.Meta(
-            description="URL by which the nodes reach this server; default: as in the request"
+            description="URL by which the nodes reach this server; default: the URL to which the "
+            "run's launch was sent"
         ),
     ] = ""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Availability and version of an engine. `problem` is the reason if it cannot be reached."""
+    """Availability and version of an engine.
+
+    `problem` is the reason why the engine cannot be used; None if it can be used.
+    """
 
     reachable: bool
     version: str | None = None
@@ -69,7 +73,8 @@ class Order:
     """Job to submit.
 
     On each node, the job runs ``paceline node --run RUN --slot SLOT --host HOST``. HOST is the
-    engine's name of the machine, which `cordon` needs; the option may be left out.
+    engine's name of the machine, with which `Engine.cordon` is called; an engine that cannot cordon
+    machines may leave the option out.
 
     Args:
         label: at most 63 letters, digits and dots. The engine stores it with the job.
@@ -101,8 +106,8 @@ class Job:
     Args:
         label: label of its `Order`.
         ref: the engine's own id of the job.
-        state: state of the job. It counts as running once all of its nodes run.
-        reason: why the job waits or how it ended, in the engine's words.
+        state: state of the job. A job counts as running once all of its nodes run.
+        reason: why the job is queued or how it ended, as the engine describes it.
         cancelled: a user has cancelled the job, so its run counts as stopped, not as failed.
     """
 
@@ -121,8 +126,8 @@ class Engine(ABC):
         title: name of the engine in messages.
         plans_itself: see `Backend`.
         options: see `Backend`.
-        keeps_ended: the engine lists ended jobs for hours. A job that is missing from the list was
-            therefore removed by a user.
+        keeps_ended: true if the engine lists ended jobs for hours. A job that is missing from the
+            list was then removed by a user.
     """
 
     name: ClassVar[str]
@@ -133,21 +138,21 @@ class Engine(ABC):
 
     @abstractmethod
     def facts(self) -> Facts:
-        """Check if the engine answers. Must not raise, and must return within seconds."""
+        """Check whether the engine answers. Must not raise, and must return within seconds."""
 
     @abstractmethod
     def submit(self, order: Order) -> str:
         """Submit a job, and return its `Job.ref`. Called if `look` lists no job with this label.
 
         Raises:
-            EngineAwayError: it is unknown whether the engine has the job. A later `look` shows
-                whether it has.
+            EngineAwayError: it is unknown whether the engine accepted the job. A later `look` shows
+                whether it did.
             EngineRefusedError: the engine refuses the job.
         """
 
     @abstractmethod
     def look(self, prefix: str) -> Sequence[Job]:
-        """Return the jobs whose label starts with `prefix`, including ended jobs still listed.
+        """Return the jobs whose label starts with `prefix`, also ended jobs that are still listed.
 
         Raises:
             EngineAwayError: the engine does not answer.
@@ -176,10 +181,10 @@ class Engine(ABC):
         raise EngineRefusedError(f"{self.title} cannot cordon nodes")
 
     def cordon_as(self, plane: str, host: str, reason: str | None) -> None:
-        """Cordon a machine like `cordon`, for one of several control planes that share the engine.
+        """Cordon a machine as `cordon` does, if several control planes use the same engine.
 
-        An engine that can store the owner of a cordon overrides this method, so that no control
-        plane lifts a cordon of another. `plane` is the id of the control plane.
+        `plane` is the id of the control plane. An engine that can store which control plane set a
+        cordon overrides this method, so that no control plane lifts another's cordon.
         """
         self.cordon(host, reason)
 
@@ -193,16 +198,17 @@ class Engine(ABC):
             raise NewRunError("node", f"{self.title} chooses the nodes: omit it")
         if new.env:
             raise NewRunError(
-                "env", "values are not stored, and the job starts later: set them in the script"
+                "env",
+                "values are not stored, and the job starts later: set variables in the script",
             )
         check_path(new)
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return those of the run's nodes that answer. More nodes can arrive later."""
+        """Return the run's nodes that answer. More nodes can join later."""
         return answering(new, nodes)
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
-        """Launch the run on nodes that have arrived. `control.engines` submits the jobs."""
+        """Launch the run on the nodes that have joined it. `control.engines` submits the jobs."""
         launch_on(bus, run, new, credentials, new.where)
 
 

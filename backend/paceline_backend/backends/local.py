@@ -48,8 +48,8 @@ class Local:
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the node that the run names, or the least busy nodes that answer.
 
-        Cordoned nodes, spares of other runs and nodes of an engine get no new run, even if the run
-        names them.
+        Cordoned nodes, spares of other runs and nodes that an engine started for one run get no
+        other run, even if the run names them.
         """
         alive = [node for node in nodes if node["alive"]]
         free = [node for node in alive if taken(node) is None]
@@ -67,7 +67,9 @@ class Local:
             return [new.node]
         if not free:
             reasons = "".join(f"{reason}; " for reason in map(taken, alive) if reason)
-            raise NoNodeError(f"no agent answers: {reasons}{_START_AGENTS}, or use `paceline run`")
+            raise NoNodeError(
+                f"no agent is available: {reasons}{_START_AGENTS}, or use `paceline run`"
+            )
         return [str(min(free, key=busy)["id"])]
 
     def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
@@ -89,8 +91,8 @@ def taken(node: Mapping[str, Any]) -> str | None:
 def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
     """Choose nodes for a multi-node run, its previous nodes first.
 
-    `new.spares` suitable nodes are left out as the run's spares, but fewer if the run would
-    otherwise have less than `nodes_min` nodes.
+    `new.spares` suitable nodes are not chosen, so that they can become the run's spares. Fewer are
+    kept as spares if the run would otherwise have fewer than `nodes_min` nodes.
     """
     answering = [node for node in free if node["signed"]]
     suitable, reasons = fast_enough(answering, answering, new.join_check, new.nodes)

@@ -1,12 +1,12 @@
 """Backend `ray`: runs on Ray, through its Jobs API over HTTP, so the server need not install Ray.
 
 Each job is a driver (`ray_driver`) that gets its nodes as one placement group, all at once or none.
-The label is the job's submission id, so Ray itself refuses duplicate jobs. It is also in the job's
-metadata, by which `look` recognises Paceline's jobs.
+The label of the `Order` is the job's submission id, so Ray itself refuses duplicate jobs. The label
+is also in the job's metadata, by which `Ray.look` recognises Paceline's jobs.
 
 The driver and its settings, which contain the nodes' token, are uploaded as a package of files. Ray
-shows a job's command line, variables and metadata to every client of its API, but only the names of
-packages.
+shows a job's command line, variables and metadata to every client of its API. Of a package, it
+shows only the name.
 """
 
 from __future__ import annotations
@@ -65,36 +65,49 @@ class RayOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """Options of a run on Ray."""
 
     cpus_per_node: (
-        Annotated[int, Meta(ge=1, le=100_000, description="CPUs of a node; default: one per rank")]
+        Annotated[
+            int, Meta(ge=1, le=100_000, description="CPUs of each node; default: one per rank")
+        ]
         | None
     ) = None
     gpus_per_node: Annotated[
-        int, Meta(ge=0, le=10_000, description="GPUs that the ranks see; default: none")
+        int, Meta(ge=0, le=10_000, description="GPUs of each node, which its ranks can use")
     ] = 0
     memory: (
         Annotated[
-            int, Meta(ge=1, le=1 << 60, description="memory of a node in bytes, as Ray counts it")
+            int,
+            Meta(ge=1, le=1 << 60, description="memory of each node in bytes, as Ray counts it"),
         ]
         | None
     ) = None
     resources: Annotated[
-        dict[ResourceName, Amount], Meta(description="further resources of a node", max_length=100)
+        dict[ResourceName, Amount],
+        Meta(description="further resources that each node needs, with amounts", max_length=100),
     ] = msgspec.field(default_factory=dict)
     setup: Annotated[
         str,
         Meta(
-            description="shell commands on each node before it starts, such as `module load cuda`",
+            description="shell commands to run before each node starts, such as `module load cuda`",
             pattern=r"^[^\x00]*$",
             max_length=10_000,
         ),
     ] = ""
     paceline: (
-        Annotated[Word, Meta(description="the command on the nodes; default: this server's Python")]
+        Annotated[
+            Word,
+            Meta(
+                description="command that runs `paceline` on the nodes; default: this "
+                "server's Python with `-m paceline`"
+            ),
+        ]
         | None
     ) = None
     runtime_env: Annotated[
         dict[str, Any],
-        Meta(description="Ray's runtime environment of the nodes: pip, conda, …", max_length=100),
+        Meta(
+            description="runtime environment in which Ray starts the nodes: pip, conda, …",
+            max_length=100,
+        ),
     ] = msgspec.field(default_factory=dict)
 
 
@@ -115,7 +128,7 @@ class Ray(Engine):
         _check_environment(options.runtime_env)
 
     def facts(self) -> Facts:
-        """Query Ray's version. A version without features that jobs need counts as unreachable."""
+        """Query Ray's version. A Ray that lacks features which jobs need counts as unreachable."""
         try:
             version = str(ask("GET", "/api/version")["ray_version"])
             if _too_old(version):
@@ -130,11 +143,11 @@ class Ray(Engine):
             return Facts(False, problem=str(strange()))
 
     def submit(self, order: Order) -> str:
-        """Upload the package, unless Ray has it, and submit the job."""
+        """Upload the package with the driver, unless Ray has it already, and submit the job."""
         content = _package(order)
         name = f"_ray_pkg_{hashlib.sha256(content).hexdigest()[:32]}.zip"
         place = f"/api/packages/gcs/{name}"
-        # The query also keeps an existing package from being deleted for a while.
+        # The query also makes Ray keep an existing package for a while.
         if ask("GET", place, missing_is_none=True) is None:
             ask("PUT", place, body=content)
         body = _request(order, f"gcs://{name}")
@@ -165,7 +178,7 @@ class Ray(Engine):
 
 
 def _too_old(version: str) -> bool:
-    # A version that cannot be parsed, such as the version of a development build, is accepted.
+    # Accept a version that cannot be parsed, such as the version of a development build.
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < _LEAST
 
@@ -178,7 +191,7 @@ def _check_environment(given: Mapping[str, Any]) -> None:
         )
     variables = given.get("env_vars", {})
     if not isinstance(variables, dict) or not all(isinstance(v, str) for v in variables.values()):
-        raise NewRunError(f"{field}.env_vars", "expected an object with strings as values")
+        raise NewRunError(f"{field}.env_vars", "give an object whose values are strings")
 
 
 def _label(row: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Client of Ray's HTTP API, with the address and the token in the server's environment.
 
-A run cannot choose another address, because Ray's token would be sent there.
+A run's options cannot set another address, because the server would send Ray's token there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def ask(
         body: body as bytes, or an object to encode as JSON. None: no body.
         timeout_s: timeout in seconds of connecting and of each read and write. Default: 5 s.
         missing_is_none: return None for status 404.
-        may_refuse: Ray can refuse this request for good. Otherwise each error counts as an outage.
+        may_refuse: true if Ray may permanently refuse the request, for which `EngineRefusedError`
+            is raised. False: each error counts as an outage.
 
     Raises:
         EngineAwayError: Ray does not answer, or does not accept the token.

@@ -4,9 +4,9 @@
 not have Paceline installed. The driver requests a placement group with one bundle on each node, all
 at once or none. An actor in each bundle starts a keeper, which starts ``paceline node``.
 
-The keeper is a separate process because, when a worker of Ray ends, Ray sends SIGKILL to the
-worker's children. When the keeper is killed, the kernel sends SIGTERM to the node, which then
-leaves its run cleanly.
+Why the keeper is a separate process: when a worker of Ray ends, Ray sends SIGKILL to the worker's
+children. If this kills the keeper, the kernel sends SIGTERM to the node (see ``prctl`` in `keep`),
+and the node leaves its run cleanly.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Node:
         return self._keeper.wait()
 
     def stop(self) -> None:
-        """Ask the node to leave."""
+        """Ask the node to leave its run."""
         self._keeper.terminate()
 
 
@@ -76,14 +76,14 @@ def drive(settings: dict[str, Any]) -> int:
     while waiting:
         if stopping.is_set() and not asked:
             asked = True
-            _log.info("The nodes are asked to leave.")
+            _log.info("Asking the nodes to leave their run.")
             for node in nodes:
                 node.stop.remote()
         done, _ = ray.wait(list(waiting), timeout=_NODES_POLL_S)
         for reference in done:
             number = waiting.pop(reference)
             ended[number] = _end(reference)
-            _log.info("Node %d: %s", number, ended[number] or "exit code 0")
+            _log.info("Node %d ended: %s", number, ended[number] or "exit code 0")
     failed = [f"node {number}: {end}" for number, end in sorted(ended.items()) if end]
     if failed:
         _log.error("%s%s", FAILED, "; ".join(failed))
@@ -142,12 +142,12 @@ def keep(settings: dict[str, Any], number: int, parent: int, host: str) -> int:
     Args:
         settings: settings of the job.
         number: index of the bundle.
-        parent: PID of the actor's worker. When it dies, the node has to leave.
+        parent: PID of the actor's worker process. When this process dies, the node must leave.
         host: Ray's id of the machine.
     """
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    # Undo what the keeper inherits: Ray's workers ignore and block some signals.
+    # The keeper inherits ignored and blocked signals from Ray's worker: reset them.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     libc = ctypes.CDLL(None)

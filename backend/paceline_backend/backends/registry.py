@@ -24,7 +24,7 @@ class UnknownBackendError(PacelineError):
 
 
 def names() -> list[str]:
-    """Return the sorted names of the backends that a launch may request."""
+    """Return the sorted names of the backends with which a run may be launched over the API."""
     return sorted(_backends().keys() - {AdoptedBackend.name})
 
 

@@ -25,10 +25,11 @@ class Simulated:
         options_of(self.options, new.backend_options)
         if launch:
             raise NewRunError(
-                "launch", "give false and run `paceline simulate SCENARIO --server URL`"
+                "launch",
+                "give false, and start the run with `paceline simulate SCENARIO --server URL`",
             )
         if new.scenario is None:
-            raise NewRunError("scenario", "give what to simulate; see docs/simulator.md")
+            raise NewRunError("scenario", "describe the simulation as in docs/simulator.md")
         if new.nodes_max > 1:
             raise NewRunError("nodes_max", "a simulation has no nodes: omit it")
         try:
@@ -37,7 +38,8 @@ class Simulated:
             raise NewRunError("scenario", str(error)) from error
         if scenario.workers != new.nproc:
             raise NewRunError(
-                "nproc", f"{new.nproc}, but the scenario has {scenario.workers} workers"
+                "nproc",
+                f"{new.nproc}, but the scenario has {scenario.workers} workers: give that number",
             )
 
     def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:

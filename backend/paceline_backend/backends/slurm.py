@@ -1,7 +1,7 @@
 """Backend `slurm`: runs on Slurm, through `sbatch`, `squeue`, `scancel` and `scontrol`.
 
 The nodes that a run needs at its start are one job, so Slurm allocates them all at once or not at
-all. Nodes that join later are jobs of one node each. The label is the job's comment.
+all. Nodes that join later are jobs of one node each. The label of the `Order` is the job's comment.
 """
 
 from __future__ import annotations
@@ -55,33 +55,63 @@ _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_
 class SlurmOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of a run on Slurm. Slurm's own defaults apply to missing options."""
 
-    partition: Annotated[Word, Meta(description="as sbatch --partition")] | None = None
-    account: Annotated[Word, Meta(description="as sbatch --account")] | None = None
-    qos: Annotated[Word, Meta(description="as sbatch --qos")] | None = None
-    reservation: Annotated[Word, Meta(description="as sbatch --reservation")] | None = None
-    time_limit: Annotated[Word, Meta(description="as sbatch --time, such as 8:00:00")] | None = None
-    constraint: Annotated[Word, Meta(description="as sbatch --constraint")] | None = None
-    exclude: Annotated[Word, Meta(description="nodes, as sbatch --exclude")] | None = None
-    gpus_per_node: Annotated[Word, Meta(description="as sbatch --gpus-per-node")] | None = None
-    memory: Annotated[Word, Meta(description="memory of a node, as sbatch --mem")] | None = None
-    cpus_per_node: (
-        Annotated[int, Meta(ge=1, le=100_000, description="CPUs of a node; default: one per rank")]
+    partition: (
+        Annotated[Word, Meta(description="partition of the job, as sbatch --partition")] | None
+    ) = None
+    account: Annotated[Word, Meta(description="account of the job, as sbatch --account")] | None = (
+        None
+    )
+    qos: Annotated[Word, Meta(description="quality of service, as sbatch --qos")] | None = None
+    reservation: (
+        Annotated[Word, Meta(description="reservation that the job uses, as sbatch --reservation")]
         | None
     ) = None
-    exclusive: Annotated[bool, Meta(description="whole nodes, as sbatch --exclusive")] = False
-    output: (
-        Annotated[Word, Meta(description="log file of the job; default: as with sbatch")] | None
+    time_limit: (
+        Annotated[
+            Word, Meta(description="time limit of the job, as sbatch --time, such as 8:00:00")
+        ]
+        | None
     ) = None
+    constraint: (
+        Annotated[Word, Meta(description="features that nodes must have, as sbatch --constraint")]
+        | None
+    ) = None
+    exclude: (
+        Annotated[Word, Meta(description="nodes that the job must not use, as sbatch --exclude")]
+        | None
+    ) = None
+    gpus_per_node: (
+        Annotated[Word, Meta(description="GPUs of each node, as sbatch --gpus-per-node")] | None
+    ) = None
+    memory: Annotated[Word, Meta(description="memory of each node, as sbatch --mem")] | None = None
+    cpus_per_node: (
+        Annotated[
+            int, Meta(ge=1, le=100_000, description="CPUs of each node; default: one per rank")
+        ]
+        | None
+    ) = None
+    exclusive: Annotated[
+        bool, Meta(description="share no node with other jobs, as sbatch --exclusive")
+    ] = False
+    output: Annotated[Word, Meta(description="log file of the job, as sbatch --output")] | None = (
+        None
+    )
     setup: Annotated[
         str,
         Meta(
-            description="shell commands before the nodes start, such as `module load cuda`",
+            description="shell commands to run before the nodes start, such as `module load cuda`",
             pattern=r"^[^\x00]*$",
             max_length=10_000,
         ),
     ] = ""
     paceline: (
-        Annotated[Word, Meta(description="the command on the nodes; default: this server's Python")]
+        Annotated[
+            Word,
+            Meta(
+                description="command that runs `paceline` on the nodes; default: this "
+                "server's Python with `-m paceline`"
+            ),
+        ]
         | None
     ) = None
 
@@ -163,7 +193,7 @@ class Slurm(Engine):
         if reason is None:
             if drained and ours:
                 _asked("scontrol", "update", f"NodeName={host}", "State=UNDRAIN")
-        # Do not overwrite a reason that another user has set, even if the node is only down.
+        # Do not overwrite a reason that another user has set, even if the node is not drained.
         elif ours or said is None:
             words = mark + " ".join(reason.split())
             _asked("scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={words}")
@@ -207,8 +237,8 @@ def _arguments(order: Order) -> list[str]:
 def _script(order: Order) -> str:
     """Return the script that Slurm runs on the job's first node.
 
-    With these options, `srun` starts a task on each node, and lets the others continue when one
-    ends.
+    The script's options of `srun` start one task on each node, and let the other tasks continue
+    when a task ends.
     """
     options = order.options
     assert isinstance(options, SlurmOptions)
@@ -232,8 +262,8 @@ def _asked(*words: str, text: str = "", refused_is_done: bool = False) -> str:
 
     Raises:
         EngineAwayError: slurmctld does not answer.
-        EngineRefusedError: slurmctld refuses, and `refused_is_done` is false. If it is true, a
-            refusal counts as success.
+        EngineRefusedError: slurmctld refuses, and `refused_is_done` is false. If `refused_is_done`
+            is true, a refusal counts as success.
     """
     env = {name: os.environ[name] for name in _PASSED if name in os.environ}
     try:

@@ -77,7 +77,8 @@ __all__ = [
 def warm_up() -> None:
     """Compile the kernels of predictors and schedulers, or read them from the cache.
 
-    This takes seconds. Call it at the start, so that no plan waits for a compiler.
+    This takes seconds. Call the function when a process starts, so that no plan waits for a
+    compiler.
     """
     from paceline_backend.policies.predict import least_squares, linear
     from paceline_backend.policies.presets import paceline

@@ -1,20 +1,21 @@
 """Public import path of the parts of a policy, and of the values that pass between the parts.
 
     predictor     feedback                        → performance models
-    allocator     models, feedback, its memory    → how many samples each worker gets (optional)
+    allocator     models, feedback, own state     → how many samples each worker gets (optional)
     scheduler     models, remaining samples       → which samples each worker gets
-    shuffler      models, placement               → which worker holds each remaining sample
+    shuffler      models, placement               → worker to which each sample belongs
     synchroniser  synchronises gradients; ranks run it, a policy only names it
-    chooser       feedback, its memory            → the segment's synchronisation (optional)
+    chooser       feedback, own state             → the segment's synchronisation (optional)
 
 For each segment, `plan` calls the methods in this order: ``Predictor.fit``; ``Shuffler.shuffle``
 and ``Scheduler.compose``, but only at an epoch's start, after a switch of the policy and when a
-controller takes over; ``Chooser.choose``; ``Allocator.allocate``; ``Scheduler.schedule``.
+controller takes over a run; ``Chooser.choose``; ``Allocator.allocate``; ``Scheduler.schedule``.
 
 All parts are pure: no I/O, no clock, no global random state, and no state except the `memory` that
 they return and get back with the next call. The same arguments give the same result, on any thread.
-Parts return new values and change no argument. All arrays are NumPy: W workers (ranks), N samples
-of the data set, F feedback rows, S steps of the segment.
+Parts return new values and change no argument. All arrays are NumPy arrays. In their shapes, W is
+the number of workers (ranks), N of samples in the data set, F of feedback rows, and S of steps in
+the segment.
 
 The parts are defined in `parts`, the values in `values`, `plan` in `planner`, and the base class of
 a preset's parameters in `parameters`.

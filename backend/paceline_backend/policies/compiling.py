@@ -1,11 +1,11 @@
 """Compilation of kernels with Numba, and its cache; only `jit.Kernel` imports this module.
 
 Numba keeps the machine code in ``__pycache__`` beside the source, or else in the user's cache
-folder. Container images hold code that was compiled when they were built
-(docker/control-plane.Dockerfile); both folders are then read-only, and Numba refuses to cache. It
-also raises an error if the disk is full or a file belongs to another user. With this module, such a
-failure is not fatal: if the cache cannot be read, kernels are compiled again, and if it cannot be
-written, the compiled code is only kept in memory.
+folder. Container images contain code that was compiled when the image was built
+(docker/control-plane.Dockerfile). In such a container both folders are read-only, and Numba raises
+an error. Numba also raises an error if the disk is full or a file belongs to another user. This
+module catches these errors: if the cache cannot be read, kernels are compiled again, and if the
+cache cannot be written, the compiled code is only kept in memory.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 def dispatcher(function: Callable[..., Any], kernels: type[Any]) -> Any:
     """Return a dispatcher that compiles `function` for its argument types and releases the GIL.
 
-    `kernels` is a class of wrapped functions, whose attribute `dispatcher` is a Numba dispatcher.
-    Compiled functions may call its instances.
+    `kernels` is the class of wrapped functions (`jit.Kernel`), whose instances have a Numba
+    dispatcher as attribute `dispatcher`. Compiled functions may call these instances.
     """
     typeof_impl.register(kernels)(lambda kernel, context: typeof_impl(kernel.dispatcher, context))
     made = numba.njit(nogil=True)(function)

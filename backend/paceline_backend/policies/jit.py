@@ -35,5 +35,5 @@ class Kernel(Generic[P, R]):
 
 
 def compiled(function: Callable[P, R]) -> Kernel[P, R]:
-    """Wrap a function in a `Kernel`; to be used as a decorator."""
+    """Wrap a function in a `Kernel`. Use this function as a decorator."""
     return Kernel(function)

@@ -31,8 +31,8 @@ _BOUNDS = {
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base class of a preset's parameters, without any fields of its own.
 
-    A field is a number, a boolean, a string, a `Literal` or a `PerRank`. It has a default, and a
-    description and its bounds in `msgspec.Meta`.
+    Each field of a subclass is a number, a boolean, a string, a `Literal` or a `PerRank`, and has a
+    default. `msgspec.Meta` contains its description and its bounds.
     """
 
 
@@ -46,7 +46,8 @@ _PRESETS = "presets"
 BatchesOf = Annotated[
     str,
     Meta(
-        description="Preset, with its defaults, that chooses each rank's samples.",
+        description="Name of the preset that chooses each rank's samples. The preset is used with "
+        "its default parameters.",
         extra_json_schema={_PRESETS: True},
     ),
 ]
@@ -111,7 +112,7 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
             )
     try:
         values = msgspec.convert(dict(given), kind)
-    # The parameters' class itself checks combinations of values, and raises an error.
+    # The class of the parameters may reject combinations of values that are legal one by one.
     except msgspec.ValidationError as error:
         raise PolicyParameterError(f"parameters: not legal for {preset}: {error}") from error
     if world is not None:
@@ -120,7 +121,10 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
 
 
 def with_presets(kind: type[P], names: list[str]) -> type[P]:
-    """Return `kind` with `BatchesOf` fields that accept only these names, the default first."""
+    """Return a subclass of `kind` whose `BatchesOf` fields accept only the presets in `names`.
+
+    The JSON Schema of such a field lists the default first.
+    """
     types, marked = _types(kind), _marked(kind)
     fields: list[Any] = []
     for name in [name for name, schema in marked.items() if _PRESETS in schema]:

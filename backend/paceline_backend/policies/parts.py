@@ -20,8 +20,8 @@ from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 # "training": in addition, gradients are synchronised at other times.
 Changes = Literal["nothing", "batches", "training"]
 
-# Keys in a plan's memory that belong to the chooser and to regular pauses; all other keys belong
-# to the allocator.
+# Keys of `Plan.memory`, the state of a policy between two plans: the state of the chooser, and the
+# record of regular pauses (module `pauses`). All other keys are the state of the allocator.
 CHOOSER, PAUSES = "synchroniser", "pauses"
 
 
@@ -47,8 +47,8 @@ class Allocation:
     memory: Mapping[str, Any]
     # CPU threads of each rank; empty: leave them unchanged.
     threads: tuple[int, ...] = ()
-    # Models that the rest of the plan uses, also for its expected times (ETT), instead of the
-    # predictor's models; None: the predictor's models.
+    # Models for the rest of the plan, including its expected times (ETT). None: the models that the
+    # predictor returned.
     models: Models | None = None
 
 
@@ -56,7 +56,7 @@ class Allocator(Protocol):
     """A part that chooses how many samples each worker gets; the scheduler picks the samples."""
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
-        """Return each worker's number of samples in the segment that starts at the first step.
+        """Return each worker's number of samples in a full global batch of the next segment.
 
         Called for every segment, after the predictor and before `Scheduler.schedule`, which finds
         the counts in ``problem.counts``. ``problem.memory`` is the state (`Allocation.memory`) that
@@ -73,8 +73,8 @@ class Scheduler(Protocol):
 
         Called after `Shuffler.shuffle` at an epoch's start, at a switch and at a controller's
         takeover. Between two calls, ``problem.order`` is the returned order without the used
-        samples. Work on a whole epoch belongs here. A scheduler without an order returns
-        ``problem.remaining``.
+        samples. Computations over a whole epoch belong in this method. A scheduler that needs no
+        order returns ``problem.remaining``.
         """
         ...
 
@@ -89,13 +89,14 @@ class Scheduler(Protocol):
 
 
 class Shuffler(Protocol):
-    """A part that chooses the worker that holds each sample."""
+    """A part that chooses the worker to which each sample belongs: see `Problem.placement`."""
 
     def shuffle(self, problem: Problem, models: Models) -> Ints:
-        """Return a new placement: the rank that holds each sample, [N].
+        """Return a new placement: the rank to which each sample belongs, [N].
 
-        Samples outside ``problem.remaining`` keep their worker. Called at an epoch's start, at a
-        switch and at a controller's takeover, after the predictor and before `Scheduler.compose`.
+        Samples that are not in ``problem.remaining`` keep their rank. Called at an epoch's start,
+        at a switch and at a controller's takeover, after the predictor and before
+        `Scheduler.compose`.
         """
         ...
 
@@ -113,7 +114,7 @@ class Choice:
     """The synchronisation that a chooser picks for a segment."""
 
     synchroniser: Synchronisation
-    # The reason for the choice, as one sentence for the operator; empty: there was no choice.
+    # Reason for the choice, as one sentence for the operator. Empty: there was no alternative.
     why: str = ""
     # State of the chooser, which the next call of `Chooser.choose` gets as `memory`.
     memory: Mapping[str, Any] = field(default_factory=dict)
@@ -149,19 +150,20 @@ class StepsChooser(Chooser, Protocol):
     def on_steps(self, first: int, *, uneven: bool) -> Chooser:
         """Return the chooser for a segment that begins with step `first`.
 
-        `uneven` is true if the script allows ranks to run different numbers of steps, so that they
-        may share batches.
+        `uneven` is true if the script allows ranks to run different numbers of steps, so that fast
+        ranks may take over batches of slow ranks.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """The facts that a policy takes into account when it divides a global batch among the ranks.
+    """The properties of a run that a policy considers when it divides a global batch.
 
-    `insight.fitness` compares them with the run's measurements, and warns before a switch. By
-    default a policy takes nothing into account, as plain DDP does; the warnings then name only the
-    policy's changes of the training.
+    Before a switch to a policy, `insight.fitness` compares these properties with the run's
+    measurements, and warns if the policy ignores a property that matters. By default a policy
+    considers no property, as plain DDP does; `insight.fitness` then warns only of the policy's
+    changes to the training.
     """
 
     # The cost that the policy computes from the sizes of a batch. None: the policy ignores sizes.
@@ -176,13 +178,16 @@ class Criteria:
     goes_by_devices: bool = False
     # True if the policy chooses the number of a rank's samples before it picks the samples.
     counts: bool = False
-    # Number of newest steps whose times determine the counts, whatever samples these steps had. 0:
-    # the policy does not compute counts from the times of single steps.
+    # Number of newest steps whose times determine the counts, although times also depend on the
+    # samples of these steps. 0: the policy does not compute counts from the times of single steps.
     steps: int = 0
 
     @property
     def balances(self) -> bool:
-        """True if the policy divides batches by the cost of samples and by measured speeds."""
+        """True if costs of samples and measured speeds decide which rank gets which samples.
+
+        False if the policy chooses the numbers of samples first (`counts`).
+        """
         return self.cost is not None and self.speeds and not self.counts
 
 
@@ -198,17 +203,19 @@ class Policy:
     synchroniser: Synchronisation | Chooser = ALLREDUCE
     # False: ranks get equal counts, also while the leader plans without a controller.
     balances: bool = True
-    # True if `compose` is called again when the ranks' speeds have changed.
+    # True if `Scheduler.compose` is also called within an epoch, when the ranks' speeds or the cost
+    # of a batch have changed.
     recomposes: bool = False
     # True if each global batch holds the same samples as under plain DDP.
     plain_batches: bool = False
     # True if plans forecast regular pauses of ranks: see `Models.at`.
     foretells: bool = False
-    # True if the scheduler assigns samples to ranks of the nodes that have them: see `Storage`.
+    # True if the scheduler assigns samples to ranks of the nodes that store them: see `Storage`.
     homes: bool = False
     # True if the policy can plan streams. A stream's plan only contains the speeds of the ranks.
     streams: bool = False
-    # True if the policy sets CPU threads, whose effect telemetry does not show.
+    # True if the policy sets the ranks' numbers of CPU threads. A what-if cannot simulate a switch
+    # to such a policy, because telemetry does not show the effect of other numbers of threads.
     threads: bool = False
     criteria: Criteria = Criteria()
 
@@ -219,7 +226,7 @@ class Policy:
 
     @property
     def changes(self) -> Changes:
-        """The policy's changes of the training, compared with plain DDP of the same seed."""
+        """The policy's changes to the training, compared with plain DDP with the same seed."""
         if self.relaxed:
             return "training"
         return "nothing" if self.plain_batches else "batches"
@@ -252,7 +259,8 @@ class Policy:
         choice = chooser.choose(feedback, world, memory.get(CHOOSER, {}))
         if defect := choice.synchroniser.defect(world):
             raise ValueError(
-                f"policy: {self.name} chose a synchroniser that {world} ranks cannot run: {defect}"
+                f"policy: {self.name} chose a synchronisation that {world} ranks cannot run: "
+                f"{problem}"
             )
         return choice
 

@@ -20,7 +20,7 @@ from paceline_backend.policies.values import Feedback, Floats, Models, usable
 _PAUSE_RATIO = 2.0
 # Minimum number of pauses that show a period.
 _ENOUGH = 3
-# Distances between pauses that differ by at most this many steps count as the same period.
+# A rank's pauses are regular if the distances between them differ by at most this many steps.
 _OFF = 1
 # Minimum distance between regular pauses, in steps. Pauses that are closer together are often
 # regular by chance.
@@ -35,8 +35,9 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
     """Update the record of the ranks' pauses with feedback to which `models` were fitted.
 
     A slow step is a pause if the rank's steps before and after it were not slow. The newest step is
-    not judged yet. If a rank has no samples in a step where a pause was due, this counts as a
-    pause, but not twice in succession.
+    not checked yet, because the step after it is unknown. If a rank has no samples in a step where
+    a pause was forecast, the step counts as a pause, except if the rank's last pause was already
+    counted in this way.
 
     `memory` is the record that the last call returned, and is empty at first. Its key ``judged`` is
     the last step that was checked for pauses. ``ranks`` has the `Pauses` of each rank that has
@@ -59,11 +60,11 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
         del of[:-_ENOUGH]
     judged = max(judged, int(steps[-2]))
     for name, of in list(ranks.items()):
-        due = _due(of)
-        if due and judged > max(due) + _OFF:
-            empty = rows.samples[np.isin(steps, due), int(name)] == 0
+        forecast = _forecast(of)
+        if forecast and judged > max(forecast) + _OFF:
+            empty = rows.samples[np.isin(steps, forecast), int(name)] == 0
             if of[-1][1] > 0 and empty.any():
-                ranks[name] = [*of[1:], [due[0], 0.0]]
+                ranks[name] = [*of[1:], [forecast[0], 0.0]]
             else:
                 del ranks[name]
     return {"judged": judged, "ranks": ranks}
@@ -72,19 +73,19 @@ def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> di
 def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) -> Floats | None:
     """Return the factors by which forecast pauses prolong the ranks' planned steps, [steps, W].
 
-    The factor is 1 where no pause is due; if none is due at all, return None. `memory` is the
-    result of `noticed`. The planned steps are `first_step` and those after it.
+    The factor is 1 where no pause is forecast. The result is None if no pause is forecast in any of
+    the planned steps. The first planned step is `first_step`. `memory` is the result of `noticed`.
     """
     made = np.ones((steps, world))
     for rank, pauses in memory.get("ranks", {}).items():
-        for step in _due(pauses):
+        for step in _forecast(pauses):
             if 0 <= step - first_step < steps:
                 known = [times for _, times in pauses if times > 0]
                 made[step - first_step, int(rank)] = float(np.median(known))
     return made if (made > 1).any() else None
 
 
-def _due(pauses: Sequence[Sequence[float]]) -> list[int]:
+def _forecast(pauses: Sequence[Sequence[float]]) -> list[int]:
     """Return the steps in which a rank's next pause is expected; empty if pauses are not regular.
 
     `pauses` are the rank's last pauses: see `Pauses`.

@@ -27,30 +27,34 @@ from paceline_backend.policies.parts import (
 from paceline_backend.policies.solve.constraints import gridded, within_limits
 from paceline_backend.policies.values import Feedback, Ints, Models, Problem
 
-# With a token budget, an allocator computes counts for a global batch of at least this many samples
-# per worker.
+# In a run with a token budget, an allocator computes counts for a global batch of at least this
+# number of samples per worker.
 _FINE_SAMPLES = 8
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """State from which the epoch's next plans start. It stays with the planner, outside the `Plan`.
+    """Placement and order of samples from which the epoch's next plans start.
 
-    If `plan` did not call the shuffler, these are the values that it was called with.
+    The caller of `plan` stores both; they are not part of the `Plan`. If `plan` did not call the
+    shuffler, placement and order are the same as in its argument `problem`.
     """
 
-    # The worker that holds each sample.
+    # The worker to which each sample belongs.
     placement: Ints  # [N]
-    # The order in which the steps use the samples, including those of the planned segment.
+    # The samples that the epoch had not used before the planned segment, in the order in which the
+    # steps use them.
     order: Ints  # [R]
-    # The cost of a batch, according to the models.
+    # The cost of a batch under the models of this plan.
     cost: Cost
 
 
 def unsuited(policy: Policy, token_budget: float | None) -> str | None:
     """Return the reason why a policy cannot plan a run with this token budget, or None.
 
-    With a budget, a policy may only choose which rank computes which samples of the epoch's order.
+    A token budget is the maximum total size of a step's samples. In a run with a budget, each step
+    uses the next samples of the epoch's order that fit, and a policy may only choose which rank
+    computes which of these samples.
     """
     if token_budget is None or policy.changes == "nothing":
         return None
@@ -72,18 +76,20 @@ def plan(
 ) -> tuple[Plan, Shuffle]:
     """Plan the next segment. Controller, replay, simulator and tests all call this function.
 
-    `planning.offer` completes the plan with what a policy does not know, such as the steps of
-    the feedback.
+    `planning.offer` fills in the fields of the plan that a policy does not know, such as the steps
+    of the feedback.
 
     Args:
         policy: the policy whose parts are called.
         problem: all inputs of the plan except feedback.
         feedback: measurements for predictor, allocator and chooser.
-        shuffle: call `shuffle` and `compose` first. True at an epoch's start, at a switch and at a
-            controller's takeover.
-        choice: result of `Policy.choose` for this feedback and memory; None: call `Policy.choose`.
-        ahead: problem of the whole next epoch, in which each sample is on the rank that trained it
-            in this epoch. If speeds are known, its placement is planned too. None: do not plan it.
+        shuffle: call `Shuffler.shuffle` and `Scheduler.compose` first. True at an epoch's start, at
+            a switch and at a controller's takeover.
+        choice: result of `Policy.choose` for this feedback and ``problem.memory``; None: call
+            `Policy.choose`.
+        ahead: inputs for planning the whole next epoch, in which each sample is held by the rank
+            that trains it in this epoch. If the ranks' speeds are known, the next epoch's placement
+            is planned as well. None: only this epoch is planned.
 
     Raises:
         ValueError: the policy does not suit the run: see `unsuited`.
@@ -172,13 +178,13 @@ def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
 def _away(
     policy: Policy, problem: Problem, ahead: Problem, models: Models
 ) -> tuple[Ints, Ints, int]:
-    """Return the samples that get another holder in the next epoch, and their new holders.
+    """Return the samples that another rank holds in the next epoch, and their new ranks.
 
-    The third result is the number of these samples that move to another node. `ahead` is the
-    problem of the next epoch.
+    The third result is the number of these samples that move to another node. `ahead` has the
+    inputs for planning the next epoch.
     """
     held = ahead.placement.copy()
-    # Samples that this epoch has not used yet are held by the ranks that will train them.
+    # A sample that this epoch has not used yet will be trained by the rank that holds it now.
     held[problem.remaining] = problem.placement[problem.remaining]
     ahead = replace(ahead, placement=held)
     placement = policy.shuffler.shuffle(ahead, models)
@@ -198,8 +204,8 @@ def _allocated(
 def _in_fine_counts(problem: Problem) -> Problem:
     """Return the problem with a global batch that is large enough for precise counts.
 
-    With a token budget, counts are only proportions, and a small share of a small batch would be
-    rounded to 0.
+    In a run with a token budget, an allocator's counts are only used as proportions. If the global
+    batch is small, the count of a slow worker would be rounded to 0.
     """
     if problem.token_budget is None:
         return problem
@@ -218,8 +224,8 @@ def shares_of(
 ) -> list[float]:
     """Return each rank's share of the load, [W], for the leader's own plans; empty: equal counts.
 
-    The models are fitted to `feedback`. `counts` are the allocator's counts; None: the shares only
-    depend on speeds.
+    `models` are fitted to `feedback`. `counts` are the allocator's counts; None: the policy has no
+    allocator, and the shares are in proportion to the ranks' speeds.
     """
     if not policy.balances:
         return []

@@ -74,8 +74,8 @@ def make(
     Raises:
         UnknownPolicyError: no policy has this name.
         PolicyParameterError: a parameter is unknown, or its value is not legal.
-        ValueError: the policy has a synchronisation that ranks do not know, or parameters that the
-            synchronisation does not take.
+        ValueError: the policy's synchronisation is not valid, or `world` ranks cannot train with
+            it: see `Synchronisation.problem`.
     """
     preset = get(name)
     values = convert(name, preset.parameters, parameters or {}, world)

@@ -1,7 +1,8 @@
 """Plans for streams, whose samples the controller does not know.
 
-A plan holds only the ranks' measured speeds. From these the leader divides the samples that ranks
-have read. `planning.offer` calls `plan_stream` in place of `planner.plan`.
+A plan for a stream contains only the ranks' measured speeds. With these speeds, the leader divides
+the samples that the ranks have read. For streams, `planning.offer` calls `plan_stream` instead of
+`planner.plan`.
 """
 
 from __future__ import annotations

@@ -28,14 +28,14 @@ class Feedback:
     """Records of steps that all W ranks reported: F rows, sorted by (step, rank).
 
     `load` is in the user's size unit. `sync_s` is the time spent on waiting and communication, and
-    `step_s` the wall time of the step, NaN where unknown. Only choosers use these two; they are
-    zeros if not given.
+    `step_s` the wall time of the step, NaN where unknown. Only choosers use `sync_s` and `step_s`;
+    both are zeros if not given.
     """
 
     step: Ints  # [F]
     rank: Ints  # [F]
-    # Of each row's batch: its number of samples n, its load Λ (the sum of its sizes λ), its compute
-    # time T, the sum of the squared sizes Σλ², and the largest size max λ.
+    # The following five arrays describe each row's batch: number of samples n, load Λ (sum of the
+    # sizes λ), compute time T, sum of the squared sizes Σλ², and largest size max λ.
     samples: Ints  # [F]
     load: Floats  # [F]
     compute_s: Floats  # [F]
@@ -65,11 +65,12 @@ class Feedback:
         return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
 
     def batches(self, world: int, count: int) -> Feedback:
-        """Return the newest `count` batches of each rank, oldest first; each array is [count, W].
+        """Return the newest `count` usable rows of each rank, oldest first.
 
-        Where ranks share batches, the batches of one row may be of different steps. If a rank has
-        had fewer batches, some batches appear several times; if it has had no batch, its values are
-        zeros. Rows that do not show a rank's speed do not count: see `usable`.
+        Each array of the result is [count, W]. Its values in one row may be from different steps,
+        because a rank has no usable row in some steps: see `usable`. If a rank has fewer than
+        `count` usable rows, some of them appear several times. If it has none, its newest row
+        appears `count` times.
         """
         rows = self.by_step(world)
         steps, worked = len(rows.samples), usable(rows.samples, rows.load, rows.compute_s)
@@ -128,9 +129,10 @@ class StepTable:
         return len(self.step)
 
     def sums(self) -> tuple[Floats, Floats, Ints]:
-        """Return three sums over each worker's usable steps, [W] each.
+        """Return sums over the steps in which a worker's record is usable, [W] each.
 
-        They are the number of samples, the compute time in seconds, and the number of these steps.
+        The three results are the worker's number of samples, its compute time in seconds, and the
+        number of these steps.
         """
         samples = np.where(self.usable, self.samples, 0).sum(axis=0).astype(np.float64)
         compute_s = np.where(self.usable, self.compute_s, 0.0).sum(axis=0)
@@ -170,7 +172,10 @@ class Models:
         return [(rest, replace(self, rivals=())), *self.rivals]
 
     def at(self, step: int) -> Models:
-        """Return the models for a planned step, numbered from 0, with its forecast pauses."""
+        """Return the models for a step of the planned segment, with the forecast pauses.
+
+        `step` counts from 0 at the segment's first step.
+        """
         if self.factors is None or (self.factors[step] == 1).all():
             return self
         of = self.factors[step]
@@ -195,8 +200,8 @@ class Models:
     def cautious(self) -> Models:
         """Return the models that should be used to compose steps: these models, or a rival.
 
-        If batches may be padded, these are models of padded batches, because a batch of samples of
-        similar size is good under any cost.
+        If batches may be padded, return the most probable models under a padded cost: under these,
+        batches are composed of samples of similar size, which is good under any cost.
         """
         padded = [entry for entry in self.weighed() if entry[1].cost.padded]
         return max(padded, key=lambda entry: entry[0])[1] if padded else replace(self, rivals=())
@@ -232,12 +237,12 @@ class Storage:
     lengths: Ints  # [N]
     # True for samples that no node stores yet; the plan may place them on any node.
     loose: npt.NDArray[np.bool_]  # [N]
-    # True if the problem is about the next epoch, in which each sample may move.
+    # True if the placement of the next epoch is being planned, for which each sample may move.
     ahead: bool = False
 
     @property
     def settled(self) -> Storage:
-        """The same storage after the holders are planned, when no sample may change its node."""
+        """This storage once each sample's rank is planned: no sample may change its node."""
         return replace(self, loose=np.zeros_like(self.loose))
 
     def keeps(self, remaining: Ints) -> bool:
@@ -255,7 +260,8 @@ class Problem:
     remaining: Ints  # [R]
     # `remaining` in the order in which the steps use the samples: see `Scheduler.compose`.
     order: Ints  # [R]
-    # The worker that holds each sample.
+    # The worker to which each sample belongs (which "holds" it): the last worker that trained the
+    # sample, or the worker that the shuffler chose.
     placement: Ints  # [N]
     epoch: int
     # Global step number of the segment's first step.
@@ -271,7 +277,8 @@ class Problem:
     counts: Ints | None = None  # [W]
     # Maximum number of samples that fit into each worker's memory; None: unknown.
     limits: Ints | None = None  # [W]
-    # Pairs (samples, seconds) of each worker, measured before training.
+    # Result of the profiling phase before training, for each worker: pairs of a number of samples
+    # and the time in seconds that the worker takes for this number.
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]
     # `Plan.memory` of the last segment.
     memory: Mapping[str, Any] = field(default_factory=dict)
@@ -292,12 +299,13 @@ class Problem:
     token_budget: float | None = None
     # Maximum total size of each worker's local batch, in the unit of the sizes.
     token_limits: Floats | None = None  # [W]
-    # The number of the segment to plan, and the version of its policy. They change no plan.
+    # The number of the segment to plan, and the version of its policy. `plan` only copies both into
+    # the `Plan`.
     seq: int = 0
     version: int = 0
 
     def across(self, before: Ints, after: Ints) -> int:
-        """Return the number of K samples that change node if their ranks change.
+        """Return how many of K samples move to another node when their ranks change.
 
         `before` and `after` are the samples' ranks before and after the change, [K].
         """
@@ -308,8 +316,8 @@ class Problem:
     def batch_sizes(self) -> list[int]:
         """Return the number of samples of each planned step.
 
-        The number is the global batch, or less in an epoch's last step. With a token budget, it is
-        the number of samples of `order` that fit into the budget.
+        The number is the global batch, or fewer in an epoch's last step. With a token budget, a
+        step has as many of the next samples of `order` as fit into the budget.
         """
         if self.token_budget is not None:
             counts = Budget(self.token_budget, self.sizes).counts(self.order, self.steps)
@@ -322,7 +330,7 @@ class Problem:
 
     @property
     def reaches_epoch_end(self) -> bool:
-        """True if the planned steps use up the epoch."""
+        """True if the epoch has no steps after the planned ones."""
         left = len(self.remaining) - sum(self.batch_sizes())
         return left == 0 or (self.drop_last and left < self.global_batch)
 

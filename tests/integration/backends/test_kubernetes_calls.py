@@ -114,7 +114,7 @@ def test_a_job_is_submitted_once_more() -> None:
 def test_a_job_of_somebody_else() -> None:
     Answers.known["POST /apis/batch/v1/namespaces/ns/jobs"] = refused(409, "exists")
     Answers.known[f"GET {JOB}"] = (200, {"metadata": {"name": "paceline-run-0-0", "uid": "u"}})
-    with pytest.raises(backends.EngineRefusedError, match="not Paceline's"):
+    with pytest.raises(backends.EngineRefusedError, match="exists already"):
         Kubernetes().submit(ORDER)
 
 

@@ -507,7 +507,7 @@ def test_a_node_has_one_run(table: TableRuns) -> None:
         table.enlist(second, "n1")
     with pytest.raises(ConflictError, match="no session"):
         table.enlist(second, "n2")
-    with pytest.raises(ConflictError, match="no agent answers"):  # it is no place for others
+    with pytest.raises(ConflictError, match="no agent is available"):  # it is no place for others
         requests.launch(table.store, table.bus_url, NewRun("r", "t.py", 1, "bsp"), ME, start=True)
     other = requests.launch(
         table.store, table.bus_url, NewRun("r", "t.py", 1, "bsp"), ME, start=False

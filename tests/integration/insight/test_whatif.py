@@ -272,7 +272,7 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
     answer = of(training, *PRESETS, "lbb")
     assert {forecast.policy for forecast in answer.forecasts} == {"bsp", "paceline"}
     assert {omitted.policy: omitted.reason for omitted in answer.left_out} == {
-        "sata": "ValueError: policy: sata chose a synchroniser that 4 ranks cannot run: "
+        "sata": "ValueError: policy: sata chose a synchronisation that 4 ranks cannot run: "
         "synchroniser 'partial': parameters.probes: expected `int` >= 1",
         "chronica": "ZeroDivisionError: of nothing",
         "lbb": "ImportError: a library is missing",

@@ -22,12 +22,12 @@ FAST = [node("n1"), node("n2", 44.0), node("n3", 42.0)]
 def test_a_slow_node_is_left_out_with_the_reason() -> None:
     slow = node("n4", 20.0)
     assert slower(slow, FAST, 1.5) == (
-        "n4 computes 2.1 times slower than the median of 3 nodes (20 of 42 GFLOP/s a core)"
+        "n4 computes 2.1 times slower than the median of 3 nodes (20 GFLOP/s per core, median 42)"
     )
     assert slower(slow, FAST, 3.0) is None
     assert slower(slow, FAST, 0.0) is None
     assert slower(node("n5", memory=4.0), FAST, 1.5) == (
-        "n5 copies memory 2.5 times slower than the median of 3 nodes (4 of 10 GB/s)"
+        "n5 copies memory 2.5 times slower than the median of 3 nodes (4 GB/s, median 10)"
     )
     taken, reasons = fast_enough([*FAST, slow], [*FAST, slow], 1.5)
     assert [each["id"] for each in taken] == ["n1", "n2", "n3"]

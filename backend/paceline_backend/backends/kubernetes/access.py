@@ -90,10 +90,10 @@ class _Config(msgspec.Struct, **_KEBAB):
 
 
 def find() -> Access:
-    """Read KUBECONFIG, or else the service account of this pod, or else ~/.kube/config.
+    """Read the file of KUBECONFIG, else the service account of this pod, else ~/.kube/config.
 
     Raises:
-        EngineAwayError: none of these exists, or it cannot be used.
+        EngineAwayError: none of the three exists, or the first that exists cannot be used.
     """
     named = os.environ.get("KUBECONFIG")
     home = Path.home() / ".kube" / "config"
@@ -124,7 +124,7 @@ def _own_pod() -> Access:
         f"https://{host}:{port}",
         _lenient(ssl.create_default_context(cafile=SERVICE_ACCOUNT / "ca.crt")),
         (SERVICE_ACCOUNT / "namespace").read_text().strip(),
-        # The token changes every hour, so it is read for each connection.
+        # Kubernetes renews the token about every hour, so it is read for each connection.
         (SERVICE_ACCOUNT / "token").read_text().strip(),
     )
 

@@ -88,7 +88,9 @@ def _parsed(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError as error:
-        raise EngineAwayError(f"{answer.url}: its answer is not JSON: is it Kubernetes?") from error
+        raise EngineAwayError(
+            f"{answer.url}: answer is not JSON, so not from Kubernetes"
+        ) from error
 
 
 def _message(answer: httpx.Response) -> str:

@@ -54,21 +54,21 @@ class Kubernetes(Engine):
         return Facts(True, version)
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Also refuse runs without an image, or in a namespace that the server may not use."""
+        """Validate a new run as every engine does, and also its image and its namespace."""
         super().check(new, launch=launch)
         options = options_of(KubernetesOptions, new.backend_options)
         if not _image(options):
             raise NewRunError(
-                "backend_options.image", f"give the pods' image here, or in the server's {IMAGE}"
+                "backend_options.image", f"give the pods' image, or set {IMAGE} for the server"
             )
         if options.namespace is not None and options.namespace not in (known := _namespaces()):
             raise NewRunError(
                 "backend_options.namespace",
-                f"the server may only use: {', '.join(known)} ({NAMESPACES})",
+                f"the server may only use: {', '.join(known)}; set {NAMESPACES} to allow others",
             )
 
     def submit(self, order: Order) -> str:
-        """Create the Secret and the Job, which becomes the Secret's owner; reuse existing ones."""
+        """Create the Secret and the Job, or use existing ones; make the Job the Secret's owner."""
         options = order.options
         assert isinstance(options, KubernetesOptions)
         namespace = options.namespace or namespaces()[0]
@@ -76,9 +76,13 @@ class Kubernetes(Engine):
         # The web process has checked the namespace and the image, but this worker may have other
         # environment variables.
         if namespace not in namespaces():
-            raise EngineRefusedError(f"{NAMESPACES} of the worker does not list {namespace}")
+            raise EngineRefusedError(
+                f"the worker process may not use namespace {namespace}: add it to its {NAMESPACES}"
+            )
         if not image:
-            raise EngineRefusedError(f"the worker has no {IMAGE}, and the run names no image")
+            raise EngineRefusedError(
+                f"the run has no image: give the option image, or set {IMAGE} for the worker"
+            )
         name = manifests.name_of(order)
         with Api() as api:
             _write_secret(api, namespace, order)
@@ -128,8 +132,8 @@ class Kubernetes(Engine):
         """Mark a machine as unschedulable, with reason and control plane as annotations.
 
         Cordons of other control planes and of other users are not changed. If a user lifts
-        Paceline's cordon by hand, its annotations stay; a cordon that is set afterwards counts as
-        another user's.
+        Paceline's cordon by hand, its annotations stay on the machine; a cordon that is set
+        afterwards counts as another user's.
 
         Raises:
             EngineAwayError: the API server does not answer.
@@ -178,14 +182,18 @@ def _write_secret(api: Api, namespace: str, order: Order) -> None:
 
 
 def _make_job(api: Api, namespace: str, order: Order, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Create the Job, or return the existing one with the same label."""
+    """Create the Job, or return the existing Job if it has the same label.
+
+    Raises:
+        EngineRefusedError: a Job of this name has another label.
+    """
     job: Mapping[str, Any] | None = api.call("POST", _jobs(namespace), body, unless=[_CONFLICT])
     if job is None:
         name = manifests.name_of(order)
         job = api.call("GET", _jobs(namespace, name))
         assert job is not None
         if job["metadata"].get("labels", {}).get(manifests.LABEL) != order.label:
-            raise EngineRefusedError(f"a Job {name} exists already, and is not Paceline's")
+            raise EngineRefusedError(f"Job {name} exists already, but with another label")
     return job
 
 

@@ -20,8 +20,8 @@ def jobs(
 ) -> list[Job]:
     """Return the Jobs whose label starts with `prefix`.
 
-    `listed` are Jobs with a label, `pods` their pods, and `events` give reasons why pods could not
-    be created.
+    `listed` are the API server's Jobs with a label of Paceline, `pods` their pods, and `events`
+    give reasons why pods could not be created.
     """
     refusals = _refusals(events)
     return [_job(job, own, refusals) for job, own in _with_pods(prefix, listed, pods)]
@@ -30,7 +30,7 @@ def jobs(
 def lack_pods(
     prefix: str, listed: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Return True if a Job has fewer pods than requested, so that events may give the reason."""
+    """Return True if a Job has fewer pods than it should have; events may then give the reason."""
     return any(
         len(_present(own)) < _parallelism(job) and not {*_ENDED, "Suspended"} & _true(job).keys()
         for job, own in _with_pods(prefix, listed, pods)
@@ -52,8 +52,8 @@ def _with_pods(
 def _job(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusals: Mapping[str, str]
 ) -> Job:
-    # A Job counts as running once all of its pods have started: a single node would wait for the
-    # other nodes, and then fail.
+    # A Job counts as running once all of its pods have started, because a node alone would wait for
+    # the other nodes, and then fail.
     meta = job["metadata"]
     label, ref = str(meta["labels"][LABEL]), f"{meta['namespace']}/{meta['name']}"
     present = _present(pods)
@@ -96,7 +96,7 @@ def _containers(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _refusals(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return, by the Job's uid, the newest reason why a Job did not get a pod."""
+    """Return the newest reason why a Job did not get a pod, by the Job's uid."""
     in_order = sorted(events, key=lambda event: event.get("lastTimestamp") or "")
     return {event["involvedObject"].get("uid"): _words(event) for event in in_order}
 

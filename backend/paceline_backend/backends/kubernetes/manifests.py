@@ -1,8 +1,6 @@
-"""Manifests of a run's Job and Secret, and patches of machines that are cordoned.
+"""Manifests of a run's Job and Secret, and patches that cordon machines or lift a cordon.
 
-All fields that are used here exist in Kubernetes 1.20 and later.
-
-All functions are pure.
+Kubernetes 1.20 and later have all fields that these manifests use. All functions are pure.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ RUN = "paceline-run"
 STATE = "/paceline"
 POD_GRACE_S = 30
 # Maximum number of failures of a Job. It is very high, because each restart of a container counts
-# as a failure, and a Job that exceeds the maximum ends all of its pods.
+# as a failure, and Kubernetes ends all pods of a Job that exceeds the maximum.
 _BACKOFF = 1_000_000
 # Seconds after which Kubernetes deletes an ended Job.
 _JOB_KEPT_S = 86_400
@@ -32,7 +30,7 @@ CORDON_PLANE = "paceline-cordoned-by"
 
 
 def name_of(order: Order) -> str:
-    """Return the Job's name, which is derived from the label without the control plane's id."""
+    """Return the Job's name: the label's parts, except for the control plane's id."""
     kind, _, rest = order.label.split(".", 2)
     return f"{kind}-{rest.replace('.', '-')}".lower()
 
@@ -48,7 +46,7 @@ def secret(order: Order) -> dict[str, Any]:
 
 
 def owned_by(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a patch for an object that Kubernetes must delete together with the Job."""
+    """Return a patch that makes `job` an object's owner, so that both are deleted together."""
     meta = job["metadata"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     return {"metadata": {"ownerReferences": [owner]}}
@@ -76,7 +74,7 @@ def _labels(order: Order) -> dict[str, str]:
 
 def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]:
     spec: dict[str, Any] = {
-        # A restarted container ends at once: see `_script`.
+        # Restart a failed container, whose script then ends with exit code 0: see `_script`.
         "restartPolicy": "OnFailure",
         "terminationGracePeriodSeconds": POD_GRACE_S,
         # A service named "paceline" would set variables that start with PACELINE_.
@@ -105,7 +103,7 @@ def _pod(order: Order, options: KubernetesOptions, image: str) -> dict[str, Any]
 
 
 def _away_from(machines: Sequence[str]) -> dict[str, Any]:
-    # A requirement on the name accepts only one value, so each machine needs its own requirement.
+    # `matchFields` accepts only one value per requirement, so each machine needs its own one.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in machines]
     required = {"nodeSelectorTerms": [{"matchFields": fields}]}
     key = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -157,13 +155,13 @@ def _container(order: Order, options: KubernetesOptions, image: str) -> dict[str
 def _script(order: Order, options: KubernetesOptions) -> str:
     """Return the script of a pod's container.
 
-    If a pod failed, Kubernetes would replace it, or the Job would end the other pods. So a
-    container whose processes were killed is restarted, and then ends with exit code 0, after which
-    Kubernetes starts no more pods.
+    If a pod failed, Kubernetes would replace it, or the Job would end the other pods. Therefore a
+    pod never fails because its processes were killed: Kubernetes restarts the container, whose
+    script then ends with exit code 0, and starts no further pods.
 
-    The first process of a container ignores signals without a handler, and a shell runs its handler
-    only after the current command has ended. So the first process only waits, and forwards SIGTERM
-    to the process with the setup, which becomes the node.
+    The kernel delivers no signal without a handler to the first process of a container, and a shell
+    runs its handler only after the current command has ended. So the first process only waits, and
+    forwards SIGTERM to a second process, which runs the setup and then becomes the node.
     """
     again = "its container was started before: for its log, use kubectl logs --previous"
     node = f'exec {options.paceline} node --run {order.run} --slot "$POD_NAME" --host "$NODE_NAME"'
@@ -210,7 +208,8 @@ def cordon_patch(node: Mapping[str, Any], plane: str, reason: str | None) -> dic
 def _set_by_others(node: Mapping[str, Any], plane: str) -> bool:
     """Return True if another user cordoned the machine after Paceline's cordon was lifted by hand.
 
-    Lifting by hand leaves Paceline's annotations. False if the API server has no managed fields.
+    A user who lifts the cordon by hand leaves Paceline's annotations, so only the machine's managed
+    fields show who set the cordon. The result is False if the API server returns none.
     """
     managers = {
         entry.get("manager")

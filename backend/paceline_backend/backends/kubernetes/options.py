@@ -17,7 +17,10 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
     """Options of a run on Kubernetes. The cluster's defaults apply to missing options."""
 
     namespace: (
-        Annotated[Word, Meta(description="a namespace that the server may use; default: its first")]
+        Annotated[
+            Word,
+            Meta(description="namespace of the Job; default: the first that the server may use"),
+        ]
         | None
     ) = None
     image: (
@@ -25,25 +28,28 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
         | None
     ) = None
     cpus_per_node: (
-        Annotated[int, Meta(ge=1, le=100_000, description="CPUs of a node; default: one per rank")]
+        Annotated[
+            int, Meta(ge=1, le=100_000, description="CPUs of each node; default: one per rank")
+        ]
         | None
     ) = None
     gpus_per_node: Annotated[
-        int, Meta(ge=0, le=1000, description="number of `gpu_resource` of a node")
+        int, Meta(ge=0, le=1000, description="GPUs of each node, as units of `gpu_resource`")
     ] = 0
-    gpu_resource: Annotated[Word, Meta(description="the cluster's resource name of a GPU")] = (
+    gpu_resource: Annotated[Word, Meta(description="name of the GPU resource in the cluster")] = (
         "nvidia.com/gpu"
     )
-    memory: Annotated[Word, Meta(description="memory of a node, such as 64Gi")] | None = None
+    memory: Annotated[Word, Meta(description="memory of each node, such as 64Gi")] | None = None
     node_selector: Annotated[
-        dict[Word, Word], Meta(description="labels of the machines", max_length=100)
+        dict[Word, Word],
+        Meta(description="labels that the pods' machines must have", max_length=100),
     ] = msgspec.field(default_factory=dict)
     tolerations: Annotated[
         list[Toleration],
         Meta(description="the pods' tolerations, as in a pod spec", max_length=100),
     ] = msgspec.field(default_factory=list)
     labels: Annotated[
-        dict[Word, Word], Meta(description="further labels of Job and pods", max_length=100)
+        dict[Word, Word], Meta(description="further labels of the Job and its pods", max_length=100)
     ] = msgspec.field(default_factory=dict)
     service_account: (
         Annotated[
@@ -53,20 +59,26 @@ class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, 
     ) = None
     volumes: Annotated[
         dict[Word, Directory],
-        Meta(description="PersistentVolumeClaims, and where the pods mount them", max_length=100),
+        Meta(
+            description="names of PersistentVolumeClaims, with the path at which pods mount each",
+            max_length=100,
+        ),
     ] = msgspec.field(default_factory=dict)
     image_pull_secrets: Annotated[
-        list[Word], Meta(description="Secrets for the image's registry", max_length=100)
+        list[Word],
+        Meta(description="names of the Secrets with which the image is pulled", max_length=100),
     ] = msgspec.field(default_factory=list)
     host_network: Annotated[
-        bool, Meta(description="use the machines' network, such as for NCCL")
+        bool, Meta(description="use the machines' network, for example for NCCL over InfiniBand")
     ] = False
     setup: Annotated[
         str,
         Meta(
-            description="shell commands in each pod before its node starts",
+            description="shell commands to run in each pod before its node starts",
             pattern=r"^[^\x00]*$",
             max_length=10_000,
         ),
     ] = ""
-    paceline: Annotated[Word, Meta(description="the command in the image")] = "paceline"
+    paceline: Annotated[Word, Meta(description="command that runs `paceline` in the image")] = (
+        "paceline"
+    )

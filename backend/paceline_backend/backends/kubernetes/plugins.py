@@ -48,6 +48,7 @@ class _Answer(msgspec.Struct, frozen=True):
     status: Credential
 
 
+# Cache of credentials, by plugin (as JSON) and folder of the kubeconfig.
 asked: dict[tuple[bytes, Path], Credential] = {}
 
 

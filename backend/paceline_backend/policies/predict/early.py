@@ -36,8 +36,8 @@ _FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.15), (0.7, 0.1), (2.0, 0.05))
 _NOISES = np.array([0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
 _SPREADS = np.array([0.003, 0.05, 0.2, 0.6])
 _NOISE, _SPREAD = (grid.ravel()[:, None] for grid in np.meshgrid(_NOISES, _SPREADS))
-# Log-likelihoods are multiplied by this. It is below 1, because rows are not as independent as the
-# model assumes.
+# Factor of log-likelihoods. It is below 1, because rows are less independent than the model of
+# `plausible` assumes.
 _LIKELIHOOD_WEIGHT = 0.5
 
 
@@ -66,7 +66,7 @@ def plausible(rows: Feedback) -> list[Weighed]:
     samples. The others are linear or quadratic in the sizes, padded or not padded.
     """
     valid = usable(rows.samples, rows.load, rows.compute_s)
-    # Old records lack `longest` and `squares`.
+    # Old records lack `longest` and `squares`, without which costs cannot be compared.
     if (rows.longest[valid] <= 0).any():
         return [Weighed(SUM, 1.0, 0.0)]
     time = np.log(np.where(valid, rows.compute_s, 1.0))
@@ -97,15 +97,15 @@ def _weighed(
     """Return the mean of several costs of one family, weighted by their likelihoods.
 
     The costs differ only in κ, the weight of the quadratic term. If `sized` is given, the cost is
-    SUM, and its values are the candidates for the fraction of the cost that depends on sizes. The
-    result's `probability` is the logarithm of the mean likelihood.
+    SUM, and the candidates differ in the fraction of the cost that depends on sizes. The result's
+    `probability` is the logarithm of the mean likelihood.
 
     Args:
         time: logarithm of each row's time, [S, W].
         valid: mask of the usable rows, [S, W].
         loads: for each candidate, the effective loads of the rows, [S, W].
         costs: the candidates for the cost.
-        sized: the candidates for the fraction that depends on sizes.
+        sized: the candidates for the fraction of the cost that depends on sizes.
     """
     of = np.array([_likelihood(time, valid, load) for load in loads])
     best = int(of[:, 0].argmax())
@@ -145,8 +145,8 @@ def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
 def _likely(off: Floats, valid: Bools) -> Floats:
     """Return the log-likelihood of residuals for each pair of `_NOISE` and `_SPREAD`, [pairs].
 
-    All means of the ranks' speeds have the same prior probability. `off` has the residuals, the
-    logarithms of time ÷ cost, [S, W]; NaN where a row is not usable (`valid`, [S, W]).
+    The mean of the ranks' speeds has a uniform prior. `off` has the residuals, the logarithms of
+    time ÷ cost, [S, W]; NaN where a row is not usable (`valid`, [S, W]).
     """
     if len(off) > 1 and valid[0].any() and valid[1:].any():
         off = off.copy()
@@ -155,7 +155,7 @@ def _likely(off: Floats, valid: Bools) -> Floats:
     off, count = off[:, count > 0], count[count > 0]
     mean = np.nanmean(off, axis=0)
     within = float(np.nansum((off - mean) ** 2))
-    # Variance of a rank's mean: noise, and differences between ranks.
+    # Variance of a rank's mean residual: variance of the noise, plus variance between ranks.
     variance = _NOISE**2 / count + _SPREAD**2  # [pairs, W]
     weight = 1 / variance
     middle = (weight * mean).sum(axis=1) / weight.sum(axis=1)

@@ -31,13 +31,14 @@ from paceline_backend.policies.values import Feedback, Floats, Models, usable
 # its least, its times are assumed to be proportional to its loads.
 _FEW_ROWS = 8
 _ALIKE_LOADS = 1.05
-# Number of splits in time for the cross-validation, and maximum number of ranks that it uses.
+# Cross-validation: number of splits into earlier and later steps, and maximum number of ranks whose
+# steps it uses.
 _SPLITS, _VALIDATED_RANKS = 3, 4
-# In the cross-validation, the relative error of a single forecast is clipped to this.
+# In the cross-validation, the relative error of a single forecast is clipped to this value.
 _CAP = 0.3
 # A candidate replaces the first candidate only if its error is smaller by this fraction.
 _BETTER = 0.02
-# Relative residuals and coefficients below this count as 0.
+# Relative residuals and coefficients below this value count as 0.
 _ZERO_RESIDUAL = 1e-6
 # A forecast is invalid if it is at least this many times the rank's mean time: with numbers near
 # 1e308, `non_negative` would crash the process.
@@ -109,7 +110,7 @@ class Isotonic:
         self._fitted = IsotonicRegression(out_of_bounds="clip")
 
     def fit(self, inputs: Floats, times: Floats) -> Isotonic:
-        """Fit the rows by their load alone; see `Estimator.fit`."""
+        """Fit the times to the loads alone; see `Estimator.fit`."""
         self._fitted.fit(inputs[:, 0], times)
         return self
 
@@ -127,8 +128,9 @@ Regressor = Annotated[
     Literal["tracking", "linear", "huber", "quantile", "isotonic", "cross-validated"],
     Meta(
         description="Regression that predicts the ranks' step times. tracking: Paceline's own, "
-        "which follows changes of speed. linear, huber, quantile, isotonic: scikit-learn's, on the "
-        "window's steps. cross-validated: whichever of these four forecasts the run's steps best."
+        "which follows changes of speed. linear, huber, quantile, isotonic: a regressor of "
+        "scikit-learn, fitted to the newest `window` steps. cross-validated: the regressor of "
+        "scikit-learn that forecasts the run's steps best."
     ),
 ]
 
@@ -152,14 +154,14 @@ class EstimatorPredictor:
     A regressor is fitted to each rank's newest `window` steps with samples. Then the plane T =
     a·Λ' + c·n + b with a > 0 and c, b ≥ 0 is fitted to the regressor's forecasts within the range
     of the rank's loads and numbers of samples; T is the time of a batch with n samples and
-    effective load Λ'. If the regressor is linear, with such coefficients, the plane equals the
+    effective load Λ'. If the regressor is linear with a > 0 and c, b ≥ 0, the plane equals the
     regressor. For a rank with few steps, or with loads that hardly differ, the time is assumed to
     be proportional to the load.
 
     Of several candidates, the predictor uses the one that best forecasts later steps from earlier
     steps, averaged over a few ranks. A candidate that raises a ValueError for a rank has the
-    largest error there. Each call of a candidate returns a new regressor. It must be deterministic,
-    because a replay recomputes plans from the database.
+    largest error there. Each call of a candidate returns a new regressor. The regressor must be
+    deterministic, because a replay recomputes plans from the database.
     """
 
     candidates: Mapping[str, Callable[[], Estimator]] = field(default_factory=lambda: REGRESSORS)
@@ -187,7 +189,7 @@ class EstimatorPredictor:
         If no rank has enough steps for a fit, return the first candidate's name.
         """
         first, *others = self.candidates
-        fitted = [rank for rank in ranks if rank.tells]
+        fitted = [rank for rank in ranks if rank.is_fittable]
         if not others or not fitted:
             return first
         some = [
@@ -220,7 +222,7 @@ class _Rank:
         return _Rank(relative[:, :2], relative[:, 2], means)
 
     @property
-    def tells(self) -> bool:
+    def is_fittable(self) -> bool:
         load = self.inputs[:, 0]
         return len(load) >= _FEW_ROWS and float(load.max()) >= _ALIKE_LOADS * float(load.min())
 
@@ -245,14 +247,14 @@ class _Rank:
         return float(np.mean(np.concatenate(made)))
 
     def plane(self, make: Callable[[], Estimator]) -> tuple[float, float, float]:
-        """Return a, c and b of the plane through a regressor's forecasts.
+        """Return a, c and b of the plane through a regressor's forecasts: see the class.
 
-        They are in seconds per size unit, seconds per sample, and seconds. `make` returns a new
-        regressor.
+        Their units are seconds per size unit, seconds per sample, and seconds. `make` returns a new
+        regressor. If the regressor cannot be fitted, the time is proportional to the load.
         """
         load, samples, time_s = self.means
         proportional = (time_s / load, 0.0, 0.0)
-        if not self.tells:
+        if not self.is_fittable:
             return proportional
         ends = [np.unique([v.min(), 1.0, v.max()]) for v in self.inputs.T]
         probes = np.array(list(product(*ends)))

@@ -34,10 +34,10 @@ _threads_lock = threading.Lock()
 class GruPredictor:
     """EP4DDL's predictor: a GRU forecasts the time of each worker's next step from its last steps.
 
-    All workers share one small network, which is trained from scratch on the window for every plan.
-    The plan thus depends on the feedback alone. The network predicts the next step's time relative
-    to the mean of the eight steps before; before training, the prediction is 1. The network's only
-    input is times, so `Models.b` is the whole prediction.
+    All workers share one small network, which is trained from scratch on the feedback for every
+    plan, so that a plan depends on nothing but the feedback. The network predicts the next step's
+    time relative to the mean of the eight steps before; an untrained network predicts 1. The
+    network's only input is times, so the whole prediction is in `Models.b`.
     """
 
     def fit(self, feedback: Feedback, world: int) -> Models:

@@ -1,4 +1,4 @@
-"""Predictors of a step's cost for each worker that are linear in the load.
+"""Predictors of the time that each worker takes for a step; the time is linear in the load.
 
 Most presets use `LinearPredictor`, which `policies.plan` calls for every segment. The fit of one
 rank's rows is compiled code in `regression`. This module selects the cost of a batch ("auto") and
@@ -22,19 +22,24 @@ from paceline_backend.policies.values import LEAST_USABLE, Feedback, Floats, Int
 
 # Parameters of presets that use this predictor.
 WindowSteps = Annotated[
-    int, Meta(ge=4, le=64, description="Number of newest steps that the predictor is fitted to.")
+    int,
+    Meta(
+        ge=4, le=64, description="Number of newest steps from which each rank's speed is computed."
+    ),
 ]
 CostModel = Annotated[
     Literal["auto", "sum", "padded"],
     Meta(
-        description="Cost model of a batch. sum: the sum of its sizes. padded: samples times the "
-        "longest size. auto: whichever of these fits best, quadratic in length or not."
+        description="Cost of a batch, on which its compute time depends. sum: sum of the samples' "
+        "sizes. padded: number of samples times the largest size. auto: of these two and their "
+        "quadratic forms, the cost that fits the measured times best."
     ),
 ]
 
 Bools = npt.NDArray[np.bool_]
 
-# All ranks have the same cost of a batch. It is selected by the rows of at most this many ranks.
+# The cost of a batch is the same for all ranks. It is selected by the forecasts for at most this
+# number of ranks.
 _COST_RANKS = 16
 # Candidates for κ, the weight of the quadratic term of a cost. They are multiples of 1 ÷ (Σλ² ÷
 # Σλ), where Σλ² ÷ Σλ is the mean size λ of the samples, weighted by size.
@@ -42,24 +47,25 @@ _CURVES = 2.0 ** np.arange(-3, 7)
 # To refine the best candidate for κ, it is multiplied and divided by each of these factors in turn,
 # and the best of the three values is kept.
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()
-# If the log-likelihoods of padded and unpadded costs differ by at most this, `_expects_padded`
-# chooses between them. A cost with κ > 0 must be better by this than the cost with κ = 0.
+# If the log-likelihoods of padded and unpadded costs differ by at most this margin,
+# `_expects_padded` chooses between them. A cost with κ > 0 must be better than the cost with κ = 0
+# by this margin.
 _PADDING_MARGIN = 12.0
 # A rank's noise is estimated from at least `_FEW_DIFFERENCES` differences between rows. If it is at
 # least `_NOISY`, the rank's rows are fitted a second time.
 _FEW_DIFFERENCES, _NOISY = 8, 0.1
-# Differences between consecutive residuals are clipped to this.
+# Differences between consecutive residuals are clipped to this value.
 _JUMP = 0.9
 # Batches count as padded if `plausible` gives its padded cost at least this probability.
 _SURE = 0.98
 # If the largest padding is less than this many times the smallest, the rows cannot show whether
 # batches are padded, so the call of `plausible`, which takes 10 ms, is skipped.
 _ALIKE_PADDING = 1.05
-# Samples count as grouped by size if a step's padded load ÷ the padded load that it would have with
-# equal counts is below this.
+# Samples count as grouped by size if the padded loads of most steps are below this fraction of the
+# padded loads that the steps would have if all ranks had equal counts.
 _HALF = 0.5
-# The wide prior of c and b is used only if its log-likelihood exceeds that of the narrow prior by
-# more than this.
+# The wide prior of c and b is used only if its log-likelihood exceeds the log-likelihood of the
+# narrow prior by more than this value.
 _CLEARLY = 3.0
 # Ratio of a fit's error to the error of a plain mean of the same rows. The fit's error is larger,
 # because it has three coefficients and follows changes of speed.
@@ -67,8 +73,8 @@ _DOUBT = 1.5
 # Number of iterations of the mean shift in `_peaks`. Where all levels are similar, each iteration
 # reduces a level's distance from its density peak to a third.
 _SHIFTS = 30
-# Minimum number of ranks that may get a common fit: in a large run, fewer ranks may be near each
-# other by chance.
+# Minimum number of ranks that may get a common fit: in a large run, fewer ranks may have similar
+# times by chance.
 _ALIKE_RANKS = 4
 # Ranks get a common fit only if its forecasts of half and of twice the usual batch differ from each
 # rank's own forecasts by at most this multiple of the limit for the usual batch.
@@ -77,17 +83,17 @@ _SHAPES = 2
 
 @dataclass(frozen=True)
 class LinearPredictor:
-    """CHRONICA's runtime prophet (Alg. 1), with a time per step: T = a·Λ' + c·n + b.
+    """CHRONICA's runtime prophet (Alg. 1), which predicts times of steps: T = a·Λ' + c·n + b.
 
     T is the time of a step in seconds, Λ' the effective load of its batch, and n the number of its
     samples; a > 0, c ≥ 0 and b ≥ 0. b is a cost per step and is added once, not per sample as in
     the paper. c is the cost of a sample of any size. The fit is a least squares of relative errors,
     row by row, oldest first.
 
-    A row whose time differs from its forecast by more than 15 % is left out. If the next row
-    differs with the same sign, the rank's speed has changed: all three costs change by the same
-    factor, which is computed from the newest row. The fit follows slower changes once they stand
-    out from the noise.
+    A row whose time differs from its forecast by more than 15 % (or three standard deviations of
+    the noise, if this is more) is left out. If the next row differs with the same sign, the rank's
+    speed has changed: a, c and b change by the same factor, which is computed from the newest row.
+    The fit also follows gradual changes of speed once they are larger than the noise.
 
     A weak prior pulls c and b towards 0. With this prior, feedback that cannot separate c from b
     (constant n, as under `bsp`) or a from b (loads that hardly differ) still gives a sensible
@@ -99,8 +105,8 @@ class LinearPredictor:
         cost: "sum": Λ' is the sum of the sizes λ of the batch. "padded": Λ' is n times the largest
             λ. "auto": the cost that forecasts all ranks' steps best, of these two and their
             quadratic forms; "sum" unless another is clearly better.
-        shrink: if noise alone may explain the differences of ranks, give these ranks a common fit,
-            or pull their fits together.
+        shrink: true if ranks whose differences may be noise alone get a common fit, or fits that
+            are pulled together.
     """
 
     window: int = 64
@@ -155,10 +161,11 @@ def _fit_shares(
     noise alone may cause, [W]. `unknown` is the relative noise of ranks that have too few rows to
     estimate it.
 
-    While speeds drift and plans balance them, a rank's time stays the same although its load
-    changes. This has the same effect on times as a large b. But from one step to the next, a speed
-    hardly drifts. So the fit uses the wide prior only if it explains these differences clearly
-    better than the narrow prior.
+    If a rank's speed drifts and plans adapt its load, the rank's time stays the same although its
+    load changes. Times would also stay the same if b were large, so the times alone do not show
+    whether the speed drifts or b is large. But from one step to the next, a speed hardly drifts. So
+    the fit uses the wide prior, which allows a large b, only if it explains the differences between
+    successive steps clearly better than the narrow prior.
     """
     wide, narrow = (_fit(rows, cost, window, share)[0] for share in SHARES)
     load, samples = cost.load(rows.features), rows.samples
@@ -170,7 +177,7 @@ def _fit_shares(
     def jumps(fits: Floats) -> Floats:
         """Return absolute differences of successive residuals, [S - 1, W]; NaN where unknown.
 
-        A residual is the logarithm of a measured ÷ an expected time.
+        A residual is the logarithm of a step's measured time ÷ its time according to `fits`.
         """
         a, c, b = fits.T
         forecast = a * load + c * samples + b
@@ -209,7 +216,8 @@ def _noise(jumps: Floats) -> Floats:
 def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
     """Pull together the fits of ranks that may be equally fast; return all fits, [W, 3].
 
-    A rank's level is the logarithm of its time for a usual batch. Ranks around one peak of the
+    A rank's level is the logarithm of its time for a usual batch (mean load, mean number of
+    samples). Ranks around one peak of the
     levels' density get a common fit if noise alone may explain their differences. The fit of each
     other rank is pulled towards the mean of the ranks near it; a near rank's weight is the
     likelihood that noise alone explains the difference. Ranks without noise keep their fits. `fits`
@@ -355,7 +363,7 @@ def _some(rows: Feedback) -> Feedback:
 
 def _choose(rows: Feedback, window: int) -> Cost:
     valid = usable(rows.samples, rows.load, rows.compute_s)
-    # Old records lack `longest` and `squares`.
+    # Old records lack `longest` and `squares`, without which costs cannot be compared.
     if not valid.any() or (rows.longest[valid] <= 0).any():
         return SUM
     typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
@@ -384,9 +392,9 @@ def _choose(rows: Feedback, window: int) -> Cost:
 def _expects_padded(rows: Feedback, valid: Bools) -> bool:
     """Return True if batches should count as padded when padded and other costs score alike.
 
-    The first steps distinguish the two costs best, because their batches have equal counts. The
-    scores do not include these steps, because a fit needs some rows before it can forecast;
-    `plausible` does include them.
+    A run's first steps distinguish padded and other costs best, because their batches have equal
+    counts. The scores do not include the first steps, because a fit needs some rows before it can
+    forecast; the probabilities that `plausible` returns do include them.
     """
     if _grouped(rows, valid):
         return True
@@ -401,10 +409,10 @@ def _expects_padded(rows: Feedback, valid: Bools) -> bool:
 def _grouped(rows: Feedback, valid: Bools) -> bool:
     """Return True if the scheduler grouped samples by size because it expected padded batches.
 
-    In grouped batches, the sizes within a batch vary less than the mean sizes of the batches; or,
-    if a few sizes are huge, the longest sample of a large batch is much shorter than that of a
-    small batch. The times of such batches hardly show whether they are padded, so "padded" stays
-    the default until the times contradict it.
+    In grouped batches, the sizes within a batch vary less than the mean sizes of the batches. Or,
+    if a few sizes are huge, the longest sample of a batch with many samples is much shorter than
+    the longest sample of a batch with few samples. The times of such batches hardly show whether
+    they are padded, so "padded" stays the default until the times contradict it.
     """
     several = valid & (rows.samples > 1)
     if not several.any():

@@ -15,7 +15,7 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.values import LEAST_USABLE, Floats, Ints
 
 # A residual is the logarithm of a step's measured ÷ forecast time. If two successive residuals have
-# the same sign, and the absolute values of both exceed this, the rank's speed has changed.
+# the same sign, and the absolute values of both exceed this value, the rank's speed has changed.
 _CHANGED = math.log(1.15)
 # If this multiple of the noise's standard deviation is larger than `_CHANGED`, it is the threshold
 # for a change of speed instead.
@@ -24,8 +24,9 @@ _CHANGE_DEVIATIONS = 3.0
 # as much as this number of rows.
 _PRIOR_NOISE, _BELIEF = 0.05, 4.0
 # Standard deviations of the two priors of c·n and b, relative to a step's time: a wide prior and a
-# narrow one. The narrow prior suits ranks whose speeds drift while a plan balances them. Times of
-# these ranks do not depend on their loads, as if b were large.
+# narrow one. The narrow prior suits ranks whose speeds drift while plans give them loads that match
+# their speeds. The times of these ranks stay the same although their loads change, as if b were
+# large; the narrow prior prevents such a b.
 SHARES = (0.25, 0.03)
 # Minimum ratio of a to c + b.
 _LEAST_RATIO = 1e-3
@@ -48,7 +49,7 @@ _LITTLE, _NOISE_ROWS = 0.01, 2.0
 _RARE = 8.0
 # A difference of two terms that is below this fraction of the terms counts as a rounding error.
 _ROUND = 1e-10
-# Residuals of rows are clipped to this when costs are compared.
+# Residuals of rows are clipped to this value when costs are compared.
 _CAP = 0.3
 # Smaller residuals count as this value when fits are compared.
 LEAST_RESIDUAL = 0.003
@@ -74,8 +75,8 @@ def fit_ranks(
 
     `load`, `samples` and `compute_s` are the effective load, the number of samples and the time of
     each rank in each step, [S, W]. `linear._fit` describes the columns of `fits` and `losses`, [W,
-    3] each. `share` is one of `SHARES`. `noise` is a lower bound of the standard deviation of each
-    rank's noise, [W].
+    3] each. `share`, one of `SHARES`, is the relative standard deviation of the prior of c·n and b.
+    `noise` is a lower bound of the standard deviation of each rank's noise, [W].
     """
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
@@ -110,13 +111,14 @@ def _fit_rows(
 
     A row is (u, v, time_s): u is the step's effective load ÷ the rank's mean load, and v its number
     of samples ÷ the mean number. The score is the loss (a sum of squared residuals), the number of
-    scored rows, and Σ ½ log(1 + `_unsure`) over these rows.
+    scored rows, and the sum of ½ log(1 + `_unsure`) over these rows.
 
     The fit is written to `now`. `before` holds the fit before the last change of speed, and `trial`
     is a buffer for `_reshaped`. A fit is an array of 16 numbers: 9 of the normal equations, the
     rows' Σ (time / about_s)² at `_ROWS` (see `_learn`), the coefficients (a, c, b) of u, v and 1 at
-    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `share` is one of `SHARES`, and `noise` a lower
-    bound of the noise's standard deviation.
+    `_BETA`, and the prior's (a, c, b) at `_USUAL`. `share`, one of `SHARES`, is the
+    relative standard deviation of the prior of c·n and b. `noise` is a lower bound of the noise's
+    standard deviation.
 
     Several filters of the residuals (`_GAINS`) follow a drifting speed. The mean of their forecasts
     is weighted by the likelihood of their errors so far. Each row is added to the fit as if it had
@@ -147,7 +149,8 @@ def _fit_rows(
             drift = later
             _learn(now, rows[k], rows[k, 2] if seen == 0 else _forecast(now, rows[k]))
             _solve(now, variance, share)
-        # The first step is often slow, so if the second row differs, the fit starts again with it.
+        # A rank's first step is often slow, so the fit starts again with the second row if this row
+        # differs from its forecast.
         else:
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
             if _reshaped(rows, held, k, changed, variance, share, now, before, trial):
@@ -217,16 +220,17 @@ def _reshaped(
 ) -> bool:
     """Return True if other coefficients explain a surprising row better than a new speed does.
 
-    If the result is True, the fit with other coefficients is in `trial`. Rows with a new load show
-    how large b is, and their residuals can be as large as those of rows at a new speed. Therefore
-    the function compares the likelihoods of all rows under two hypotheses. First: the rows before
-    and after the last change of speed had one speed after all. Second: the rows since that change
+    A surprising row is a row whose time differs much from its forecast. If the result is True, the
+    fit with other coefficients is in `trial`. Rows with a new load show how large b is, and their
+    residuals can be as large as the residuals of rows at a new speed. Therefore the function
+    compares the likelihoods of all rows under two hypotheses. First: the rows before and after the
+    last change of speed had one speed after all. Second: the rows since the last change of speed
     and the two surprising rows have one speed; the alternative is a change of speed or two
     outliers.
 
-    `at` is the index of the surprising row in `rows`, and `held` that of an earlier surprising row,
-    -1 if there is none. `changed` is true if the two rows look like a change of speed. `variance`
-    is that of the noise; for the other arguments see `_fit_rows`.
+    `at` is the index of the surprising row in `rows`, and `held` the index of an earlier surprising
+    row, or -1 if there is none. `changed` is true if the two rows look like a change of speed.
+    `variance` is the variance of the noise; for the other arguments see `_fit_rows`.
     """
     likely = _unlikely(now, variance, share)
     if before[_ROWS] > 0:
@@ -255,9 +259,10 @@ def _reshaped(
 
 @compiled
 def _unlikely(fit: Floats, variance: float, share: float) -> float:
-    """Return the −log-likelihood of the rows of a fit, plus that of its c and b under the prior.
+    """Return the −log-likelihood of a fit's rows, plus the −log-likelihood of its c and b.
 
-    `variance` is that of the noise, and `share` the prior's relative standard deviation.
+    The likelihood of c and b is their probability density under the prior, whose relative standard
+    deviation is `share`. `variance` is the variance of the noise.
     """
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
@@ -277,8 +282,9 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
     """Return how uncertain the forecast of a row is because a, c and b are uncertain.
 
     The result is the variance of the forecast that is due to a, c and b, ÷ the noise's `variance`.
-    An epoch's last step may have a thirtieth of the other steps' load. Its time is mostly c and b,
-    which steps of equal load do not determine. So its time shows little about the cost of a batch.
+    It is large, for example, for an epoch's last step if it has a thirtieth of the other steps'
+    load. The time of such a step depends mostly on c and b, which steps of equal load do not
+    determine, so its residual shows little about the cost of a batch.
 
     Let x be (u, v, 1) of the row ÷ its forecast time, and A the matrix of the normal equations.
     The result is x'(A + ridge)⁻¹x, where `_ridge` returns the ridge. As in `_solve`, a is
@@ -301,8 +307,8 @@ def _unsure(fit: Floats, row: Floats, variance: float, share: float) -> float:
 def _ridge(fit: Floats, variance: float, share: float) -> float:
     """Return the ridge: the term that the prior adds to the normal equations' diagonal.
 
-    It is added for c and b. `variance` is that of the noise, and `share` the prior's relative
-    standard deviation.
+    The ridge is added to the elements of c and of b. `variance` is the variance of the noise, and
+    `share` the prior's relative standard deviation.
     """
     ridge: float = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
     return ridge
@@ -352,8 +358,8 @@ def _copy(source: Floats, target: Floats) -> None:
 def _solve(fit: Floats, variance: float, share: float) -> None:
     """Solve the normal equations of a fit for a > 0, c ≥ 0 and b ≥ 0, and store the solution in it.
 
-    A ridge penalty keeps c and b near the prior's values, which `fit` holds at `_USUAL`. `variance`
-    is that of the noise, and `share` the prior's relative standard deviation.
+    A ridge penalty keeps c and b near the prior's values, which `fit` has at `_USUAL`. `variance`
+    is the variance of the noise, and `share` the prior's relative standard deviation.
     """
     aa, ac, ab = fit[0], fit[1], fit[2]
     # The sums are too small for a float, so keep the previous fit.
@@ -386,8 +392,8 @@ def _edged(
 ) -> tuple[float, float]:
     """Solve two normal equations for c ≥ 0 and b ≥ 0; return c and b.
 
-    The matrix has cc − `less_c` and bb − `less_b` on its diagonal, and cb beside it; the right side
-    is `hc` and `hb`. The result is (0, 0) if the equations do not determine c and b.
+    The matrix has cc − `less_c` and bb − `less_b` on its diagonal, and cb off it; the right side is
+    `hc` and `hb`. The result is (0, 0) if the equations do not determine c and b.
     """
     left_c, left_b = cc - less_c, bb - less_b
     det = left_c * left_b - cb * cb

@@ -6,7 +6,8 @@ the ranks. Relaxed presets let ranks run ahead of each other, and use the batche
 most relaxed presets are in one file, `relaxed`. docs/policies.md describes all presets.
 
 Only `policies.registry` reads this package. It finds each ``preset`` by its entry point in
-pyproject.toml. A new preset needs a file here and a line there:
+pyproject.toml, so a new preset needs a file in this package and an entry point in pyproject.toml.
+`policies.make` then makes its policy:
 
     policies.make("rna", {"probes": 3})
 """

@@ -30,7 +30,8 @@ from paceline_backend.policies.solve.minmax import minmax
 # Standard deviation, in the prior, of the fraction of a step's time that does not depend on the
 # number of samples.
 _PRIOR_DEVIATION = 0.3
-# With at most this many rows, the noise is not estimated from the residuals of the fitted line.
+# With at most this number of rows, the noise is estimated from the residuals of T ∝ n, not from the
+# residuals of the fitted line.
 _FEW_FITTED = 3
 # Lower bound of the relative noise of a step's time.
 _LEAST_NOISE = 0.01
@@ -43,9 +44,9 @@ class BatchSizePredictor:
     """BOA's performance model of a worker, fitted to its last `window` steps.
 
     The time of n samples of any size is T = c·n + b seconds. The fit is a least squares with c, b ≥
-    0. If batch sizes hardly vary, c and b cannot be separated. A prior then keeps b near 0, with
-    which the forecast is sensible for any n. The noisier the times, the larger the weight of the
-    prior.
+    0. If batch sizes hardly vary, the times cannot determine both c and b. A prior therefore pulls
+    b towards 0, which gives a sensible forecast for any n. The noisier the times, the larger the
+    weight of the prior.
     """
 
     window: int = 64
@@ -86,8 +87,8 @@ class MinMaxAllocator:
 
     It minimises the slowest worker's time max_j (c_j·n_j + b_j), subject to Σ n_j = global batch
     and 1 ≤ n_j ≤ limit_j. c_j and b_j are the model of worker j (`BatchSizePredictor`), and limit_j
-    its memory limit. Until the feedback gives models, the models of the profiling phase are used.
-    Without a profiling phase, counts are equal.
+    its memory limit. Until there is enough feedback for models, the models are fitted to the
+    profiling phase (`Problem.profiles`). Without a profiling phase, counts are equal.
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
@@ -107,7 +108,7 @@ def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
 
 
 def solve(models: Models, problem: Problem) -> Ints:
-    """Solve BOA's program; return each worker's number of samples, [W].
+    """Solve BOA's integer program; return each worker's number of samples, [W].
 
     Each worker gets one sample or more, so that its time stays known.
     """

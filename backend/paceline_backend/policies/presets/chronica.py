@@ -71,8 +71,7 @@ class PaperScheduler:
             longest = max(step.ett)
             given = 1
             while given < count:
-                # On the nodes that have samples, no rank has room for more: allow ranks on all
-                # nodes.
+                # All ranks on the nodes that have samples are full: allow ranks on all nodes.
                 if not least:
                     step.nodes = None
                     least = step.open()
@@ -95,13 +94,13 @@ class PaperScheduler:
 
 @dataclass(frozen=True)
 class LevelledScheduler:
-    """Alg. 2, but with random picks, after which the workers' times are levelled.
+    """CHRONICA's data scheduler (Alg. 2) with random picks, and an exchange that levels times.
 
     Each pick goes to the worker that would end first with a typical sample of its own, and is a
-    random sample of this worker. Then the workers are levelled: each worker exchanges one of its
-    picks for another sample that it holds. The exchange brings its ETT as near as possible to the
-    common level at the same total load. In an epoch's last step all samples must be used, so they
-    are divided largest first.
+    random sample of this worker. Then each worker exchanges one of its picks for another sample
+    that it holds. The exchange brings the worker's ETT as near as possible to the time that all
+    workers would take if the batch's load could be divided exactly. In an epoch's last step all
+    samples must be used, so they are divided largest first.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
@@ -132,13 +131,14 @@ class ChronicaShuffler:
 
     A worker whose total expected time (ETT) is above a level gives up samples until its ETT is at
     most the level, beginning with the largest sample that fits its surplus. These samples go,
-    largest first, to the least loaded worker, at this worker's cost. On several nodes, samples are
-    then exchanged so that fewer samples change their node (`solve.nodes`). Where data lives on
-    nodes, samples go only to nodes where they are allowed and where there is room for them.
+    largest first, to the least loaded worker, whose ETT grows by its own time for the sample. On
+    several nodes, samples are then exchanged so that fewer samples change their node
+    (`solve.nodes`). Where data lives on nodes, a sample goes only to a node that may get it and has
+    enough free storage.
 
     With `paper`, the level is the mean of the workers' ETTs, which leaves a slow worker above the
-    other workers for several epochs. Without it, the level is the time that all workers would take
-    if their loads were in proportion to their speeds.
+    other workers for several epochs. Without `paper`, the level is the time that all workers would
+    take if their loads were in proportion to their speeds.
     """
 
     paper: bool = False
@@ -201,15 +201,16 @@ class ChronicaParameters(Parameters, frozen=True, kw_only=True):
     ett: Annotated[
         Literal["per-step", "per-sample"],
         Meta(
-            description="Model of the predictor. per-step: a step's time T = a·Λ + c·n + b. "
-            "per-sample: a·λ + b for each sample, as in the paper; `regressor` is not used."
+            description="Model of a rank's compute time. per-step: a·Λ + c·n + b for n samples of "
+            "total size Λ. per-sample: a·λ + b for each sample of size λ, as in the paper; "
+            "`regressor` is then not used."
         ),
     ] = "per-step"
     picks: Annotated[
         Literal["levelled", "paper"],
         Meta(
-            description="How samples are picked and placed. levelled: representative batches, "
-            "balanced exactly. paper: Algorithms 2 and 3 as printed."
+            description="How each rank's samples are chosen. levelled: at random, then exchanged "
+            "until the ranks' times are nearly equal. paper: Algorithms 2 and 3 as printed."
         ),
     ] = "levelled"
     window: WindowSteps = 64
@@ -234,7 +235,7 @@ def make(parameters: ChronicaParameters) -> Policy:
 
 preset = Preset(
     name="chronica",
-    summary="Learns each worker's speed and gives each as much load per step as its speed allows.",
+    summary="Learns each rank's speed, and gives each rank a load in proportion to its speed.",
     source="CHRONICA: a data-imbalance-aware scheduler for distributed deep learning",
     make=make,
     combines=True,

@@ -1,4 +1,4 @@
-"""`dynamic-batching`: batches that follow the workers' iteration times, in a closed loop.
+"""`dynamic-batching`: batch sizes adapted to the workers' iteration times, in a closed loop.
 
 Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-C, Eqs. 4–5.
 """
@@ -39,7 +39,7 @@ class _BoundMemory(counts.Counted):
     target: list[float]  # [W]
     # First step whose time is not in `mean_s` yet.
     next: int
-    # Number of steps whose times are in `mean_s`; all of them are later than the last change.
+    # Number of steps whose times are in `mean_s`. All of them came after the last change of counts.
     steps: int
     # μ: moving average of the time in seconds that each worker takes for its `counts` samples; 0:
     # unknown.
@@ -66,17 +66,17 @@ class DynamicAllocator:
     weight `smoothing`. Times of steps with other counts (an epoch's last step, steps planned by the
     leader) are scaled in proportion. If worker k gets more samples and then takes longer per
     sample, by more than the fraction `dead_band`, its former count becomes its upper bound for
-    `forget_steps` steps; 0: forever.
+    `forget_steps` steps, or forever if `forget_steps` is 0.
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
     a moving average of few steps mostly shows which samples a rank got. By default, μ_k is
-    therefore the time of worker k for typical samples (`counts.typical_s`). `times` "measured"
-    follows the paper.
+    therefore the expected time of worker k for typical samples (`counts.typical_s`). With `times`
+    "measured", μ_k is the moving average, as in the paper.
 
-    The first counts are in proportion to `capacity`; if it is empty, to the nominal speeds of the
-    devices. Counts then change at most every `every_steps` steps, and only if some worker's batch
-    changes by more than the fraction `dead_band`. Counts are between `b_min` and `b_max`; 0: no
-    bound.
+    The first counts are in proportion to `capacity` or, if it is empty, to the nominal speeds of
+    the devices. Counts then change at most every `every_steps` steps, and only if some worker's
+    batch changes by more than the fraction `dead_band`. Counts are between `b_min` and `b_max`; if
+    `b_max` is 0, there is no upper bound.
     """
 
     capacity: tuple[float, ...] = ()
@@ -146,11 +146,12 @@ class DynamicAllocator:
     def _adjust(
         self, memory: _BoundMemory, problem: Problem, expected: Expected | None
     ) -> _BoundMemory:
-        """Return the state with new counts and new averages, if the counts change enough.
+        """Return the state with new counts and empty averages if the counts change enough.
 
-        If `expected` is given, a change must shorten the expected step. If the whole change does
-        not, half of it is tried: the time of padded batches grows more than proportionally, so
-        whole changes could oscillate forever.
+        Otherwise, return `memory`. If `expected` is given, counts change only if this shortens the
+        expected step. If the full change does not shorten it, half of the change is tried: the time
+        of a padded batch grows faster than its number of samples, so full changes could oscillate
+        forever.
         """
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)
@@ -183,10 +184,10 @@ class DynamicAllocator:
 def proportional(current: Ints, mean_s: Floats) -> Floats:
     """Return the count that the paper's controller wants for each worker k, [W].
 
-    This is b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k (Eqs. 4–5), which equals b_k · mean(μ) /
-    μ_k. b is the present counts, `current`, and μ the workers' times, `mean_s`, [W] each. A μ_k of
-    0 is unknown, and b_k then does not change. The sum of the counts changes: (1, 1) with times (1,
-    3) becomes (2, ⅔).
+    The count is b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k (Eqs. 4–5), which equals b_k ·
+    mean(μ) / μ_k. b is the present counts, `current`, and μ the workers' times, `mean_s`, [W] each.
+    A μ_k of 0 is unknown, and b_k then does not change. The sum of the counts changes: (1, 1) with
+    times (1, 3) becomes (2, ⅔).
     """
     wanted, known = current.astype(np.float64), mean_s > 0
     if known.any():
@@ -209,11 +210,11 @@ def _slowed(memory: _BoundMemory) -> Floats:
 
 
 def _slower_than_expected(memory: _BoundMemory, models: Models, feedback: Feedback) -> Floats:
-    """Return by which factor each worker became slower than expected at the last change, [W].
+    """Return the factor by which each worker became slower with the last change of counts, [W].
 
     The factor is the median of measured ÷ expected times since the change, ÷ the same median before
-    it; NaN: unknown. The expected time already includes the effect of other samples and of more
-    padding, so only an unexpected slowdown gives a factor above 1.
+    the change; NaN: unknown. The expected time already includes the effect of other samples and of
+    more padding, so only an unexpected slowdown gives a factor above 1.
     """
     rows = feedback.by_step(models.world)
     expected_s = models.ett(rows.features)
@@ -237,13 +238,16 @@ def _rate(memory: _BoundMemory) -> Floats:
 class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
     """Parameters of `dynamic-batching`."""
 
-    capacity: Annotated[PerRank, Meta(description=f"For the first batches. {CAPACITY}")] = ()
+    capacity: Annotated[
+        PerRank, Meta(description=f"{CAPACITY} Only the first batches use it.")
+    ] = ()
     dead_band: Annotated[
         float,
         Meta(
             ge=0,
             le=1,
-            description="Minimum change of some worker's batch, as a fraction, to change batches.",
+            description="Batch sizes change only if some rank's batch size would change by more "
+            "than this fraction.",
         ),
     ] = 0.05
     smoothing: Annotated[
@@ -251,26 +255,35 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0.01,
             le=1,
-            description="Weight of the newest step in the moving average of measured times.",
+            description="Weight of the newest step in the moving average of a rank's step times.",
         ),
     ] = 0.3
     every_steps: Annotated[
-        int, Meta(ge=1, le=10_000, description="Least number of measured steps between changes.")
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Minimum number of measured steps between two changes of the batch sizes.",
+        ),
     ] = 4
     b_min: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Least number of samples per worker.")
+        int, Meta(ge=1, le=1_000_000, description="Minimum number of samples in a rank's batch.")
     ] = 1
     b_max: Annotated[
         int,
-        Meta(ge=0, le=1_000_000, description="Most samples per worker; 0: no limit."),
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Maximum number of samples in a rank's batch; 0: no limit.",
+        ),
     ] = 0
     forget_steps: Annotated[
         int,
         Meta(
             ge=0,
             le=1_000_000,
-            description="Steps for which a worker that slowed down with larger batches keeps "
-            "a learned upper bound; 0: forever.",
+            description="If a larger batch makes a rank slower per sample, the former batch size "
+            "becomes the rank's maximum for this number of steps; 0: forever.",
         ),
     ] = 1000
     times: counts.Times = "typical"

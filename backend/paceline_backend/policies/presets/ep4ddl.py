@@ -36,7 +36,8 @@ _MOST_VISITED = 20_000
 # Branch and bound is used for at most this many workers; for more, `_MOST_VISITED` nodes are too
 # few.
 _WORKERS = 64
-# `try_levels` tries about this many levels at most: times that all workers should take.
+# Approximate maximum number of levels that `try_levels` tries. A level is a time in seconds that
+# all workers should take.
 _LEVELS = 256
 # Threads change only if the standard deviation of the workers' times falls by more than this
 # fraction of their mean.
@@ -58,10 +59,10 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
     A worker has 1 to `most` threads.
     The search is branch and bound, depth first. Its bound is the sum of squared deviations of the
     decided workers from their mean, which can only grow with more workers. The search begins with
-    the best choice in which each worker's time is nearest to a common level. With more than 64
-    workers, this choice is the result. After 20,000 nodes, the best choice so far is the result; a
-    dozen workers need fewer nodes. Of equally good choices, the choice with fewer threads is the
-    result.
+    the best choice of the following kind: each worker has the number of threads with which its time
+    is nearest to a common level. With more than 64 workers, this choice is the result. The search
+    visits at most 20,000 search nodes, and a dozen workers need fewer. Of equally good choices, the
+    choice with fewer threads is the result.
 
     `times` are the workers' times with one thread, [W] s. `cores` is the maximum number of threads
     of all workers together (each worker has at least one thread); 0: no maximum. `serial` is the
@@ -85,8 +86,8 @@ class _Search:
         world, most = choices.shape
         self._workers = np.argsort(-choices[:, 0], kind="stable")
         self._choices = choices[self._workers]
-        # Number of cores beyond one per worker. `_best` holds each worker's threads beyond its
-        # first.
+        # Number of threads that may be added to one thread per worker. `_best` has the number of
+        # each worker's added threads.
         self._spare = max(cores - world, 0) if cores else world * most
         self._best: Ints = np.zeros(world, np.int64)
         self._least = _squares(self._choices[:, 0])
@@ -99,7 +100,7 @@ class _Search:
         return threads
 
     def try_levels(self) -> None:
-        """Try many levels; each worker gets the threads with the time nearest to the level."""
+        """Try, for each of many levels, the numbers of threads whose times are nearest to it."""
         levels = np.unique(self._choices)
         for level in levels[:: max(1, len(levels) // _LEVELS)]:
             wanted = np.cumsum(np.abs(self._choices - level).argmin(axis=1))
@@ -156,10 +157,11 @@ class _Ep4ddlMemory(counts.Counted):
 class ThreadAllocator:
     """EP4DDL's choice of parallelism. All workers get the same number of samples.
 
-    Ranks begin with one thread. The choice changes if this lowers the standard deviation of the
-    predicted times by more than 5 % of their mean. The next change follows after at least eight
-    steps. These steps show the fraction of the time that threads do not shorten; before, the
-    fraction is `serial`. For `most` and `cores` see `least_variance`.
+    Ranks begin with one thread. The numbers of threads change if this lowers the standard deviation
+    of the predicted times by more than 5 % of their mean, and not again in the next eight steps.
+    From the times of these steps, the allocator computes the fraction of the time that threads do
+    not shorten; before the first change, this fraction is `serial`. For `most` and `cores` see
+    `least_variance`.
     """
 
     most: int
@@ -204,7 +206,10 @@ class ThreadAllocator:
 
     @staticmethod
     def _expected(models: Models, memory: _Ep4ddlMemory) -> Models:
-        """Return models for the threads in force, even if feedback is from the former threads."""
+        """Return models for the current numbers of threads.
+
+        The feedback may still be from steps with the former numbers of threads.
+        """
         if not models.known or not memory.single_s:
             return models
         return replace(
@@ -233,14 +238,16 @@ def serial_share(ratio: Floats, threads: Ints) -> float:
 class Ep4ddlParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of `ep4ddl`."""
 
-    most_threads: Annotated[int, Meta(ge=1, le=64, description="Most CPU threads of a rank.")] = 4
+    most_threads: Annotated[
+        int, Meta(ge=1, le=64, description="Maximum number of CPU threads of a rank.")
+    ] = 4
     cores: Annotated[
         int,
         Meta(
             ge=0,
             le=65_536,
-            description="Most CPU threads of all ranks together; 0: no limit. With more threads "
-            "than cores, ranks on the same node slow each other down.",
+            description="Maximum number of CPU threads of all ranks together; 0: no limit. With "
+            "more threads than cores, ranks on the same node slow each other down.",
         ),
     ] = 0
     serial: Annotated[
@@ -248,8 +255,8 @@ class Ep4ddlParameters(Parameters, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1,
-            description="Fraction of compute time that more threads do not shorten, until the "
-            "first change of threads shows it.",
+            description="Assumed fraction of the compute time that more threads do not shorten. "
+            "After the first change of a rank's threads, the measured fraction is used.",
         ),
     ] = 0.1
 

@@ -104,12 +104,14 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
 class LbbAllocator:
     """LBB's coordinator (Alg. 2), which uses the straggler effect SE of the last steps.
 
-    If SE is below `fine_threshold` (FT), the counts do not change. If SE is below `rapid_threshold`
-    (RT), `step` samples move from the slowest worker to the fastest. (The paper takes ⌊step/2⌋ and
-    gives ⌈step/2⌉, which changes the global batch.) If SE is larger, the allocator makes rough
-    models of all workers and solves Eq. 3 for all counts (rapid tuning). In the next `window_steps`
-    steps, there is no rapid tuning. The first counts solve Eq. 3 for the profiles, or keep the
-    proportions of the previous policy.
+    SE is the difference between the slowest and the fastest worker's time, ÷ the mean time. If SE
+    is below `fine_threshold` (FT), the counts do not change. If SE is between `fine_threshold` and
+    `rapid_threshold` (RT), `step` samples move from the slowest worker to the fastest. (The paper
+    takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the global batch.) If SE is larger, the
+    allocator makes rough models of all workers and computes the counts with which the slowest
+    worker ends first (Eq. 3, rapid tuning). In the next `window_steps` steps, there is no rapid
+    tuning. The first counts have the proportions of the previous policy's counts. Without a
+    previous policy, they solve Eq. 3 for the profiles, or are equal if there are no profiles.
 
     A worker may get no samples (B_i = 0). SE then ignores the worker, and Eq. 3 uses its last
     model. After `retry_steps` steps the worker gets `step` samples from the worker with most
@@ -117,8 +119,8 @@ class LbbAllocator:
 
     The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
     the times of single steps mostly show which samples a rank got. By default, a rank's time is
-    therefore its time for typical samples (`counts.typical_s`). `times` "measured" follows the
-    paper.
+    therefore its expected time for typical samples (`counts.typical_s`). With `times` "measured",
+    it is the measured time, as in the paper.
     """
 
     fine_threshold: float = 0.05
@@ -147,7 +149,10 @@ class LbbAllocator:
     def _tune(
         self, memory: _LbbMemory, problem: Problem, line: Line, rows: StepTable
     ) -> _LbbMemory:
-        """Run Alg. 2, lines 7–19, with means over the steps in `rows`."""
+        """Return the state with new counts if the straggler effect is too large.
+
+        This is Alg. 2, lines 7–19. `rows` are the steps since the last call.
+        """
         current = np.array(memory.counts)
         expected = line(current)
         takes_part = (current > 0) & rows.usable.any(axis=0)
@@ -169,9 +174,9 @@ class LbbAllocator:
     def _move(
         self, memory: _LbbMemory, problem: Problem, line: Line, takes_part: Any
     ) -> _LbbMemory:
-        """Apply fine tuning, unless it would make another worker equally slow.
+        """Move samples from the slowest worker to the fastest, unless it becomes equally slow.
 
-        If workers have few samples, a single sample matters and would move back and forth.
+        Without this condition, a sample could move back and forth if workers have few samples.
         """
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         expected = line(changed)
@@ -264,14 +269,21 @@ class LbbParameters(counts.CountsParameters, frozen=True):
     """Parameters of `lbb`."""
 
     fine_threshold: Annotated[
-        float, Meta(ge=0, le=10, description="Straggler effect below which nothing changes.")
+        float,
+        Meta(
+            ge=0,
+            le=10,
+            description="Batch sizes do not change while the straggler effect is below this value. "
+            "Straggler effect: slowest minus fastest rank's time, ÷ the mean time.",
+        ),
     ] = 0.05
     rapid_threshold: Annotated[
         float,
         Meta(
             ge=0,
             le=10,
-            description="Straggler effect from which on all batch sizes are recomputed.",
+            description="All batch sizes are recomputed if the straggler effect is at least this "
+            "value. Straggler effect: slowest minus fastest rank's time, ÷ the mean time.",
         ),
     ] = 0.3
     step: Annotated[
@@ -279,7 +291,8 @@ class LbbParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=1,
             le=10_000,
-            description="Samples that fine tuning moves from the slowest rank to the fastest.",
+            description="Number of samples that move from the slowest rank to the fastest rank if "
+            "the batch sizes change without being recomputed.",
         ),
     ] = 1
     window_steps: Annotated[
@@ -287,7 +300,8 @@ class LbbParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0,
             le=10_000,
-            description="Steps after a rapid tuning in which only fine tuning is allowed.",
+            description="After all batch sizes were recomputed, they are not recomputed again for "
+            "this number of steps; single samples may move between ranks.",
         ),
     ] = 8
     retry_steps: Annotated[
@@ -295,7 +309,8 @@ class LbbParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=1,
             le=100_000,
-            description="Steps after which a rank without samples is tried again.",
+            description="Number of steps after which a rank without samples gets samples again, so "
+            "that its speed is measured.",
         ),
     ] = 200
     times: counts.Times = "typical"

@@ -38,8 +38,9 @@ from paceline_backend.policies.solve.workers import Workers, most_of
 class PacelineScheduler:
     """A scheduler that divides each global batch so that its slowest worker ends early.
 
-    While speeds are unknown, workers get as many samples as under `bsp`, and loads are levelled.
-    With `free`, the scheduler also composes the batches.
+    While speeds are unknown, workers get as many samples as under `bsp`, and the scheduler makes
+    their loads as equal as possible. With `free`, the scheduler also chooses the samples of each
+    global batch.
     """
 
     free: bool = False
@@ -97,8 +98,9 @@ class PacelineParameters(Parameters, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["exact", "free"],
         Meta(
-            description="exact: every global batch holds the same samples as under plain DDP with"
-            " the same seed. free: batches are composed so that they can be balanced well."
+            description="exact: every global batch has the same samples as under plain DDP with"
+            " the same seed. free: the samples of each global batch are chosen so that the ranks"
+            " can be balanced well."
         ),
     ] = "exact"
     cost: CostModel = "auto"
@@ -142,7 +144,8 @@ def warm_up() -> None:
 
 preset = Preset(
     name="paceline",
-    summary="Divides each global batch so that all workers finish together, to within a sample.",
+    summary="Divides each global batch so that all ranks finish at the same time, as nearly as "
+    "whole samples allow.",
     source="Paceline",
     make=make,
     combines=True,

@@ -4,7 +4,7 @@ With the scheduler's batches, all ranks take equally long, as far as speeds are 
 determine the times of samples. Three causes of waiting remain: ranks that are slow at different
 times, a rank whose smallest batch is still too large for it, and the all-reduce itself. Where ranks
 wait long, each rank steps independently, and after each step two replicas become their mean
-(AD-PSGD, Lian et al. 2018). This loses no gradient, no rank waits for another rank's computing, and
+(AD-PSGD, Lian et al. 2018). No gradient is lost, no rank waits until another rank has computed, and
 ranks exchange replicas while they compute.
 """
 
@@ -34,11 +34,11 @@ _FEWEST_MEASURED = 2 * _BLOCKS
 # The all-reduce is used again after this many consecutive choices against the relaxed
 # synchronisation.
 _AGREE = 2
-# If too few steps of a try of the relaxed synchronisation are usable, the try ends after this many
-# segments, and counts as this long, in seconds.
+# If too few steps of a try of the relaxed synchronisation are usable, the try ends after this
+# number of segments, and this number of seconds counts as its duration.
 _BLIND_SEGMENTS, _BLIND_S = 16, 60.0
-# Pause after a wrong try, as a multiple of the try's duration; the pause doubles with each wrong
-# try.
+# Pause after a try of the relaxed synchronisation that saved too little, as a multiple of the try's
+# duration. The pause doubles with each further such try.
 _REST = 20.0
 
 
@@ -50,7 +50,7 @@ class _ChoiceSteps(NamedTuple):
 
     compute_s: Floats  # [S, W]
     load: Floats  # [S, W]
-    # Waiting for other ranks, and exchanging gradients.
+    # Time of waiting for other ranks and of exchanging gradients.
     sync_s: Floats  # [S, W]
     step_s: Floats  # [S, W]
     whole: npt.NDArray[np.bool_]  # [S]
@@ -72,8 +72,8 @@ class _ChoiceSteps(NamedTuple):
     def computing_s(self, *, shared: bool) -> float:
         """Return the time in which the ranks compute the work of one step if no rank waits.
 
-        If ranks share the work, their rates add up. Otherwise the result is the time of the slowest
-        rank.
+        If fast ranks take over work of slow ranks (`shared`), the ranks' loads per second add up.
+        If not, the result is the time of the slowest rank.
         """
         if not shared:
             return float(self.compute_s.mean(axis=0).max())
@@ -99,9 +99,9 @@ class _ChoiceMemory(msgspec.Struct, forbid_unknown_fields=True):
     rest_s: float = 0.0
     # The times of the steps before this one are already included in `tried_s` and `wait_s`.
     seen: int = 0
-    # Time in seconds for which the relaxed synchronisation has been in force.
+    # Time in seconds since the relaxed synchronisation came into force; 0 under the all-reduce.
     tried_s: float = 0.0
-    # True if the relaxed synchronisation has saved enough in that time.
+    # True if the relaxed synchronisation has saved enough since it came into force.
     proved: bool = False
     # Time in seconds until the relaxed synchronisation may be tried again.
     wait_s: float = 0.0
@@ -114,20 +114,22 @@ class Measured:
     """A chooser that uses relaxed synchronisation while this surely saves enough time.
 
     The relaxed synchronisation must save more than the fraction `saving` of the time. The time
-    under the synchronisation in force is measured, and that under the other one is estimated. A
-    step under the all-reduce takes the compute time of its slowest rank, plus the exchange and the
-    other time that were last measured under the all-reduce. A relaxed step takes the time that all
-    ranks together need for the step's work, because they share it. Normally, the exchange runs
-    while ranks compute and adds no time.
+    under the synchronisation in force is measured; the time under the other synchronisation is
+    estimated. A step under the all-reduce is estimated to take the compute time of its slowest
+    rank, plus the exchange and the other time that were last measured under the all-reduce. A
+    relaxed step is estimated to take the time that all ranks together need for the step's work, or
+    the time of the slowest rank if ranks cannot take over batches. The exchange adds no time,
+    because it normally runs while ranks compute.
 
     If the relaxed synchronisation saves less than `back`, the chooser returns to the all-reduce. If
     the relaxed synchronisation never saved enough, it is tried again after 20 times the duration of
-    the try, and after twice as long for each further wrong try. So tries add at most a few per cent
-    to the run time.
+    the try. This pause doubles with each further try that does not save enough, so tries add at
+    most a few per cent to the run time.
 
-    "Surely" means that the whole 95 % interval of the gain is on one side. Where ranks share
-    batches, all steps of a segment have the same wall time, so two consecutive choices must agree
-    before the chooser returns to the all-reduce.
+    "Surely" means that the whole 95 % interval of the saved time is above `saving`; for a return to
+    the all-reduce, the whole interval must be below `back`. The interval can be too narrow, because
+    all steps of a segment are recorded with the same wall time if ranks take over batches.
+    Therefore two consecutive choices must agree before the chooser returns to the all-reduce.
 
     Args:
         relaxed: the alternative to the all-reduce.
@@ -137,7 +139,7 @@ class Measured:
         steps: number of the newest complete steps whose times are compared.
         hold: minimum number of segments between two changes.
         first: first step of the segment for which the choice is made.
-        uneven: true if ranks share batches under the relaxed synchronisation.
+        uneven: true if fast ranks take over batches under the relaxed synchronisation.
     """
 
     relaxed: Synchronisation
@@ -157,12 +159,12 @@ class Measured:
         now = _recall(memory)
         if world == 1:
             return self._choice(now, "there is only one rank")
-        # In the first segment of relaxed synchronisation, ranks do not share batches yet.
+        # In the first segment of relaxed synchronisation, ranks do not take over batches yet.
         if now.segments <= 1:
             now.since = now.seen = self.first
         steps = self._known(feedback, world, now)
         if steps is None:
-            words = f"fewer than {_FEWEST_MEASURED} of its steps have been measured"
+            words = f"fewer than {_FEWEST_MEASURED} steps have been measured since the last change"
             if now.relaxed and now.segments >= _BLIND_SEGMENTS:
                 words, now.tried_s = f"pairwise averaging was tried, but {words}", _BLIND_S
                 self._change(now)
@@ -190,15 +192,16 @@ class Measured:
         timed = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
         good = timed & (rows.step[:, 0] >= now.since)
         good &= (rows.compute_s.max(axis=1, initial=0.0) > 0) & (rows.load.sum(axis=1) > 0)
-        # A rank with samples but no time has recompiled code, and the step would seem too fast.
+        # A rank that has samples but no time recompiled code in the step. Without the rank's time,
+        # the step would seem too fast.
         good &= ~((rows.samples > 0) & (rows.compute_s <= 0)).any(axis=1)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % _BLOCKS :]
         if len(newest) < _FEWEST_MEASURED:
             return None
         compute_s = rows.compute_s[newest]
-        # Where ranks share batches, a record may have no batch, or may have been left out because
-        # it has several batches.
+        # If ranks take over batches, a rank may compute no batch or several batches in a step. Such
+        # records have no compute time, so the step's records do not cover exactly its batches.
         shared = now.relaxed and self.uneven
         whole: Any = (compute_s > 0).all(axis=1) if shared else np.ones(len(newest), bool)
         columns = (rows.load[newest], rows.sync_s[newest], rows.step_s[newest])
@@ -213,7 +216,7 @@ class Measured:
             now.wait_s = max(0.0, now.wait_s - passed_s)
 
     def _change(self, now: _ChoiceMemory) -> None:
-        # The relaxed synchronisation saved enough until conditions changed: this was no wrong try.
+        # The relaxed synchronisation saved enough until conditions changed: the try was right.
         if now.proved:
             now.wrong = 0
         elif now.relaxed:
@@ -286,8 +289,8 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=0.9,
-            description="Fraction of the time for the same work that pairwise averaging must save,"
-            " by the lower bound of the 95 % interval.",
+            description="Pairwise averaging is used if it saves more than this fraction of the"
+            " training time, by the lower bound of the 95 % confidence interval.",
         ),
     ] = 0.15
     back: Annotated[
@@ -295,16 +298,27 @@ class PacelineRelaxedParameters(RelaxedParameters, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=0.9,
-            description="Saved fraction below which, by the upper bound, the run returns to "
-            "all-reduce; at most `saving`.",
+            description="The run returns to all-reduce if pairwise averaging saves less than this "
+            "fraction of the training time, by the upper bound of the 95 % confidence interval. "
+            "Values above `saving` count as `saving`.",
         ),
     ] = 0.1
     steps: Annotated[
         int,
-        Meta(ge=_FEWEST_MEASURED, le=64, description="Number of newest steps that are compared."),
+        Meta(
+            ge=_FEWEST_MEASURED,
+            le=64,
+            description="Number of newest steps whose times decide between all-reduce and pairwise "
+            "averaging.",
+        ),
     ] = 32
     hold: Annotated[
-        int, Meta(ge=1, le=1024, description="Least number of segments between two changes.")
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Minimum number of segments between two changes of the synchronisation.",
+        ),
     ] = 4
     batches: BatchesOf = "paceline"
 

@@ -25,7 +25,12 @@ from paceline_backend.policies.parameters import BatchesOf, Parameters
 from paceline_backend.policies.registry import make as policy_of
 
 Staleness = Annotated[
-    int, Meta(ge=0, le=64, description="Rounds after which a gradient is dropped as too old.")
+    int,
+    Meta(
+        ge=0,
+        le=64,
+        description="Number of reduction rounds after which a gradient is too old and is dropped.",
+    ),
 ]
 
 
@@ -35,8 +40,8 @@ class RelaxedParameters(Parameters, frozen=True, kw_only=True):
     batches: BatchesOf = "bsp"
 
 
-# Ranks that do not wait for each other still synchronise at an epoch's end, or average replicas.
-# Batches that fit the ranks' speeds shorten the waits there.
+# Variants of relaxed presets. Under a relaxed preset, ranks still wait for each other at an epoch's
+# end, or when replicas are averaged. Batches that fit the ranks' speeds shorten these waits.
 ON_PACELINE = ({"batches": "paceline"},)
 
 R = TypeVar("R", bound=RelaxedParameters)
@@ -72,7 +77,8 @@ class BackupWorkersParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=1023,
-            description="b: ranks that an update does not wait for; at most all but one.",
+            description="Number of slowest ranks that an update does not wait for (b in the"
+            " paper). It must be less than the number of ranks.",
         ),
     ] = 1
 
@@ -90,21 +96,30 @@ class DilocoParameters(RelaxedParameters, frozen=True):
     """Parameters of `diloco`."""
 
     every: Annotated[
-        int, Meta(ge=1, le=10_000, description="H: steps between two outer steps.")
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Number of training steps between two steps of the outer optimiser (H in"
+            " the paper).",
+        ),
     ] = 32
     rate: Annotated[
-        float, Meta(gt=0, le=10, description="η: learning rate of the outer optimiser.")
+        float,
+        Meta(gt=0, le=10, description="Learning rate of the outer optimiser (η in the paper)."),
     ] = 0.7
     momentum: Annotated[
-        float, Meta(ge=0, lt=1, description="μ: Nesterov momentum of the outer optimiser.")
+        float,
+        Meta(ge=0, lt=1, description="Nesterov momentum of the outer optimiser (μ in the paper)."),
     ] = 0.9
     parts: Annotated[
         int,
         Meta(
             ge=1,
             le=1024,
-            description="P: parts of the parameters that take their outer steps in turn, so that"
-            " less is sent at a time. Values above `every` count as `every`.",
+            description="Number of parts into which the model's parameters are divided (P in the"
+            " paper). The parts take outer steps in turn, so that less is sent at a time. Values"
+            " above `every` count as `every`.",
         ),
     ] = 1
     overlap: Annotated[
@@ -112,8 +127,9 @@ class DilocoParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=0,
             le=10_000,
-            description="τ: steps that ranks make while a part is being exchanged. Values above"
-            " `every` / `parts` count as this quotient. 0: ranks wait for each exchange.",
+            description="Number of steps that ranks make while a part of the parameters is"
+            " exchanged (τ in the paper). Values above `every` / `parts` count as this quotient."
+            " 0: ranks wait for each exchange.",
         ),
     ] = 0
     mix: Annotated[
@@ -121,8 +137,8 @@ class DilocoParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=0,
             lt=1,
-            description="α: fraction of its own parameters that a rank keeps after an overlapped"
-            " exchange. Without overlap it keeps none.",
+            description="Weight of a rank's own parameters when it mixes them with the exchanged"
+            " ones (α in the paper). If `overlap` is 0, a rank uses the exchanged ones alone.",
         ),
     ] = 0.5
 
@@ -141,11 +157,12 @@ def _streaming(values: DilocoParameters) -> Synchronisation:
     )
 
 
-# The outer learning rate and the momentum have the paper's values. The paper's H is 500, for runs
-# that are far longer than most.
+# The default outer learning rate and momentum are the paper's. The default H (`every`) is smaller
+# than the paper's 500, which suits runs that are far longer than most.
 diloco = _preset(
     "diloco",
-    "As local-sgd, but an outer optimiser with momentum applies the averaged change.",
+    "Ranks step independently; every few steps, an outer optimiser with momentum applies the mean "
+    "of the ranks' changes.",
     "Douillard et al., DiLoCo: Distributed low-communication training of language models; "
     "parts, overlap and mix: Streaming DiLoCo",
     _streaming,
@@ -159,8 +176,8 @@ class EagerSgdParameters(RelaxedParameters, frozen=True):
     mode: Annotated[
         Literal["solo", "majority"],
         Meta(
-            description="solo: the first ready rank starts a round. majority: a rank drawn at"
-            " random does, so half of the ranks are ready on average."
+            description="Rank that starts a partial all-reduce. solo: the first rank that is ready."
+            " majority: a rank drawn at random, so that half of the ranks are ready on average."
         ),
     ] = "majority"
     staleness: Staleness = 4
@@ -194,8 +211,8 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=64,
-            description="Steps that a rank may be ahead of the slowest rank, if the script does not"
-            " let ranks take over batches.",
+            description="Maximum number of steps that a rank may be ahead of the slowest rank. Not"
+            " used if the script lets fast ranks take over batches of slow ranks.",
         ),
     ] = 2
 
@@ -204,10 +221,10 @@ class FlexrrParameters(RelaxedParameters, frozen=True):
 class Flexrr:
     """A chooser of the synchronisation that applies gradients on arrival and bounds ranks' leads.
 
-    Ranks that share batches (`uneven`) end each segment together, which bounds their drift. A slow
-    rank gives batches away, so it makes fewer steps than the other ranks, and a bound on the lead
-    would make the other ranks wait. If ranks do not share batches, a rank is at most `staleness`
-    steps ahead of the slowest rank.
+    If ranks may take over batches of each other (`uneven`), they end each segment together, which
+    bounds their drift. A slow rank gives batches away, so it makes fewer steps than the other
+    ranks, and a bound on the lead would make the other ranks wait. If ranks may not take over
+    batches, a rank is at most `staleness` steps ahead of the slowest rank.
     """
 
     staleness: int
@@ -238,7 +255,14 @@ flexrr = _preset(
 class LocalSgdParameters(RelaxedParameters, frozen=True):
     """Parameters of `local-sgd`."""
 
-    every: Annotated[int, Meta(ge=1, le=10_000, description="H: steps between two averages.")] = 8
+    every: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Number of steps between two averages of the replicas (H in the paper).",
+        ),
+    ] = 8
 
 
 local_sgd = _preset(
@@ -256,7 +280,10 @@ class NSoftParameters(RelaxedParameters, frozen=True):
     n: Annotated[
         int,
         Meta(
-            ge=1, le=1024, description="An update uses the gradients of M/n of M ranks, rounded up."
+            ge=1,
+            le=1024,
+            description="An update happens as soon as the number of ranks ÷ n, rounded up, have a"
+            " gradient.",
         ),
     ] = 2
     staleness: Staleness = 4
@@ -290,8 +317,8 @@ class RnaParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=1,
             le=1024,
-            description="Number of ranks drawn again for each round. The first ready one starts"
-            " it.",
+            description="Number of ranks that are drawn at random for each reduction round. The"
+            " first of them that is ready starts the round.",
         ),
     ] = 2
     staleness: Staleness = 4
@@ -317,7 +344,12 @@ class SspParameters(RelaxedParameters, frozen=True):
     """Parameters of `ssp`."""
 
     staleness: Annotated[
-        int, Meta(ge=0, le=64, description="Steps that a rank may be ahead of the slowest rank.")
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Maximum number of steps that a rank may be ahead of the slowest rank.",
+        ),
     ] = 3
 
 

@@ -2,9 +2,9 @@
 
 A group's reduction rounds follow the group's own speed, so the gradients of a rank that is always
 slow are not older than the gradients of a fast rank. Fast ranks also take over batches of slow
-ranks in other groups. If there are several nodes, the ranks of each node are a group (unless a
-parameter prevents it), so that only the exchanges with the server cross the network. Between
-groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
+ranks in other groups. If there are several nodes, the ranks of each node are a group (unless the
+parameter `groups` is "speed"), so that only the exchanges with the server cross the network.
+Between groups, a parameter server adds up the changes of each group (RNA, Sec. 4).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _HISTORY_STEPS = 8 * _HISTORY_PARTS
 class Grouping:
     """A chooser that groups ranks by their step times; plain RNA if all ranks are one group.
 
-    The groups change only if all parts of the newest steps give the same new groups. Otherwise
-    noise would move a rank back and forth. With `by_node`, on several nodes, the ranks of each node
+    The groups change only if all parts of the newest steps give the same new groups, so that noise
+    does not move a rank back and forth. With `by_node`, on several nodes, the ranks of each node
     are a group. For `spread` see `groups`, and for the other fields `HierarchicalRules`.
     """
 
@@ -51,9 +51,10 @@ class Grouping:
     by_node: bool = True
 
     def on_nodes(self, nodes: Sequence[int]) -> Chooser:
-        """Return a chooser with a group for each node, or this chooser.
+        """Return a chooser that makes the ranks of each node a group, or return this chooser.
 
-        Nodes are groups only with `by_node`, and if some node has several ranks.
+        This chooser, which groups ranks by speed, is returned if `by_node` is false or each node
+        has a single rank.
         """
         known = of_nodes(nodes)
         return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
@@ -77,7 +78,7 @@ class Grouping:
         return self.choice(grouping, _words(grouping, step_times(compute_s, samples)))
 
     def choice(self, grouping: list[list[int]], why: str) -> Choice:
-        """Return the choice of these groups, with a reason for the operator."""
+        """Return the choice with `grouping` as groups; `why` is the reason for the operator."""
         return Choice(self._sync_of(grouping), why, {"groups": grouping})
 
     def _sync_of(self, grouping: list[list[int]]) -> Synchronisation:
@@ -174,7 +175,7 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
         Literal["auto", "speed"],
         Meta(
             description="How ranks are grouped. auto: by node if the run has several nodes, "
-            "otherwise by speed. speed: always by speed."
+            "by speed if it has only one. speed: always by speed."
         ),
     ] = "auto"
     spread: Annotated[
@@ -182,21 +183,26 @@ class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
         Meta(
             ge=0.05,
             le=10,
-            description="Largest difference between the slowest and the fastest rank's step time "
-            "in a group, as a fraction of their mean.",
+            description="Maximum difference between the step times of the slowest and the fastest "
+            "rank of a group, as a fraction of the group's mean step time.",
         ),
     ] = 1.0
     every: Annotated[
         int,
-        Meta(ge=1, le=1024, description="Rounds of a group between two exchanges with the server."),
+        Meta(
+            ge=1,
+            le=1024,
+            description="Number of reduction rounds of a group between two exchanges with the "
+            "parameter server.",
+        ),
     ] = 4
     probes: Annotated[
         int,
         Meta(
             ge=1,
             le=1024,
-            description="Number of ranks of the group drawn for each round; the first ready "
-            "one starts it.",
+            description="Number of ranks of a group that are drawn at random for each reduction "
+            "round. The first of them that is ready starts the round.",
         ),
     ] = 2
     staleness: Staleness = 4
@@ -217,8 +223,8 @@ def make(parameters: RnaHierarchicalParameters) -> Policy:
 
 preset = Preset(
     name="rna-hierarchical",
-    summary="As rna, within groups of ranks of one node, or of similar speed; a parameter server "
-    "connects the groups.",
+    summary="Partial all-reduce within groups of ranks of one node, or of similar speed; a "
+    "parameter server connects the groups.",
     source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
     "clusters (RNA)",
     make=make,

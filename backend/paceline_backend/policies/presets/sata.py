@@ -23,8 +23,8 @@ from paceline_backend.policies.base import (
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.values import StepTable
 
-# Number of steps that an epoch is assumed to have, because shares are computed from the times of
-# one epoch.
+# Value of `Criteria.steps` if shares are computed from the times of an epoch, whose number of steps
+# is not known yet when the policy is made.
 _EPOCH = 64
 
 
@@ -45,14 +45,14 @@ class _Memory(counts.Counted):
 class SataAllocator:
     """An allocator that sets worker i's share to w_i ← (w_i / t_i) / Σ_k (w_k / t_k) (Eq. 8).
 
-    It does so at each epoch's start; t_i is worker i's time in the last epoch. On the right side,
-    the allocator uses the number of samples that the worker trained in t_i in place of w_i. The
-    results are equal up to rounding. The numbers of samples are also right if the leader or another
-    policy planned the steps. A worker without feedback keeps its share. Each worker gets at least
-    one sample, so that its time stays known.
+    By default, shares are computed at each epoch's start; t_i is worker i's time in the last epoch.
+    On the right side of Eq. 8, the allocator replaces w_i by the number of samples that worker i
+    trained in the time t_i. This gives the same shares, up to rounding, and also works if the
+    leader or another policy planned the steps. A worker without feedback keeps its share. Each
+    worker gets at least one sample, so that its time stays known.
 
-    If no share would change by more than the fraction `tolerance`, all shares stay as they are.
-    Shares are computed every `every_steps` steps; 0: once per epoch, as in the paper.
+    If no share would change by more than the fraction `tolerance`, all shares stay the same.
+    Shares are computed every `every_steps` steps or, if it is 0, once per epoch, as in the paper.
     """
 
     tolerance: float = 0.01
@@ -123,7 +123,8 @@ class SataParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0,
             le=1,
-            description="Redistribute only if a worker's share changed by more than this fraction.",
+            description="The ranks' shares of the global batch change only if some share would "
+            "change by more than this fraction.",
         ),
     ] = 0.01
     every_steps: Annotated[
@@ -131,7 +132,8 @@ class SataParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0,
             le=100_000,
-            description="Steps between redistributions; 0: once per epoch, as in the paper.",
+            description="Number of steps after which the ranks' shares of the global batch are "
+            "computed again; 0: once per epoch, as in the paper.",
         ),
     ] = 0
 
@@ -145,7 +147,7 @@ def make(parameters: SataParameters) -> Policy:
 
 preset = Preset(
     name="sata",
-    summary="Each epoch, divides the global batch by the speeds measured in the previous epoch.",
+    summary="In each epoch, ranks get samples in proportion to their speeds in the previous epoch.",
     source="SATA: Self-Adaptive Task Allocation for Decentralized Deep Learning in Heterogeneous "
     "Environments",
     make=make,

@@ -25,17 +25,17 @@ from paceline_backend.policies.parameters import PerRank
 from paceline_backend.policies.solve import counts
 
 CAPACITY = (
-    "Capacity of each rank relative to the others, such as CPU cores or FLOP/s. One number per "
-    "rank; none: derived from the ranks' devices."
+    "Capacity of each rank relative to the other ranks, such as its CPU cores or FLOP/s: one "
+    "number per rank. If omitted, capacities are derived from the ranks' devices."
 )
 
 
 def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
     """Return the number of samples b_k = B · X_k / ΣX of each worker k, within its limits, [W].
 
-    B is the global batch. `capacity` is X, in any unit, [W]. If it is empty, or the run was
-    restarted with another number of ranks, X are the nominal speeds of the ranks' devices; if these
-    are unknown, counts are equal.
+    B is the global batch, and the limits are the workers' memory limits. `capacity` is X, in any
+    unit, [W]. If `capacity` is empty, or the run was restarted with another number of ranks, X are
+    the nominal speeds of the ranks' devices. If these speeds are unknown, counts are equal.
     """
     if len(capacity) != problem.world:
         capacity = capacities(problem.devices).values

@@ -2,10 +2,12 @@
 
 The time of worker j with n samples of sizes λ is T_j = a_j·Σf(λ) + c_j·n + b_j seconds, and 0
 without samples; f(λ) is the cost of a sample, and a, c and b are the worker's model (`Models`).
-Module `padded` divides padded batches. First each sample goes to the worker with the largest gap
-between its time so far and the time that all workers would need at best. Then the slowest worker
-exchanges samples with the other workers until no exchange helps: `pairs` for many ranks, then
-`descend`. For few samples, branch and bound (`_search`) continues. `constraints` calls `pairs` and
+For padded batches, this formula does not hold, and `partition` calls the module `padded`.
+
+First each sample goes to the worker with the largest gap between its time so far and the time that
+all workers would need at best. Then the slowest worker exchanges samples with the other workers
+until no exchange helps: with many ranks in `pairs`, then in `descend`. If the batch has few
+samples, branch and bound (`_search`) improves the result further. `constraints` calls `pairs` and
 `descend` for batches whose counts are fixed.
 """
 
@@ -24,10 +26,11 @@ from paceline_backend.policies.values import Floats, Ints, Models
 # `_CLOSE` with more than `FEW_RANKS` ranks, otherwise `_CLOSER`.
 _CLOSE = 1e-3
 _CLOSER = 1e-5
-# `_cut` divides the samples, in their given sequence, into one slice per rank. This is the number
-# of bisections of the slices' maximum time.
+# Number of bisections in `_cut`, which divides the samples, in their given sequence, into one slice
+# per rank. They bisect the maximum time of a slice.
 _CUT_BISECTIONS = 6
-# With at most this many ranks, every exchange with the slowest rank is tried.
+# With more ranks than this, `pairs` runs before `descend`, and the search ends earlier: at
+# `_CLOSE`, and after fewer tried exchanges.
 FEW_RANKS = 64
 # Maximum number of samples for branch and bound.
 _FEW_SAMPLES = 20
@@ -57,7 +60,7 @@ def partition(
         counts: the number of samples that each worker must get, [W]; their sum is n. None: the
             function chooses the numbers.
         limits: maximum number of samples that fit into each worker's memory, [W]; ignored if the
-            workers together have no room for the batch.
+            batch does not fit into the memory of all workers together.
         laid_out: true if the samples are already arranged for ranks 0, 1, …; the search then begins
             with the best cut of this sequence.
 
@@ -66,7 +69,7 @@ def partition(
     """
     samples, world = len(sizes), models.world
     if counts is not None and int(np.sum(counts)) != samples:
-        raise ValueError(f"counts: their sum is {int(np.sum(counts))}; there are {samples} sizes")
+        raise ValueError(f"counts: their sum is {int(np.sum(counts))}; sizes has {samples} samples")
     workers = Workers.of(models, most_of(limits if counts is None else counts, samples, world))
     effective = np.array(models.cost.sizes(sizes), np.float64)
     if samples == 0:
@@ -89,8 +92,8 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
     """Improve an assignment of samples to ranks by exchanges; return each sample's rank, [n].
 
     `sizes` has the cost f(λ) of each sample, [n]. `goal` is the time at which all ranks would end
-    if samples were divisible: see `level`. `start` is the assignment at the start, [n]; None: the
-    one that `_largest_gap` makes. If `start` is None, or there are at most `_FEW_SAMPLES` samples,
+    if samples were divisible: see `level`. `start` is the assignment at the start, [n]; None:
+    `_largest_gap` makes it. If `start` is None, or there are at most `_FEW_SAMPLES` samples,
     `sizes` must be descending.
     """
     world = len(workers.a)
@@ -116,7 +119,7 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
 
     Return each sample's rank, [n], and True; or False if no cut keeps the ranks' limits. `sizes`
     has the cost f(λ) of each sample, [n]. No cut takes less time than `low`. Samples arranged by
-    `compose` have cuts whose time is near `low`, so the search begins there.
+    `compose` have cuts whose time is near `low`, so the search begins at `low`.
     """
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
@@ -170,7 +173,7 @@ def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
 
     A rank's load can grow until the rank takes the time `goal`. Return each sample's rank, [n].
     `sizes` has the cost f(λ) of each sample, descending, [n]. If `workers.most` fixes each rank's
-    number of samples, a rank keeps room for samples of mean size in its other places.
+    number of samples, the samples that a rank still lacks are assumed to have the mean cost.
     """
     a, c, b, most = workers
     mean = float(sizes.mean())
@@ -372,7 +375,8 @@ def descend(state: DescentState, enough: float, effort: int) -> None:
         give, get, taker = p, p, p
         least_p = state.time_s[p] - w.c[p] - (w.b[p] if state.number[p] == 1 else 0.0)
         for q in range(world):
-            # No exchange brings both ranks below the time at which they would end together.
+            # No exchange lets both ranks end before the time at which they would end together if
+            # their load were divisible.
             together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
             if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
                 slower_s, x, y = _exchange(p, q, state, best)
@@ -397,7 +401,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)
     chosen = np.full(samples, -1)
-    # The chosen rank's time without the sample.
+    # For each sample: the time of its chosen rank without the sample.
     before = np.zeros(samples)
     i, nodes = 0, 0
     while i >= 0 and nodes < _MOST_SEARCH_NODES and best > goal * (1 + 1e-12):
@@ -408,7 +412,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
             time_s[last] = before[i]
             count[last] -= 1
         least_s, rank = best * (1 - 1e-12), -1
-        # Find the next rank by (time, rank).
+        # Find the next rank to try, in ascending order of its time with the sample.
         for j in range(world):
             if count[j] < w.most[j]:
                 then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)
@@ -441,7 +445,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
 
 @compiled
 def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
-    """Return True if an earlier rank is in the same state, so that this rank need not be tried."""
+    """Return True if a rank below j has the same state and model, so that j need not be tried."""
     for k in range(j):
         equal = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
         if equal and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:

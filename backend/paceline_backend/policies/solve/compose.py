@@ -3,15 +3,15 @@
 The `paceline` preset calls `compose` in free mode, for unpadded costs, at each epoch's start and
 when the ranks' speeds have changed.
 
-An epoch of K steps on W workers is K·W bins: the local batch of one worker in one step. Bin (step,
-worker) gets a fixed number of samples (`step_counts`) and should get the load that the worker can
-do in the step's time. Samples that are too large for an average step share steps of their own, one
-sample on each worker, smaller samples on slower workers. All other steps take the same time. The
-order of the steps is random, and so is the choice among samples of similar size.
+An epoch of K steps on W workers has K·W bins. A bin is the local batch of one worker in one step.
+Each bin gets a fixed number of samples (`step_counts`) and should get the load that the worker can
+compute in the step's time. Samples that are too large for an average step are put into separate
+steps, one sample on each worker, smaller samples on slower workers. All other steps take the same
+time. The order of the steps is random, and so is the choice among samples of similar size.
 
-First each sample, largest first, is dealt to the bin with the most room. Then bins exchange samples
-until each bin has its target load (`close`), and bins of equal counts are regrouped into steps
-(`matched`, `evened`).
+First each sample, largest first, is given to the bin with the most room (`_fullest`). Then bins
+exchange samples until each bin has its target load (`close`), and bins of equal counts are
+regrouped into steps (`matched`, `evened`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Bools = npt.NDArray[np.bool_]
 # Before ordinary samples are sorted by size, uniform noise between - `_JITTER` and `_JITTER` is
 # added to the logarithm of their size, so that epochs differ.
 _JITTER = 0.3
-# Bins with a very large sample are expected to be filled up with the smallest samples: this
-# fraction of all samples.
+# Bins with a very large sample are expected to be filled up with the smallest samples. This is the
+# fraction of all samples that count as the smallest.
 _FILLERS = 0.2
-# A step with a very large sample takes as long as the slowest of the workers that are alike: those
-# whose time with the sample is at most this multiple of the fastest worker's time.
+# A step with a very large sample takes as long as the slowest of the workers whose time with the
+# sample is at most this multiple of the fastest worker's time.
 _ALIKE_TIMES = 1.02
 
 # `close` leaves a bin unchanged if its time differs from its target by at most this fraction of a
@@ -44,11 +44,11 @@ _ALIKE_TIMES = 1.02
 _BIN_TOLERANCE = 2e-4
 # Maximum number of passes over the bins in `close`.
 _BIN_PASSES = 64
-# Number of consecutive passes without a change after which the exchanges end.
+# `close` ends after this number of consecutive passes without an exchange.
 _IN_VAIN = 4
-# Number of pairs of samples after which `close` ends; trying them takes 0.1 s.
+# `close` ends after trying about this number of pairs of samples, which takes 0.1 s.
 _MOST_PAIRS = 30_000_000
-# With more bins than this, `close` ends as soon as a pass exchanges samples of few bins.
+# With more bins than this, `close` ends as soon as a pass makes exchanges between few bins only.
 _FEW_BINS = 4096
 # Maximum number of passes of `evened`; with more than `_FEW_BINS` bins, there is one pass.
 _EVENED = 6
@@ -109,11 +109,11 @@ def _descending(
 def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
     """Choose the number of samples that each worker gets in a step of `samples` samples, [W].
 
-    The numbers are the same in all steps. They give a lower bound of a step's time: a group of
+    The numbers are the same in all steps, and give a lower bound of a step's time: a group of
     workers that gets m samples has at least the load of the m smallest samples, and the group that
     needs the longest time for this load gives the bound. The search begins with counts in
-    proportion to the workers' speeds. It moves one sample at a time to another worker as long as
-    this lowers the bound.
+    proportion to the workers' speeds. Then it moves one sample at a time to another worker as long
+    as the bound becomes lower.
 
     `smallest[k]` is the sum of the costs f(λ) of the k smallest of the epoch's R samples, [R + 1].
     The second result is a mask of the workers in the group that gives the bound, [W]; all values
@@ -141,7 +141,7 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
     sorts `order`, the workers, [W], in place by descending a·count, where a is the worker's time
     per unit of cost. So the workers that have time only for small samples come first.
     """
-    # The order is usually sorted except for two workers.
+    # Use an insertion sort, because only two workers are usually out of order.
     for k in range(1, len(order)):
         j, at = order[k], k
         need = w.a[j] * counts[j]
@@ -172,7 +172,7 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
     tried = order.copy()
     for _ in range(64):
         if binding == world or counts[order[binding]] == 0:
-            # All workers together give the bound, so no counts are better.
+            # The group of all workers gives the bound, so no other counts lower the bound.
             break
         giver, taker = 0, 0
         for k in range(0, binding, stride):
@@ -332,9 +332,9 @@ def _deal(sizes: Floats, total: float, small: float, w: Workers, bins: _Bins) ->
             if alone.min() > time_s:
                 if _fullest(bins, small)[1] >= sizes[i] * (1 - 1e-9):
                     break
-                # Measured speeds have small errors. If they differ only a little, other workers'
-                # bins need room for equally large samples, because each of these samples would
-                # otherwise be in a step of its own.
+                # Measured speeds have small errors. If workers' speeds differ only a little, the
+                # step must be long enough that several workers can take a sample of this size.
+                # With a shorter step, each of these samples would be in a step of its own.
                 until, time_s = opened + 1, alone[alone <= _ALIKE_TIMES * alone.min()].max()
             for step in range(opened, until):
                 _open(step, time_s, counts, w, bins)
@@ -385,13 +385,13 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
     binned = _Binned(sizes[held], held, ends)
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
-    looks, in_vain = 0, 0
+    tried, in_vain = 0, 0
     for turn in range(_BIN_PASSES):
         # Continue with the bins that are not close to their target.
         off = off[np.abs(gap[off]) * a[off] > _BIN_TOLERANCE * step_s]
         off = off[np.argsort(gap[off], kind="stable")]
-        looks += len(off) // 2 * int(number.max()) ** 2
-        if looks > _MOST_PAIRS and turn:
+        tried += len(off) // 2 * int(number.max()) ** 2
+        if tried > _MOST_PAIRS and turn:
             break
         changed = _exchanged(off, turn, binned, gap, a)
         in_vain = 0 if changed else in_vain + 1
@@ -415,11 +415,12 @@ class _Binned(NamedTuple):
 
 @compiled
 def _exchanged(off: Ints, turn: int, binned: _Binned, gap: Floats, a: Floats) -> int:
-    """Pair the bins in `off`, and let the bins of each pair exchange one sample if this helps.
+    """Pair the bins in `off`, and let each pair exchange one sample if this reduces their gaps.
 
-    Return the number of exchanges. `off` has the bins in ascending sequence of their gaps. Each
-    `turn` pairs them differently. `binned` and `gap`, the load that each bin lacks, [bins], are
-    changed in place. `a` is the time in seconds per unit of cost of each bin's worker, [bins].
+    Return the number of exchanges. `off` has the bins in ascending sequence of their gaps. Bins are
+    paired differently for each value of `turn`. `binned` and `gap`, the load that each bin lacks,
+    [bins], are changed in place. `a` is the time in seconds per unit of cost of each bin's worker,
+    [bins].
     """
     sizes, held, ends = binned.sizes, binned.held, binned.ends
     changed, pairs = 0, len(off) // 2
@@ -463,10 +464,10 @@ def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: fl
     """Call `matched`, then repeatedly exchange samples between bins and call `matched` again.
 
     This is repeated while the total time of the steps falls. Return each sample's bin, [R]. If bins
-    have few samples and sizes are whole numbers, no bin can have the mean time, but the bins of one
-    step can still have equal times. `bins` is the bin of each sample, [R], and `sizes` its cost
-    f(λ), [R]. `counts` is the number of samples of each bin, [steps + 1, W]. `step_s` is the mean
-    time of a step.
+    have few samples and sizes are whole numbers, often no bin can have exactly the mean time, but
+    the bins of one step can still have equal times. `bins` is the bin of each sample, [R], and
+    `sizes` its cost f(λ), [R]. `counts` is the number of samples of each bin, [steps + 1, W].
+    `step_s` is the mean time of a step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 
@@ -495,11 +496,11 @@ def _total(time_s: Floats) -> float:
 def _targets(time_s: Floats, a: Floats) -> Floats:
     """Return the load that each bin lacks to reach its target time, [bins].
 
-    The target is the median time of the bins of the same step. With these targets, the loads to add
-    do not sum to the loads to remove. So a few steps get another target: if load is left over, the
-    time of the step's slowest bin; if load is missing, the time of its fastest bin. `time_s` is the
-    time of each bin, [steps + 1, W], NaN for bins without samples. `a` is each worker's time in
-    seconds per unit of cost, [W].
+    The target time is usually the median time of the bins of the same step. But exchanges do not
+    change the total load, so the loads that bins lack must sum to zero. Therefore some steps have
+    another target: if the sum is negative, the time of the step's slowest bin; if the sum is
+    positive, the time of its fastest bin. `time_s` is the time of each bin, [steps + 1, W], NaN for
+    bins without samples. `a` is each worker's time in seconds per unit of cost, [W].
     """
     # `np.sort` puts NaN last.
     there = np.sort(time_s, axis=1)

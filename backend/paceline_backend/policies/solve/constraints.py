@@ -39,8 +39,8 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     `shapes.on_grid`. If the policy divides a batch by models, the function tries several sets of
     counts and uses the set with which the slowest rank ends first. For other policies, it uses the
     counts nearest to the scheduler's. If data lives on nodes, it uses the nearest counts for every
-    policy; it rounds the nodes' sums first, and moves no more samples between nodes than these
-    counts need.
+    policy. It then first rounds the sum of each node's counts to the grid, so that few samples move
+    between nodes.
     """
     if problem.grid == 1:
         return batches
@@ -53,8 +53,8 @@ def gridded(batches: Assignment, policy: Policy, problem: Problem, models: Model
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        # A rank without samples is not measured, so ranks keep some samples. This is not necessary
-        # if models divide the batch, because older steps then show the rank's speed.
+        # A rank without samples is not measured, so ranks keep some samples. If models divide the
+        # batch, ranks may lose all samples, because older steps then show the rank's speed.
         target = on_grid(before, problem.grid, limits, nodes, keep=not follows)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
@@ -119,8 +119,9 @@ class _Division:
     def _exchanged(self, ranks: Ints) -> Ints:
         """Exchange samples between many pairs of ranks; no rank's number of samples changes.
 
-        Return the rank of each sample, [n]; `ranks` has the ranks before. This is necessary because
-        `partition` improves only the slowest rank, but with unsuitable counts many ranks are slow.
+        Return the rank of each sample, [n]; `ranks` has the ranks before. These exchanges are made
+        after `partition`, because it improves only the slowest rank. With counts on the grid, which
+        do not match the ranks' speeds exactly, many ranks are slow.
         """
         if self._models.cost.padded:
             return ranks
@@ -145,7 +146,8 @@ class _Division:
     def _solved(self, nearest: Ints) -> Ints:
         """Return the counts that would be best if all samples had the same size, [W].
 
-        `nearest` are counts on the grid, [W]; a remainder stays on the rank that has it there.
+        `nearest` are counts on the grid, [W]. If one of them includes a remainder, the remainder
+        stays on this rank.
         """
         grid, rest, each_s = self._grid, nearest % self._grid, self._each_s()
 
@@ -181,8 +183,8 @@ def within_limits(
     """Move samples between ranks until each local batch keeps its limit; return the batches.
 
     The limits are ``problem.token_limits``. If the policy divides a batch by models, the samples
-    that do not fit on a worker are also divided among the other workers by models. Otherwise these
-    samples go to the workers with the most room.
+    that exceed a worker's limit are also divided among the other workers by models. If not, these
+    samples go to the workers that are furthest below their limits.
     """
     limits = problem.token_limits
     if limits is None:

@@ -27,14 +27,15 @@ from paceline_backend.policies.values import Floats, Ints, Models, Problem
 class CountsParameters(Parameters, frozen=True, kw_only=True):
     """Parameters that every preset with an allocator of counts has.
 
-    ``kw_only`` puts them after the parameters of the preset itself.
+    ``kw_only`` puts these parameters after the parameters of the preset itself.
     """
 
     which: Annotated[
         Literal["order", "levelled"],
         Meta(
-            description="Samples of a global batch that each rank gets. order: in the epoch's "
-            "order. levelled: chosen so that loads are proportional to the counts."
+            description="How each rank's samples are chosen from the global batch. order: in the "
+            "epoch's order. levelled: so that the total size of a rank's samples is in proportion "
+            "to their number."
         ),
     ] = "order"
     window: WindowSteps = 64
@@ -48,8 +49,8 @@ Times = Annotated[
     Literal["typical", "measured"],
     Meta(
         description="Times from which batch sizes are computed. typical: each rank's predicted "
-        "time for a batch of typical samples. measured: the times of its steps, whatever their "
-        "samples, as in the paper."
+        "time for a batch of typical samples. measured: each rank's measured step times, as in the "
+        "paper; they also depend on the sizes of the rank's samples."
     ),
 ]
 
@@ -60,9 +61,10 @@ _DRAWN = 4096
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
     """Divide `total` among the workers in proportion to `shares`, within bounds, [W].
 
-    Each worker gets at least `low` and at most `high`, [W]; `total` must be between the sums of
-    these bounds. A worker that would get too much or too little gets its bound, and the other
-    workers share the rest. If all shares are zero, they count as equal.
+    Return the amount that each worker gets: at least `low` and at most `high`, [W] each. `total`
+    must be between the sums of these bounds. A worker that would get too much or too little gets
+    its bound, and the rest is divided among the other workers. If all shares are zero, they count
+    as equal.
     """
     target = np.zeros(len(shares))
     free = np.ones(len(shares), bool)
@@ -72,9 +74,9 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
         wanted = rest * part / part.sum()
         target[free] = np.clip(wanted, low[free], high[free])
         excess = wanted - target[free]
-        # Fix either all workers above their bound or all workers below it, whichever sum is larger.
-        # This moves the other workers further in the same direction, so no fixed worker must be
-        # freed later.
+        # Fix all workers above their upper bound or all workers below their lower bound, whichever
+        # exceed their bounds by the larger sum. This moves the other workers further in the same
+        # direction, so no fixed worker must be freed later.
         wrong = excess > 0 if excess.sum() >= 0 else excess < 0
         if not wrong.any():
             break
@@ -85,8 +87,9 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
 def rounded(target: Floats) -> Ints:
     """Round the workers' numbers of samples to whole numbers with the same sum, [W].
 
-    The numbers with the largest remainders are rounded up; of equal remainders, those of the lowest
-    ranks. `target` are the numbers, ≥ 0, [W]; their sum is whole, up to floating-point errors.
+    The numbers with the largest remainders are rounded up. If remainders are equal, the numbers of
+    the lowest ranks are rounded up first. `target` are the numbers, ≥ 0, [W]; their sum is whole,
+    up to floating-point errors.
     """
     down = np.floor(target + 1e-9).astype(np.int64)
     rest = round(float(target.sum())) - int(down.sum())
@@ -113,9 +116,10 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
     """Return each worker's minimum and maximum number of samples in a global batch, [W] each.
 
     `least` is the wanted minimum of every worker, and `most` the wanted maximum of each worker,
-    [W]; None: no maximum except for the memory limits. If a global batch is not possible within
-    these bounds, `most` is ignored, and if this is not enough, `least`. If the memory of all
-    workers together does not hold a global batch, workers share it in proportion to their memory.
+    [W]; None: no maximum except for the memory limits. If the maxima sum to less than a global
+    batch, `most` is ignored; if the minima sum to more than a global batch, `least` is ignored. If
+    the memory of all workers together does not hold a global batch, the maxima are in proportion to
+    the workers' memory.
     """
     batch, world = problem.global_batch, problem.world
     high = np.full(world, batch) if problem.limits is None else np.minimum(problem.limits, batch)
@@ -160,8 +164,8 @@ M = TypeVar("M", bound=Counted)
 def recall(problem: Problem, kind: type[M]) -> M | None:
     """Return the allocator's state after the last segment, as an instance of `kind`.
 
-    Return None if there is no such state, or if the number of ranks or the global batch has
-    changed.
+    Return None if there is no valid state, or if the number of ranks or the global batch has
+    changed since.
     """
     try:
         memory = msgspec.convert(problem.memory, kind)
@@ -172,7 +176,7 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 
 
 def allocation(memory: Counted) -> Allocation:
-    """Make an allocation from an allocator's state: the counts, and the state as memory."""
+    """Return the allocation with the counts of an allocator's state, and with the state itself."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
 
 
@@ -180,9 +184,9 @@ def allocation(memory: Counted) -> Allocation:
 class CountedScheduler:
     """A scheduler that divides global batches in DistributedSampler's order by counts.
 
-    With `levelled`, each rank gets samples of its global batch such that the ranks' loads are in
-    proportion to their counts. Otherwise samples are given to the ranks in turn until each rank has
-    its count, as under `bsp`.
+    With `levelled`, each rank gets samples such that the ranks' loads are in proportion to their
+    counts. Without `levelled`, samples are given to the ranks in turn until each rank has its
+    count, as under `bsp`.
     """
 
     levelled: bool = False
@@ -236,7 +240,7 @@ def scheduler(parameters: CountsParameters) -> CountedScheduler:
 def criteria(
     parameters: CountsParameters, steps: int = 0, capacity: tuple[float, ...] | None = None
 ) -> Criteria:
-    """Return what a preset with an allocator of counts takes into account.
+    """Return the `Criteria` of a preset with an allocator of counts.
 
     For the arguments see `policy`.
     """

@@ -76,7 +76,7 @@ def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[H
     and `sizes` the samples' sizes, [N] each.
     """
     holder = placement[remaining]
-    # Use one pass for any number of workers.
+    # Sort once for all workers, because there may be many.
     held = remaining[np.argsort(holder, kind="stable")]
     ends = np.cumsum(np.bincount(holder, minlength=world))
     return [Holdings(mine, sizes) for mine in np.split(held, ends[:-1])]
@@ -113,9 +113,9 @@ class Filling:
         """Return the worker from whose holdings `rank` gets its next sample; None: no worker.
 
         The result is the rank itself if it holds samples, otherwise the worker with most work left.
-        Where samples stay on their nodes, it is a worker of the same node. The paper does not
-        define what the least loaded worker does when it holds no sample. Here it gets a sample of
-        another worker, which changes its holder and counts as moved.
+        If samples stay on their nodes (`nodes`), the result is a worker of the same node. The paper
+        does not define what the least loaded worker does when it holds no sample. Here this worker
+        gets a sample that another worker holds; the sample counts as moved.
         """
         if self.holdings[rank]:
             return rank
@@ -177,7 +177,7 @@ def fill(step: Filling, draws: list[float]) -> None:
     for draw in draws:
         while (source := step.source(first[0][1])) is None:
             heapq.heappop(first)
-            # No rank on the nodes that have samples has room for more, so allow ranks on all nodes.
+            # All ranks on the nodes that have samples are full: allow ranks on all nodes.
             if not first:
                 step.nodes = None
                 first = all_open()
@@ -195,8 +195,8 @@ def fill(step: Filling, draws: list[float]) -> None:
 def level_out(step: Filling) -> None:
     """Let each worker exchange one sample of its batch for another sample that it holds.
 
-    The exchange is the one that brings the worker's time nearest to a common time. The common time
-    is the one at which all workers would end if the batch's load could be divided exactly.
+    Each worker makes the exchange that brings its time nearest to a common time. At the common
+    time, all workers would end if the batch's load could be divided exactly.
     """
     active = [rank for rank, batch in enumerate(step.batches) if batch]
     speed = [1.0 / step.a[rank] for rank in active]

@@ -1,11 +1,11 @@
 """Division of a global batch while several costs of a batch are still plausible.
 
-Each plausible cost has its own best partition. Two other kinds of partitions suit several costs at
-once. One has the counts that are best under one cost, with loads that are levelled under another.
-The other is the batch sorted by size and cut into slices, which suits padded batches; the cuts are
-chosen such that under no plausible cost the time is far above the best time under that cost.
-`partition_hedged` returns the partition with the least expected time; each cost's time counts
-relative to the best time under that cost.
+Each plausible cost has its own best partition. Two further kinds of partitions suit several costs
+at once. The first kind has the counts that are best under one cost, and loads that are levelled
+under another cost. The second kind is the batch sorted by size and cut into slices, which suits
+padded batches; the cuts are chosen such that under no plausible cost the time is far above the best
+time under that cost. `partition_hedged` returns the partition with the least expected relative
+time, where the time under each cost is divided by the best time under that cost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from paceline_backend.policies.values import Floats, Ints, Models
 
 Bools = npt.NDArray[np.bool_]
 
-# Number of bisections in `_cut` of the largest ratio of a cost's time to the best time under it.
+# Number of bisections with which `_cut` minimises the largest ratio, over all plausible costs, of
+# the batch's time under a cost to the best time under that cost.
 _RATIO_BISECTIONS = 10
 
 
@@ -31,7 +32,7 @@ def partition_hedged(
     """Assign each sample of a global batch to a rank, [n], also while several costs are plausible.
 
     `sizes` has the size λ of each of the n samples, [n]. `models.rivals` are the models under other
-    plausible costs; without them, the result is that of `balance.partition`. `limits` and
+    plausible costs; without rivals, the result is the same as of `balance.partition`. `limits` and
     `laid_out` are as for `balance.partition`.
     """
     if not models.rivals or not len(sizes):
@@ -75,7 +76,10 @@ def _slowest(sizes: Floats, models: Models, ranks: Ints) -> float:
 
 @compiled
 def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) -> Ints:
-    """Cut the sorted batch into one slice per rank, so that no cost's time is far above its best.
+    """Cut the sorted batch into one slice per rank that suits all plausible costs.
+
+    The cuts minimise the largest ratio, over all costs, of the batch's time under a cost to the
+    best time under that cost.
 
     Return the number of samples of each rank, in the sequence of `turn`, [W]. The sum of these
     numbers is below n if no cut is found.

@@ -20,12 +20,12 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
     """Return each worker's number of samples such that the slowest worker ends first, [W].
 
     The result n minimises the makespan max_j times_j(n_j), subject to Σ n_j = `total` and 0 ≤ n_j ≤
-    limits_j for each worker j. `times` returns the workers' times for their numbers of samples; it
-    must not decrease with these numbers. The result is exact, because then it is optimal to give
-    each sample to the worker that ends first with it. Bisection on the makespan gives all samples
-    but a few at once, so that about W · log²(total) steps suffice. Of equally good choices, the
-    result is the choice in which the worker that ends first ends as late as possible; if there are
-    still several, the lowest ranks get the samples.
+    limits_j for each worker j. `times` returns the workers' times for their numbers of samples; a
+    worker's time must not decrease when its number of samples grows. It is then optimal to give
+    each sample to the worker that ends first with it, so the result is exact. Bisection on the
+    makespan gives all but a few samples at once, so that about W · log²(total) steps suffice. Of
+    equally good choices, the result is the choice in which the worker that ends first ends as late
+    as possible; if there are still several, the lowest ranks get the samples.
 
     Raises:
         ValueError: the sum of the limits is below the total.
@@ -34,11 +34,11 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
     if limits.sum() < total:
         raise ValueError(
             f"limits: {limits.tolist()} samples fit into the workers' memory, "
-            f"fewer than the {total} of a step"
+            f"fewer than the {total} samples of a step"
         )
     counts = _fill(times, total, limits)
     filled = counts.copy()
-    # Times of all workers with 0, 1, 2, … more samples.
+    # Times of all workers with 0, 1, 2, … more samples than in `filled`.
     ahead = [times(np.minimum(filled + more, limits)) for more in (0, 1)]
     heap = [
         (float(ahead[1][j]), float(ahead[0][j]), j)
@@ -61,8 +61,8 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
 def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
     """Move samples to the worker that ends first, as long as the makespan does not grow.
 
-    Return each worker's number of samples, [W]. For the arguments see `minmax`; `counts` is each
-    worker's number of samples before, [W].
+    Return each worker's number of samples, [W]. `counts` is each worker's number of samples before
+    the moves, [W]; for the other arguments see `minmax`.
     """
     if not len(counts):
         return counts

@@ -1,9 +1,9 @@
 """Placements that keep samples on nodes, for CHRONICA and for data that lives on nodes.
 
 `homes_of` returns the ranks' nodes if samples must stay on them. `kept_on_nodes` exchanges samples
-of a placement so that fewer samples change their node, where this does not prolong any worker's
-work. `Room` tracks the free storage of nodes while samples get other holders. `dealt` is the first
-placement.
+of a placement so that fewer samples change their node, if this does not make the slower of two
+workers slower. `Room` tracks the free storage of nodes while samples get other holders. `dealt`
+makes a run's first placement.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:
 
     A placement has the rank that holds each sample. A sample that goes from node A to node B is
     exchanged for a sample of similar size that goes from B to A. The exchange is not made if it
-    would increase the larger of the two workers' total times, or if a node has no room for its new
-    sample (`Problem.storage`). `problem` is the problem that the shuffler gets; its `nodes` must be
-    known.
+    would increase the larger of the two workers' total times, or if a node has too little free
+    storage for its new sample (`Problem.storage`). `problem` is the argument of `Shuffler.shuffle`;
+    its `nodes` must be known.
     """
     assert problem.nodes is not None
     nodes, sizes, placement = problem.nodes, problem.sizes, placement.copy()
     mine = placement[problem.remaining]
     load = np.bincount(mine, sizes[problem.remaining], models.world)
     work = models.a * load + models.c * np.bincount(mine, minlength=models.world)
-    # Without storage limits both stay zero, so that every exchange has room.
+    # Without storage limits, free storage and lengths are zero, so every exchange is possible.
     room = lengths = np.zeros(len(sizes), np.int64)
     if problem.storage is not None:
         lengths = problem.storage.lengths
@@ -78,7 +78,7 @@ def _exchange(
 class Room:
     """Free storage of each node in bytes, while samples get other holders one after the other.
 
-    At first, samples are where the problem's placement says.
+    At first, each sample is stored on the node of the rank that holds it in `Problem.placement`.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -130,11 +130,12 @@ def held(placement: Ints, nodes: Ints, storage: Storage) -> Ints:
 
 
 def dealt(holders: Ints, nodes: Ints, storage: Storage) -> Ints:
-    """Assign each sample of a data set to a rank on the node that has the sample, [N].
+    """Assign each sample of a data set to a rank on the node that stores the sample, [N].
 
-    `holders` has the node that has each sample, or -1 if no node has it, [N]; `nodes` has the node
-    of each rank, [W]. A sample i that no node has goes to rank i mod W. If that rank's node would
-    then hold too many bytes, the sample goes to the node with the most room, if it fits there.
+    `holders` has the node that stores each sample, or -1 if no node stores it, [N]; `nodes` has the
+    node of each rank, [W]. A sample i that no node stores goes to rank i mod W. If this rank's node
+    would then store too many bytes, the sample goes to the node with the most free storage, if it
+    fits there.
     """
     world, samples = len(nodes), len(holders)
     placement = np.arange(samples, dtype=np.int64) % world

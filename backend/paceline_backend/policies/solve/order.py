@@ -17,9 +17,9 @@ _LONGEST_32_BIT = (2**32 - 1) // 20
 def epoch_order(n: int, seed: int, epoch: int) -> Ints:
     """Return the permutation of an epoch, [n], as ``DistributedSampler`` draws it.
 
-    Equal to ``torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))``: Mersenne
-    Twister seeded with the low 32 bits, 32-bit draws, Fisher-Yates from the front. The result is
-    shared between callers, so read-only.
+    The result equals ``torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))``:
+    Mersenne Twister seeded with the low 32 bits, 32-bit draws, Fisher-Yates from the front. The
+    result is cached and shared between callers, so the array is read-only.
 
     Raises:
         ValueError: PyTorch draws permutations of this length in another way.

@@ -25,8 +25,8 @@ _STEP_TOLERANCE = 1e-4
 _RUN_PASSES = 6
 # `_best_counts` tries its candidates on a part of the epoch with about this many bins.
 _BINS = 16_384
-# `_best_counts` moves samples from slow to fast workers. These are the candidates for the number of
-# samples that the fastest worker gets in addition.
+# Candidates for the number of samples that the fastest worker gets in addition when `_best_counts`
+# moves samples from slow to fast workers.
 _TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -34,7 +34,7 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
     """Assign each sample of a padded batch to a rank, [n], so that the slowest rank ends early.
 
     `effective` has the cost f(λ) of each sample, [n]; there is at least one. The partition is
-    optimal for up to 10 workers, and for equal workers. With more workers, those of similar speed
+    optimal for up to 10 workers, and for equal workers. If there are more, workers of similar speed
     always get their slices in the sequence of their speeds. With `laid_out`, the solver also tries
     to cut the samples in their given sequence.
     """
@@ -99,7 +99,8 @@ def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
     """Fill the ranks' slices one after the other, in the sequence of `turn`, [W].
 
     Return the number of samples in each slice, [W]. Each rank gets as many successive samples as it
-    finishes within `time_s`. `sizes` has the cost f(λ) of each sample, [n].
+    finishes within `time_s`, at most its maximum, `Workers.most`. `sizes` has the cost f(λ) of each
+    sample, [n].
     """
     counts = np.zeros(len(turn), np.int64)
     at = 0
@@ -206,11 +207,12 @@ def compose_padded(
     `effective` has the cost f(λ) of each of the R samples, [R]. The result has the samples'
     positions in `effective`; each `global_batch` successive samples are one step.
 
-    An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
-    Each bin is a contiguous slice of the epoch's samples sorted by length. The lengths of a step's
-    bins are such that the workers end at the same time. If workers have different counts, long
-    samples share small bins, where padding costs little. Steps come in random order; within a step,
-    samples come rank by rank. The samples of a smaller last step come last.
+    An epoch of K steps on W workers has K·W bins: a bin is the local batch of one worker in one
+    step. All bins of a worker have the same number of samples. Each bin is a contiguous slice of
+    the epoch's samples sorted by length. The lengths of a step's bins are such that the workers end
+    at the same time. If workers have different counts, long samples are put into bins with few
+    samples, which are padded little. Steps come in random order; within a step, samples come rank
+    by rank. The samples of a smaller last step come last.
     """
     # The permutation puts samples of equal lengths in random order.
     order = rng.permutation(len(effective))
@@ -254,7 +256,8 @@ def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int)
 def proportional(mean: float, workers: Workers, samples: int) -> Ints:
     """Return each worker's number of samples in proportion to its speed, [W].
 
-    One by one, samples of cost `mean` are given to the worker that would then end first.
+    One by one, samples of cost `mean` are given to the worker that would be the first to finish
+    half of the sample. No worker gets more samples than its maximum, `Workers.most`.
     """
     return _proportional(workers.a * mean + workers.c, workers.b, workers.most, samples)
 
@@ -279,9 +282,9 @@ def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[In
     `sizes` has the cost f(λ) of each sample, descending, [steps · counts.sum()]. `counts` is each
     worker's number of samples in a step, [W].
 
-    For each bin, the time of its step allows samples up to some length. The bins are filled in
-    descending sequence of this length. The resulting times of the steps then give new lengths; this
-    is repeated `_RUN_PASSES` times.
+    The time of a bin's step determines the maximum length of the samples that the bin can have. The
+    bins are filled in descending sequence of this maximum. The resulting times of the steps then
+    give new maxima; this is repeated `_RUN_PASSES` times.
     """
     used = counts > 0
     n, a = np.maximum(counts, 1), workers.a

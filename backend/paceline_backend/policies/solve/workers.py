@@ -47,8 +47,8 @@ def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
 def descending(values: Floats) -> Ints:
     """Return the positions of values in descending order, [n]; values must be finite and ≥ 0.
 
-    Values that are equal after rounding to float32 keep their order. This is a radix sort, which is
-    several times as fast as a stable sort of doubles.
+    Values that are equal after rounding to float32 keep their order. The method is a radix sort,
+    which is several times faster than a stable sort of doubles.
     """
     largest = float(values.max(initial=0.0)) or 1.0
     bits = ~(values / largest + 0.0).astype(np.float32).view(np.uint32)
@@ -59,8 +59,8 @@ def descending(values: Floats) -> Ints:
 def level(sizes: Floats, workers: Workers) -> float:
     """Return the time at which all workers would end if samples were perfectly divisible.
 
-    `sizes` has the cost f(λ) of each sample, [n]; all samples count as average. A worker whose
-    fixed time b is longer than the result gets no samples. Memory limits are ignored.
+    `sizes` has the cost f(λ) of each sample, [n]; all samples are assumed to have the mean cost. A
+    worker whose fixed time b is longer than the result gets no samples. Memory limits are ignored.
     """
     if not len(sizes):
         return 0.0
@@ -89,5 +89,6 @@ def _rates(sizes: Floats, workers: Workers) -> Floats:
 def _shared(work: float, rates: Floats, workers: Workers) -> float:
     by_b = np.argsort(workers.b)
     rates, b = rates[by_b], workers.b[by_b]
-    # More workers lower the time until a worker's b alone takes longer; then the time rises.
+    # In ascending sequence of b, each further worker lowers the time until its b alone exceeds the
+    # time. So the result is the minimum over the numbers of workers.
     return float(((work + np.cumsum(rates * b)) / np.cumsum(rates)).min())

@@ -107,7 +107,7 @@ def test_reasons_tell_the_figures() -> None:
     assert policy.name == "paceline-relaxed" and policy.relaxed and policy.plain_batches
     few = chosen(Feedback.empty(), {}, 0)
     assert few.synchroniser == ALLREDUCE
-    assert few.why == "all-reduce: fewer than 16 of its steps have been measured"
+    assert few.why == "all-reduce: fewer than 16 steps have been measured since the last change"
     # 60 ms of computing, 15 of exchange, 5 of loading; 30 + 5 would do.
     reduced = steps_of(IN_TURN, 0.015, 0.08)
     held = chosen(reduced, {"segments": 3}, 66)
@@ -121,7 +121,7 @@ def test_reasons_tell_the_figures() -> None:
     assert made.synchroniser == PAIRWISE
     # In the first segment ranks did not share batches yet.
     made = chosen(later(reduced, 70), made.memory, 134)
-    assert made.why == "pairwise: fewer than 16 of its steps have been measured"
+    assert made.why == "pairwise: fewer than 16 steps have been measured since the last change"
     made = chosen(later(steps_of(IN_TURN, 0.0, 0.04), 134), made.memory, 198)
     assert made.why == (
         "pairwise: the work of a step takes 40 ms; with all-reduce it would take 80 ms: "
