@@ -25,11 +25,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from paceline_backend.backends import (
+    Availability,
     Engine,
     EngineAwayError,
     EngineOptions,
     EngineRefusedError,
-    Facts,
     Job,
     Order,
 )
@@ -51,12 +51,12 @@ class Processes(Engine):
     title: ClassVar[str] = "Processes"
     options: ClassVar[type[msgspec.Struct]] = ProcessesOptions
 
-    def facts(self) -> Facts:
+    def availability(self) -> Availability:
         try:
             machines(_folder())
         except EngineAwayError as error:
-            return Facts(False, problem=str(error))
-        return Facts(True, "0.1.0")
+            return Availability(False, problem=str(error))
+        return Availability(True, "0.1.0")
 
     def submit(self, order: Order) -> str:
         folder = _folder()

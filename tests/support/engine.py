@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from paceline_backend import backends, requests
-from paceline_backend.backends import Engine, EngineOptions, Facts, Job, Order, registry
+from paceline_backend.backends import Availability, Engine, EngineOptions, Job, Order, registry
 from paceline_backend.control import engines
 from paceline_backend.control.engines import Engines
 from paceline_backend.requests import enlist
@@ -36,8 +36,8 @@ class TableEngine(Engine):
     looks: ClassVar[int] = 0
     cordons: ClassVar[list[tuple[str, str | None]]] = []  # as they were asked for
 
-    def facts(self) -> Facts:
-        return Facts(not self.away, "1", "away" if self.away else None)
+    def availability(self) -> Availability:
+        return Availability(not self.away, "1", "away" if self.away else None)
 
     def submit(self, order: Order) -> str:
         self._answer()

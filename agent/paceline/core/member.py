@@ -141,7 +141,7 @@ class Member(Generic[G]):
         """Record that all rounds that have ended are applied to the rank's parameters."""
         self.taken = self._progress.rounds_done
 
-    def through(self) -> None:
+    def finish(self) -> None:
         """Record that the rank has no more steps. No gradient may be under way to the host."""
         self.done = True
         self._ready_for = self._progress.rounds_done + self._progress.reducing

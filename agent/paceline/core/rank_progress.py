@@ -50,7 +50,7 @@ class RankProgress(msgspec.Struct, array_like=True):
     epoch: int = 0
     in_loop: bool = False
     # Newest step whose loop body has ended or was left.
-    through: int = -1
+    finished: int = -1
     # True under a relaxed policy, which does not reduce gradients in every step.
     relaxed: bool = False
     # A triple for each of the newest reductions: its number, its step, and the number of the
@@ -93,7 +93,7 @@ class RankProgress(msgspec.Struct, array_like=True):
         """Record that the rank left its loop in the current step."""
         left = Departure(self.epoch, self.step, raised)
         self.departures = [*self.departures[1 - KEPT_ENTRIES :], left]
-        self.through = max(self.through, self.step)
+        self.finished = max(self.finished, self.step)
 
     def at(self, reduction: int) -> tuple[int, int] | None:
         """Return a reduction's step and model; None if it has not begun, or is not in `newest`."""
@@ -123,7 +123,7 @@ def skips(of: Mapping[int, RankProgress]) -> Iterator[tuple[int, int]]:
         if not progress.relaxed or not others:
             continue
         for step, _ in progress.skipped:
-            if all(other.through >= step for other in others) and not all(
+            if all(other.finished >= step for other in others) and not all(
                 other.has_skipped(step) for other in others
             ):
                 yield rank, step
@@ -147,7 +147,7 @@ def described(rank: int, progress: RankProgress) -> str:
         return f"rank {rank} has closed its session after step {progress.step}"
     if progress.step < 0:
         return f"rank {rank} has not begun its first step"
-    if progress.in_loop and progress.step > progress.through:
+    if progress.in_loop and progress.step > progress.finished:
         return f"rank {rank} is in step {progress.step} ({progress.phase})"
     if progress.in_loop:
         return f"rank {rank} is after step {progress.step} ({progress.phase})"
@@ -197,7 +197,7 @@ def _unmatched(of: Mapping[int, RankProgress]) -> str | None:
             continue
         step = at[0]
         for rank, progress in of.items():
-            past = progress.step > step or progress.through >= step
+            past = progress.step > step or progress.finished >= step
             if progress.reductions == fewest and past:
                 return _uneven(of, rank, other, step)
     return None

@@ -12,7 +12,7 @@ the same classes:
 - `paceline.core.member.Member` is one rank: its pending gradients, whether it is ready, and why it
   must wait.
 
-The caller reports events (`offer`, `through`, `take`) and acts on the answers::
+The caller reports events (`offer`, `finish`, `take`) and acts on the answers::
 
     if member.offer(gradient, samples): ...      # wait until `wait_reason` returns None
     match member.announce():
@@ -21,11 +21,11 @@ The caller reports events (`offer`, `through`, `take`) and acts on the answers::
     # Once the round is called, each member contributes. Its end gives all ranks the same state:
     gradients = member.contribute(tally)
     progress.begin()
-    progress.end(clocks, through)
+    progress.end(clocks, finished)
     action = member.announce()                   # of members with events since `begin`
 
-The protocol has no fixed number of steps. Each rank reports by `through` that it has no more steps,
-so ranks may make different numbers of steps.
+The protocol has no fixed number of steps. Each rank calls `Member.finish` when it has no more
+steps, so ranks may make different numbers of steps.
 """
 
 from __future__ import annotations
@@ -209,19 +209,19 @@ class RoundProgress:
         """Record that a rank has called the round: members contribute now."""
         self.reducing = True
 
-    def end(self, clocks: list[int], through: Collection[int]) -> bool:
+    def end(self, clocks: list[int], finished: Collection[int]) -> bool:
         """Record the end of a round; return True if members that wait may now continue.
 
         The round has distributed `clocks`, the number of steps that each rank had completed when it
-        contributed, and `through`, the ranks that had no more steps then. The result does not
+        contributed, and `finished`, the ranks that had no more steps then. The result does not
         consider overfull members: each continues after a round to which it contributed, whatever
-        `clocks` and `through` are.
+        `clocks` and `finished` are.
         """
         self.rounds_done += 1
         self.reducing = False
         self.clocks = clocks
-        if through:
-            self.working = [rank for rank in self.working if rank not in through]
+        if finished:
+            self.working = [rank for rank in self.working if rank not in finished]
         self._next_call()
         if self._drift.lead is None:
             return self._drift.waits

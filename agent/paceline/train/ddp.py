@@ -105,7 +105,7 @@ class CurrentStep:
         # The running trial of `paceline.train.proof`; None if there is none.
         self.rehearsal: TrialHooks | None = None
         # The `id`s of parameters that an optimiser has stepped in this iteration of the loop.
-        self.through: set[int] = set()
+        self.stepped_parameters: set[int] = set()
         # Function that returns the parameters of the wrapped models.
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list
 
@@ -159,7 +159,7 @@ class CurrentStep:
         if self.running is None or self.rehearsal is not None:
             return weighed
         step = self.running.step
-        if step.more and parameter in self.through:
+        if step.more and parameter in self.stepped_parameters:
             raise PacelineError(_GRADIENT_AFTER.format(step=step.step))
         kept = self.kept.pop(parameter, None)
         if kept is not None:

@@ -175,7 +175,9 @@ class Emitter:
                 steps.append(item)
             elif isinstance(item, MetricRecord):
                 if not metrics or len(metrics) == BATCH_LIMIT:
-                    metrics = []
+                    # The records of steps with these metrics must come after the metrics, so they
+                    # begin a new batch.
+                    metrics, steps = [], []
                     messages.append(MetricBatch(metrics))
                 metrics.append(item)
             elif isinstance(item, RoundRecord):

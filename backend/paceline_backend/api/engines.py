@@ -70,23 +70,23 @@ class Adopt(In):
     )
 
 
-class _Facts:
+class _AvailabilityCache:
     """Cache of what engines report about themselves. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, backends.Facts]] = {}
+        self._known: dict[str, tuple[float, backends.Availability]] = {}
 
-    def of(self, engine: backends.Engine) -> backends.Facts:
+    def of(self, engine: backends.Engine) -> backends.Availability:
         with self._lock:
-            at, facts = self._known.get(engine.name, (0.0, backends.Facts(False)))
+            at, availability = self._known.get(engine.name, (0.0, backends.Availability(False)))
             if not at or time.monotonic() - at > _ENGINE_ANSWER_S:
-                facts = engine.facts()
-                self._known[engine.name] = (time.monotonic(), facts)
-        return facts
+                availability = engine.availability()
+                self._known[engine.name] = (time.monotonic(), availability)
+        return availability
 
 
-_facts = _Facts()
+_availability = _AvailabilityCache()
 
 
 @router.get("/backends", dependencies=[Depends(VIEWER)])
@@ -97,15 +97,15 @@ def list_backends() -> list[BackendInfo]:
 
 def _shown(backend: backends.Backend) -> BackendInfo:
     engine = backends.engine(backend.name)
-    facts = backends.Facts(True) if engine is None else _facts.of(engine)
+    availability = backends.Availability(True) if engine is None else _availability.of(engine)
     (schema,), components = msgspec.json.schema_components([backend.options])
     return BackendInfo(
         name=backend.name,
         engine=engine is not None,
         options=components.get(backend.options.__name__, schema),
-        reachable=facts.reachable,
-        version=facts.version,
-        problem=facts.problem,
+        reachable=availability.reachable,
+        version=availability.version,
+        problem=availability.problem,
     )
 
 

@@ -1,6 +1,6 @@
 """REST: runs: list, start, stop, resume, and the credentials of a run's processes.
 
-The fields of a run are `models.RunInfo`; `store.runs._with_facts` fills them, and `with_costs` here
+The fields of a run are `models.RunInfo`; `store.runs._described` fills them, and `with_costs` here
 adds what depends on the server's prices. `Filter` selects runs by query parameters, here for the
 list, in `history` for sums over runs.
 Routes of other modules are about a run, too: `run_nodes` changes the nodes that it trains on,

@@ -29,11 +29,11 @@ from paceline_backend.backends.base import (
     options_of,
 )
 from paceline_backend.backends.engine import (
+    Availability,
     Engine,
     EngineAwayError,
     EngineOptions,
     EngineRefusedError,
-    Facts,
     Job,
     Order,
     directory,
@@ -50,13 +50,13 @@ from paceline_backend.backends.registry import (
 
 __all__ = [
     "AdoptedBackend",
+    "Availability",
     "Backend",
     "Credentials",
     "Engine",
     "EngineAwayError",
     "EngineOptions",
     "EngineRefusedError",
-    "Facts",
     "Job",
     "NewRunError",
     "NoNodeError",

@@ -57,7 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 @dataclass(frozen=True)
-class Facts:
+class Availability:
     """Availability and version of an engine.
 
     `problem` is the reason why the engine cannot be used; None if it can be used.
@@ -137,7 +137,7 @@ class Engine(ABC):
     keeps_ended: ClassVar[bool] = False
 
     @abstractmethod
-    def facts(self) -> Facts:
+    def availability(self) -> Availability:
         """Check whether the engine answers. Must not raise, and must return within seconds."""
 
     @abstractmethod

@@ -29,11 +29,11 @@ from msgspec import Meta
 from paceline_backend.backends import ray_driver
 from paceline_backend.backends.base import NewRunError, options_of
 from paceline_backend.backends.engine import (
+    Availability,
     Engine,
     EngineAwayError,
     EngineOptions,
     EngineRefusedError,
-    Facts,
     Job,
     Order,
     Word,
@@ -127,20 +127,20 @@ class Ray(Engine):
                 raise NewRunError("backend_options.resources", f"{name}: give {option} instead")
         _check_environment(options.runtime_env)
 
-    def facts(self) -> Facts:
+    def availability(self) -> Availability:
         """Query Ray's version. A Ray that lacks features which jobs need counts as unreachable."""
         try:
             version = str(ask("GET", "/api/version")["ray_version"])
             if _too_old(version):
                 least = ".".join(map(str, _LEAST))
-                return Facts(
+                return Availability(
                     False, version, f"Ray {version} is too old: {least} or newer is needed"
                 )
-            return Facts(True, version)
+            return Availability(True, version)
         except EngineAwayError as error:
-            return Facts(False, problem=str(error))
+            return Availability(False, problem=str(error))
         except _STRANGE:
-            return Facts(False, problem=str(strange()))
+            return Availability(False, problem=str(strange()))
 
     def submit(self, order: Order) -> str:
         """Upload the package with the driver, unless Ray has it already, and submit the job."""

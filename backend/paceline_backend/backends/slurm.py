@@ -20,11 +20,11 @@ from msgspec import Meta
 
 from paceline.node.processes import die_with_parent
 from paceline_backend.backends.engine import (
+    Availability,
     Engine,
     EngineAwayError,
     EngineOptions,
     EngineRefusedError,
-    Facts,
     Job,
     Order,
     Word,
@@ -137,16 +137,16 @@ class Slurm(Engine):
     title: ClassVar[str] = "Slurm"
     options: ClassVar[type[msgspec.Struct]] = SlurmOptions
 
-    def facts(self) -> Facts:
+    def availability(self) -> Availability:
         """Query the configuration of slurmctld."""
         if shutil.which("sbatch") is None:
-            return Facts(False, problem="there is no command sbatch: install Slurm's client")
+            return Availability(False, problem="there is no command sbatch: install Slurm's client")
         try:
             words = _asked("scontrol", "show", "config")
         except (EngineAwayError, EngineRefusedError) as error:
-            return Facts(False, problem=str(error))
+            return Availability(False, problem=str(error))
         version = re.search(r"^SLURM_VERSION\s*=\s*(\S+)", words, re.M)
-        return Facts(True, version[1] if version else None)
+        return Availability(True, version[1] if version else None)
 
     def submit(self, order: Order) -> str:
         """Submit a job. Its script is passed on standard input, because it contains the token."""

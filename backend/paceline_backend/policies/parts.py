@@ -260,7 +260,7 @@ class Policy:
         if defect := choice.synchroniser.defect(world):
             raise ValueError(
                 f"policy: {self.name} chose a synchronisation that {world} ranks cannot run: "
-                f"{problem}"
+                f"{defect}"
             )
         return choice
 

@@ -241,7 +241,7 @@ def _stopped_early(connection: Connection, run: str) -> bool:
     """Return True if a finished run has epochs left, because it was stopped gracefully."""
     key = runs.key_of(connection, run)
     hello = runs.hello(connection, key)
-    return hello is not None and not segments.through(connection, key, hello)
+    return hello is not None and not segments.is_complete(connection, key, hello)
 
 
 def environment(

@@ -65,7 +65,7 @@ class CursorError(PacelineError):
 
 
 @dataclass(frozen=True)
-class HelloFacts:
+class HelloSummary:
     """Facts from a Hello that the API shows.
 
     `dif` is the data set DIF: the sample standard deviation of the sizes. `token_budget` is the
@@ -255,7 +255,7 @@ def tell(connection: sa.Connection, run: str, message: str) -> None:
 def get(store: Store, run: str) -> dict[str, Any]:
     """Return one run in the form that the API shows."""
     with store.read() as connection:
-        rows = _with_facts(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT))
+        rows = _described(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT))
     if not rows:
         raise UnknownRunError(f"no run {run}")
     return rows[0]
@@ -270,7 +270,7 @@ def against(store: Store, run: str, wanted: Mapping[str, Any]) -> dict[str, Any]
         row = connection.execute(sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT)).one_or_none()
         if row is None:
             raise UnknownRunError(f"no run {run}")
-        asked = {**_plain(row), **_hello_facts(store, row.key, row.attempt), "target": wanted}
+        asked = {**_plain(row), **_hello_summary(store, row.key, row.attempt), "target": wanted}
         counting = attempts.spans(connection, row.key, row.attempt)
         reached = target.reached(store, connection, asked, counting)
     assert reached is not None, "it has a target"
@@ -300,7 +300,7 @@ def page(
         query = query.where(order.after(*_place_of(cursor, sort)))
     query = query.order_by(*order.columns()).limit(limit + 1)
     with store.read() as connection:
-        rows = _with_facts(store, connection, query, keep_key=True)
+        rows = _described(store, connection, query, keep_key=True)
     places = [(row.pop("sorted_by"), row.pop("key")) for row in rows]
     following = _cursor_of(*places[limit - 1], sort) if len(rows) > limit else None
     return rows[:limit], following
@@ -397,7 +397,7 @@ def unfinished(connection: sa.Connection) -> list[Unfinished]:
     return [Unfinished(*row[:5], nodes_of[row.key], row.backend) for row in rows]
 
 
-def _with_facts(
+def _described(
     store: Store, connection: sa.Connection, query: sa.Select[Any], *, keep_key: bool = False
 ) -> list[dict[str, Any]]:
     """Return runs, each with values from other tables such as tags, progress and target."""
@@ -412,7 +412,7 @@ def _with_facts(
     for run in rows:
         key, attempt = run["key"], run["attempt"]
         run["tags"], run["figures"] = tags[key], figures.get(key)
-        run |= _hello_facts(store, key, attempt)
+        run |= _hello_summary(store, key, attempt)
         spans = attempts.spans(connection, key, attempt)
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
@@ -427,14 +427,16 @@ def _with_facts(
     return rows
 
 
-def _hello_facts(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
+def _hello_summary(store: Store, key: int, attempt: int | None) -> dict[str, Any]:
     """Return the facts of a run's Hello; each is None if the run has not sent a Hello."""
-    facts = None if attempt is None else _facts(store, key, attempt)
-    return dict.fromkeys(HelloFacts.__dataclass_fields__) if facts is None else {**vars(facts)}
+    summary = None if attempt is None else _summary(store, key, attempt)
+    return (
+        dict.fromkeys(HelloSummary.__dataclass_fields__) if summary is None else {**vars(summary)}
+    )
 
 
 @lru_cache(maxsize=1024)
-def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
+def _summary(store: Store, key: int, attempt: int) -> HelloSummary | None:
     """Return the facts of a Hello; cached, because a Hello is large: it has each sample's size."""
     with store.read() as connection:
         message = hello(connection, key)
@@ -442,13 +444,13 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         return None
     common = (message.global_batch, message.seed, message.epochs, message.emulated)
     if message.samples is None:
-        return HelloFacts(*common, None, None, None)
+        return HelloSummary(*common, None, None, None)
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     per_epoch = None if message.token_budget is None else message.steps_per_epoch
     if per_epoch is None:
         per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
-    return HelloFacts(*common, dif, message.token_budget, per_epoch)
+    return HelloSummary(*common, dif, message.token_budget, per_epoch)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def before(connection: sa.Connection, run: int, hello: Hello) -> Plan | None:
     return last if last is not None and len(last.counts[0]) == hello.world else None
 
 
-def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
+def is_complete(connection: sa.Connection, run: int, hello: Hello) -> bool:
     """Return whether an attempt has completed its epochs; True if their number is unknown."""
     if hello.epochs is None:
         return True

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from paceline_backend.store import meta
 from paceline_backend.store.database import Connection, Store, insert
-from paceline_backend.store.schema import meta as facts
+from paceline_backend.store.schema import meta as settings
 from paceline_backend.store.schema import tokens
 
 Scope = Literal["viewer", "operator", "agent", "admin"]
@@ -252,7 +252,7 @@ def embedded(store: Store) -> Secret:
     master = meta.secret(store)
     with store.write() as connection:
         known = connection.execute(
-            sa.select(facts.c.value).where(facts.c.name == _EMBEDDED)
+            sa.select(settings.c.value).where(settings.c.name == _EMBEDDED)
         ).scalar()
         if known is not None:
             made = _derived(master, known)
@@ -261,7 +261,7 @@ def embedded(store: Store) -> Secret:
                 return made
         made = _derived(master, secrets.token_hex(4))
         values = {"name": _EMBEDDED, "value": made.id}
-        query = insert(connection, facts).values(values)
+        query = insert(connection, settings).values(values)
         connection.execute(
             query.on_conflict_do_update(index_elements=["name"], set_={"value": made.id})
         )
@@ -298,7 +298,7 @@ def revoke_derived(connection: Connection) -> None:
 
     They are the server's own token and the tokens of runs.
     """
-    own = sa.select(facts.c.value).where(facts.c.name == _EMBEDDED)
+    own = sa.select(settings.c.value).where(settings.c.name == _EMBEDDED)
     derived = tokens.c.run.is_not(None) | tokens.c.id.in_(own)
     query = sa.update(tokens).where(derived, tokens.c.revoked_at.is_(None))
     connection.execute(query.values(revoked_at=time.time()))

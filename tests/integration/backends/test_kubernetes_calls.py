@@ -190,13 +190,13 @@ def test_names_are_no_paths() -> None:
 
 def test_facts(tmp_path: Path) -> None:
     Answers.known["GET /version"] = (200, {"gitVersion": "v1.30.1"})
-    assert Kubernetes().facts() == backends.Facts(True, "v1.30.1")
+    assert Kubernetes().availability() == backends.Availability(True, "v1.30.1")
     Answers.known["GET /apis/batch/v1/namespaces/ns/jobs"] = refused(403, "may not list jobs")
-    assert "may not list jobs" in str(Kubernetes().facts().problem)
+    assert "may not list jobs" in str(Kubernetes().availability().problem)
     configure(tmp_path, "http://127.0.0.1:9", {"token": "t"})
-    facts = Kubernetes().facts()
-    assert not facts.reachable
-    assert "http://127.0.0.1:9" in str(facts.problem)
+    found = Kubernetes().availability()
+    assert not found.reachable
+    assert "http://127.0.0.1:9" in str(found.problem)
 
 
 def test_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Answers.known["POST /apis/batch/v1/namespaces/ns/jobs"] = refused(401, "Unauthorized")
     with pytest.raises(backends.EngineAwayError):
         Kubernetes().submit(ORDER)
-    Kubernetes().facts()
+    Kubernetes().availability()
     assert (tmp_path / "times").read_text().count("once") == 2
 
 
@@ -238,7 +238,7 @@ def test_a_plugin_that_fails(tmp_path: Path, script: str, words: str) -> None:
     (tmp_path / "plugin").chmod(0o755)
     run = {"command": "./plugin", "apiVersion": "client.authentication.k8s.io/v1"}
     configure(tmp_path, "http://127.0.0.1:9", {"exec": run})
-    assert words in str(Kubernetes().facts().problem)
+    assert words in str(Kubernetes().availability().problem)
 
 
 def test_cordons() -> None:

@@ -210,32 +210,32 @@ def test_what_is_not_ray_is_away(api: Api, said: object) -> None:
 
 def test_facts(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.answers = {"GET /api/version": (200, {"ray_version": "2.60.0"})}
-    assert Ray().facts() == backends.Facts(True, "2.60.0")
+    assert Ray().availability() == backends.Availability(True, "2.60.0")
     for version in ("2.48.1", "1.13.0"):
         api.answers = {"GET /api/version": (200, {"ray_version": version})}
         why = f"Ray {version} is too old: 2.49 or newer is needed"
-        assert Ray().facts() == backends.Facts(False, version, why)
+        assert Ray().availability() == backends.Availability(False, version, why)
     for version in ("2.49.0", "3.0.0.dev0", "nightly"):
         api.answers = {"GET /api/version": (200, {"ray_version": version})}
-        assert Ray().facts() == backends.Facts(True, version)
+        assert Ray().availability() == backends.Availability(True, version)
     for answer in ({"version": 4}, "<html>"):
         api.answers = {"GET /api/version": (200, answer)}
-        assert "is not Ray's API" in str(Ray().facts().problem)
+        assert "is not Ray's API" in str(Ray().availability().problem)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://user:password@127.0.0.1:1")
-    assert str(Ray().facts().problem).startswith("http://127.0.0.1:1: ")
-    assert "set RAY" not in str(Ray().facts().problem)
+    assert str(Ray().availability().problem).startswith("http://127.0.0.1:1: ")
+    assert "set RAY" not in str(Ray().availability().problem)
     for address in ("http://127.0.0.1:1", "head:8265", "http://[", "ray://head:10001"):
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
-        facts = Ray().facts()
-        assert not facts.reachable
-        assert str(facts.problem).startswith(f"{address}: ")
+        found = Ray().availability()
+        assert not found.reachable
+        assert str(found.problem).startswith(f"{address}: ")
 
 
 def test_nobody_says_where_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ray_api, "_DEFAULT_ADDRESS", "http://127.0.0.1:1")
-    assert "set RAY_API_SERVER_ADDRESS" in str(Ray().facts().problem)
+    assert "set RAY_API_SERVER_ADDRESS" in str(Ray().availability().problem)
 
 
 def test_an_api_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

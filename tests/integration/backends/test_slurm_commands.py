@@ -90,9 +90,9 @@ def test_what_squeue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_machine_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    facts = Slurm().facts()
-    assert not facts.reachable
-    assert "install Slurm" in str(facts.problem)
+    found = Slurm().availability()
+    assert not found.reachable
+    assert "install Slurm" in str(found.problem)
     with pytest.raises(backends.EngineAwayError, match="no command squeue"):
         Slurm().look("paceline.")
 

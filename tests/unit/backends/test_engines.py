@@ -25,8 +25,8 @@ class Foreign(backends.Engine):
     title: ClassVar[str] = "Foreign"
     options: ClassVar[type[msgspec.Struct]] = backends.EngineOptions
 
-    def facts(self) -> backends.Facts:
-        return backends.Facts(True, "1")
+    def availability(self) -> backends.Availability:
+        return backends.Availability(True, "1")
 
     def submit(self, order: backends.Order) -> str:
         return "1"

@@ -38,7 +38,7 @@ def test_a_rank_waits_that_is_further_ahead_than_its_lead_until_the_slowest_goes
 def test_a_rank_does_not_wait_for_ranks_that_have_no_more_steps() -> None:
     ranks = members(2, Call(quorum=1), Drift(lead=0))
     assert ranks[0].offer("gradient", 8) is WaitReason.LEAD
-    ranks[1].through()
+    ranks[1].finish()
     end_round(ranks, [1])
     assert ranks[0].wait_reason() is None
     assert (ranks[0].slowest, ranks[0].ahead) == ([], 0)

@@ -24,7 +24,7 @@ def progress(
         for model in models:
             made.reduce(step, model)
         if step < len(passes) - 1 or ended:
-            made.through = step
+            made.finished = step
             if not models:
                 made.skip(step)
     return made

@@ -17,7 +17,7 @@ from paceline.train import report as telemetry
 from paceline.train.plan_shard import LocalStep
 from paceline.train.report import Emitter, Reporter
 from paceline.train.timing import CpuClock, RunningStep
-from paceline.wire import Evaluation, RunState, State, StepBatch
+from paceline.wire import Evaluation, MetricBatch, MetricRecord, RunState, State, StepBatch
 from support.reports import RUN, hello, in_spool, step_record, steps_of
 from support.waiting import until
 
@@ -123,6 +123,21 @@ def finished(number: int) -> RunningStep:
     running.body_done()
     running.finish()
     return running
+
+
+def test_metrics_are_sent_before_the_record_of_their_step(tmp_path: Path, spool: Spool) -> None:
+    """Also behind a step without metrics, in one flush."""
+    emitter = Emitter(RUN, None, spool, lambda: 0)
+    records = [step_record(0), MetricRecord(0, 0, 1, 1.0, {"rate": 0.5}), step_record(1)]
+
+    def feed() -> None:
+        while records:
+            emitter.record(records.pop(0))
+
+    emitter.feed = feed
+    emitter.close()
+    kinds = [type(message) for message in in_spool(tmp_path / "spool")]
+    assert kinds == [StepBatch, MetricBatch, StepBatch]
 
 
 def test_records_are_made_in_the_emitters_thread(tmp_path: Path, spool: Spool) -> None:

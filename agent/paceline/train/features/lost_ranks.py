@@ -195,8 +195,8 @@ class RankMonitor(Feature):
         # statements, and the entry of an ended step must include its skip.
         if not passes:
             self._progress.skip(step)
-        if step > self._progress.through:
-            self._progress.through = step
+        if step > self._progress.finished:
+            self._progress.finished = step
         if not passes and gate.relaxed is None:
             with running.waiting():
                 self._wait_at(f"body/{step}")
@@ -262,7 +262,7 @@ class RankMonitor(Feature):
         return (
             "rank 0 is out of step: it ended or closed its session, and with it the ranks' "
             f"key-value store, while rank {self._rank} was in epoch {own.epoch}, after step "
-            f"{own.through}"
+            f"{own.finished}"
         )
 
     def _is_over(self) -> bool:

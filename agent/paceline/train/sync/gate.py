@@ -194,7 +194,7 @@ class SyncGate:
 
     def begin_turn(self, step: LocalStep) -> None:
         """Begin an iteration of the script's loop, for a step's batch or a further micro-batch."""
-        self._current.through.clear()
+        self._current.stepped_parameters.clear()
         if step.place == 0:
             self._current.kept.clear()
             self._held_back = False
@@ -321,7 +321,7 @@ class SyncGate:
     def _through(self, step: LocalStep, raised: bool) -> None:
         assert self._agreement is not None
         with self._entered():
-            self._agreement.through(step.step, raised)
+            self._agreement.step_ended(step.step, raised)
 
     def _meet(self) -> None:
         if self.relaxed is None:
@@ -441,7 +441,7 @@ class SyncGate:
         if not trains or has_more(optimiser, {id(p) for p in parameters}):
             raise PacelineError(_MORE_PARAMETERS)
         no_gradient(parameters)
-        self._current.through |= {
+        self._current.stepped_parameters |= {
             id(p) for group in optimiser.param_groups for p in group["params"]
         }
         self._held_back = True

@@ -6,7 +6,7 @@ Each rank has a communication thread. The thread waits for a round to be called,
 rank's pending gradients, and keeps the sum until the training thread takes it. Meanwhile the rank
 continues to compute. All ranks get the same sums in the same order. `RoundCalls` calls a round by
 setting the round's key in the ranks' store. `RoundVector` is the layout of the vector that a round
-reduces. The vector also has counts and the ranks' progress (`RoundFacts`), so that all ranks get
+reduces. The vector also has counts and the ranks' progress (`RoundOutcome`), so that all ranks get
 the same progress with the same sum.
 """
 
@@ -129,7 +129,7 @@ class Rounds:
         """Wait until no rank has steps left; return the remaining sums."""
         self._wait(lambda: WaitReason.COPYING if self._member.underway else None)
         with self._changed:
-            self._member.through()
+            self._member.finish()
             self._announce()
         self._wait(lambda: WaitReason.SYNC_POINT if self._progress.working else None)
         self._thread.join()
@@ -255,14 +255,14 @@ class Rounds:
         # The group is read only once, because `Ranks.close` removes it.
         group = self._ranks.group
         dist.all_reduce(vector, group=group)
-        total, facts = self._vector.unpack(vector)
-        if facts.extra:
+        total, outcome = self._vector.unpack(vector)
+        if outcome.extra:
             extra = torch.empty(self._extra) if extra is None else extra
             dist.broadcast(extra, group=group, group_src=0)
         ended = time.perf_counter()
-        self._end(facts, Sum(total, facts.contributors, extra))
+        self._end(outcome, Sum(total, outcome.contributors, extra))
         if self._on_round is not None:
-            counts = facts.contributors, facts.ages, facts.dropped
+            counts = outcome.contributors, outcome.ages, outcome.dropped
             times = called - began, ended - called
             self._on_round(
                 Round(number, self._world, *counts, *times, bytes=vector.nbytes, copied_s=copied_s)
@@ -282,21 +282,21 @@ class Rounds:
             extra=extra is not None,
             rank=self._rank,
             clock=self._member.reported_clock,
-            through=self._member.done,
+            finished=self._member.done,
         )
         return vector, extra, copied_s
 
-    def _end(self, facts: RoundFacts, result: Sum) -> None:
+    def _end(self, outcome: RoundOutcome, result: Sum) -> None:
         number = self._progress.rounds_done
         if self._rank == 0:
             # All ranks have read the key of the previous round. If no rank has further steps, this
             # round is the last one, so its keys are deleted, too.
-            last = len(facts.through) == self._world
+            last = len(outcome.finished) == self._world
             for old in range(number - 1, number + last):
                 self._calls.forget(old)
         with self._changed:
             self._sums.append(result)
-            self._progress.end(facts.clocks, facts.through)
+            self._progress.end(outcome.clocks, outcome.finished)
             self._announce()
             self._changed.notify_all()
 
@@ -342,13 +342,13 @@ class RoundCalls:
 
 
 @dataclass(frozen=True)
-class RoundFacts:
+class RoundOutcome:
     """Counts and progress of the ranks, which all ranks get from a round.
 
     `contributors` is the number of ranks with a gradient in the round. `dropped` is the number of
     samples whose gradients were too old. `extra`: rank 0 broadcasts a vector after the round.
     `ages`: see `RoundCounts.ages`. `clocks`: number of steps that each rank has done, [W].
-    `through`: ranks that have no further steps.
+    `finished`: ranks that have no further steps.
     """
 
     contributors: int
@@ -356,11 +356,11 @@ class RoundFacts:
     extra: bool
     ages: list[int]
     clocks: list[int]
-    through: list[int]
+    finished: list[int]
 
 
 class RoundVector:
-    """Layout of a round's vector: gradients, then the entries of `RoundFacts` as numbers.
+    """Layout of a round's vector: gradients, then the entries of `RoundOutcome` as numbers.
 
     `length` is the length of a gradient's vector. `bins` is the number of gradient ages that a
     round distinguishes.
@@ -378,11 +378,11 @@ class RoundVector:
         extra: bool,
         rank: int,
         clock: int,
-        through: bool,
+        finished: bool,
     ) -> torch.Tensor:
-        """Build one rank's vector; the arguments are its part of the sum and of `RoundFacts`."""
+        """Build one rank's vector; the arguments are its part of the sum and of `RoundOutcome`."""
         world, vector = self._world, torch.empty(self._size)
-        own, facts = vector[: self._length], vector[self._length :].zero_()
+        own, outcome = vector[: self._length], vector[self._length :].zero_()
         if not gradients:
             own.zero_()
         for at, (gradient, weight) in enumerate(gradients):
@@ -390,18 +390,18 @@ class RoundVector:
                 torch.mul(gradient, weight, out=own)
             else:
                 own.add_(gradient, alpha=weight)
-        facts[0], facts[1], facts[2] = tally.contributors, tally.dropped, extra
-        facts[_COUNTS : -2 * world] = torch.tensor(tally.ages)
-        facts[-2 * world + rank] = clock
-        facts[-world + rank] = through
+        outcome[0], outcome[1], outcome[2] = tally.contributors, tally.dropped, extra
+        outcome[_COUNTS : -2 * world] = torch.tensor(tally.ages)
+        outcome[-2 * world + rank] = clock
+        outcome[-world + rank] = finished
         return vector
 
-    def unpack(self, vector: torch.Tensor) -> tuple[torch.Tensor, RoundFacts]:
-        """Split the sum of all ranks' vectors into the sum of gradients and the `RoundFacts`."""
+    def unpack(self, vector: torch.Tensor) -> tuple[torch.Tensor, RoundOutcome]:
+        """Split the sum of all ranks' vectors into the sum of gradients and the `RoundOutcome`."""
         world = self._world
-        facts = [round(value) for value in vector[self._length :].tolist()]
-        contributors, dropped, extra = facts[:_COUNTS]
-        ages, clocks = facts[_COUNTS : -2 * world], facts[-2 * world : -world]
-        through = [rank for rank, done in enumerate(facts[-world:]) if done]
-        facts_of_all = RoundFacts(contributors, dropped, bool(extra), ages, clocks, through)
-        return vector[: self._length], facts_of_all
+        outcome = [round(value) for value in vector[self._length :].tolist()]
+        contributors, dropped, extra = outcome[:_COUNTS]
+        ages, clocks = outcome[_COUNTS : -2 * world], outcome[-2 * world : -world]
+        finished = [rank for rank, done in enumerate(outcome[-world:]) if done]
+        of_all = RoundOutcome(contributors, dropped, bool(extra), ages, clocks, finished)
+        return vector[: self._length], of_all

@@ -12,10 +12,10 @@ import msgspec
 
 from paceline_backend.backends.base import NewRunError, options_of
 from paceline_backend.backends.engine import (
+    Availability,
     Engine,
     EngineAwayError,
     EngineRefusedError,
-    Facts,
     Job,
     Order,
 )
@@ -43,15 +43,15 @@ class Kubernetes(Engine):
     options: ClassVar[type[msgspec.Struct]] = KubernetesOptions
     keeps_ended: ClassVar[bool] = True
 
-    def facts(self) -> Facts:
+    def availability(self) -> Availability:
         """Query the API server's version, and the Jobs of the first namespace."""
         try:
             with Api() as api:
                 version = api.call("GET", "/version").get("gitVersion")
                 api.call("GET", _jobs(namespaces()[0]), params={"limit": "1"})
         except (EngineAwayError, EngineRefusedError) as error:
-            return Facts(False, problem=str(error))
-        return Facts(True, version)
+            return Availability(False, problem=str(error))
+        return Availability(True, version)
 
     def check(self, new: NewRun, *, launch: bool) -> None:
         """Validate a new run as every engine does, and also its image and its namespace."""

@@ -179,7 +179,7 @@ class SegmentRounds:
 
     def _end_steps(self, rank: int) -> None:
         member = self._members[rank]
-        member.through()
+        member.finish()
         self._through.add(rank)
         if self._progress.reducing:
             self._late.append(member)

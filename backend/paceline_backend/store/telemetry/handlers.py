@@ -343,5 +343,7 @@ def settle_stops(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
 def _has_completed(connection: sa.Connection, run: int) -> bool:
     hello = runs.hello(connection, run)
     return (
-        hello is not None and hello.epochs is not None and segments.through(connection, run, hello)
+        hello is not None
+        and hello.epochs is not None
+        and segments.is_complete(connection, run, hello)
     )
