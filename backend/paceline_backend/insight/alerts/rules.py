@@ -98,7 +98,7 @@ _RULES = (
     ),
     Rule(
         "records-lost",
-        "the number of records that a full spool has lost is above the threshold",
+        "the number of records that a full spool lost in the last minute is above the threshold",
         *("count", 0.0, 0.0, 900.0, "warning"),
     ),
     Rule(
