@@ -1,9 +1,9 @@
 """Comparison of runs, or parts of runs: figures with 95 % intervals, model quality, and cost.
 
-A run, or the part of a run, is a side of the comparison. The API calls `read` for each side, then
-`differences` and `words`. The intervals come from a bootstrap over blocks of steps, because
-consecutive steps may depend on each other. `results` compares model quality, the time to a target,
-and cost. These values have no intervals, because each is measured only once.
+Each run, or part of a run, is a side (`Side`) of the comparison. The API calls `read` for each
+side, then `differences` and `words`. The intervals come from a bootstrap over blocks of steps,
+because consecutive steps may depend on each other. `results` compares model quality, the time to a
+target, and cost. These values have no intervals, because each is measured only once.
 """
 
 from __future__ import annotations

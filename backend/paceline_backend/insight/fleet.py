@@ -133,7 +133,7 @@ def _words(made: Mapping[str, Any]) -> str:
         return f"{len(hung)} of {total} {verb}: {', '.join(r['name'] for r in hung[:3])}.{also}"
     if not held:
         return f"Nothing slows down {total}{_to_watch(runs)}."
-    lost = f"{made['lost_workers']:.1f} workers are lost to waiting and slow ranks"
+    lost = f"waiting and slow ranks cost the time of {made['lost_workers']:.1f} workers"
     costliest = held[0]["name"]
     verb = "is" if len(held) == 1 else "are"
     return f"{len(held)} of {total} {verb} slowed down; {lost}. The costliest run is {costliest}."

@@ -1,4 +1,4 @@
-"""Node replacements of a run: step times before, forecast for, and after each replacement.
+"""Node replacements of a run: the step times before and after, and the forecast.
 
 `before` returns the details that the audit log stores when a node is replaced. `listed` returns
 these details with the step time after the replacement.

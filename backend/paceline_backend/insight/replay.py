@@ -1,7 +1,7 @@
 """Replay: recomputes a run's plans from the database, and compares them with the recorded plans.
 
-`paceline replay` calls this to check that planning is deterministic. A replay covers the latest
-attempt only, because the Hello of an earlier attempt is not kept. It never changes the database.
+`paceline replay` checks in this way that planning is deterministic. A replay covers the latest
+attempt only, because the Hello of an earlier attempt is not stored. It never changes the database.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulation as a run of a control plane, with telemetry like that of a real run.
 
 ``paceline simulate --server`` registers a run and iterates over the `segments` of a `Broadcast`.
-The control plane never plans the segments of a simulated run: the simulation plans them itself. It
+The control plane never plans the segments of a simulated run: the simulation plans them itself, and
 applies an operator's switches and stops.
 """
 

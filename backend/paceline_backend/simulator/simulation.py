@@ -129,7 +129,7 @@ class TrainedSegment:
     def ett_s(self) -> Floats | None:
         """The plan's forecast of `compute_s`; None if the models were unknown.
 
-        The value is NaN where the batch differs from the plan, because ranks took over batches of
+        The value is NaN where the batch differs from the plan, because ranks took over batches from
         each other.
         """
         if not self.plan.ett_s:

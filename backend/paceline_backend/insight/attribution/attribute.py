@@ -35,7 +35,8 @@ class Worker:
     """
 
     rank: int
-    # Time at equal load ÷ the typical rank's time. None: the rank has too few steps.
+    # Computing time ÷ the typical (median) rank's computing time, at equal load. None: the rank has
+    # too few steps.
     factor: float | None
     # First and last step of each temporary slowdown.
     slow_steps: list[tuple[int, int]]

@@ -76,7 +76,7 @@ class SpeedModel:
     rest: Floats  # T / own
     # True where `rest` differs from 1 by more than noise: the rank is slower or faster for a while.
     passing: Bools
-    # Time at equal load ÷ the typical rank's time; NaN: unknown.
+    # Computing time ÷ the typical rank's computing time, at equal load; NaN: unknown.
     factor: Floats  # [W]
     # Relative standard deviation of the ranks' step times from `own`; a robust estimate that
     # slowdowns hardly change.

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 class AttributionThresholds:
     """Thresholds by analysis, in the order in which an attribution is computed."""
 
-    # --- Input (`attribute.read_rows`). These two limit how long an attribution takes, which
-    # benchmarks/scale.py measures.
+    # --- Input (`attribute.read_rows`). The thresholds of this section limit the time of an
+    # attribution, which benchmarks/scale.py measures.
 
     # Number of the newest steps that an attribution covers if the caller gives no range.
     range_steps: int = 100  # steps
@@ -76,7 +76,8 @@ class AttributionThresholds:
     gap_steps: int = 3  # steps
     # For each rank at most this many slow spans are reported, the newest ones.
     most_spans: int = 50  # spans
-    # Two times with a smaller relative difference count as equal, because rounding can cause it.
+    # Two times with a smaller relative difference count as equal, because rounding can cause such a
+    # difference.
     same: float = 1e-9  # relative
 
 

@@ -45,14 +45,14 @@ class TimeChange:
 
 @dataclass(frozen=True)
 class TimeLoss:
-    """Possible cause of lost time. Steps are indices into the range.
+    """Possible cause of lost time. Steps are indices into the steps that the verdict covers.
 
     Args:
         kind: node, transient, periodic, input, data, network, between or planning.
         ranks: the responsible ranks; empty: no rank is named.
         effect: change of the times.
-        since: first step; None: before the range.
-        until: last step; None: the cause is still active.
+        since: first step of the cause; None: the cause started before the covered steps.
+        until: last step of the cause; None: the cause is still active.
         factor: time with the cause ÷ time without it, the median over `ranks`; None: not
             applicable.
         factors: `factor` of the rank that is slowed down least, and of the rank that is slowed down

@@ -124,7 +124,7 @@ class SlowNode:
         if self.cause == "node" and self.factor is not None and len(self.ranks) == self.count:
             return f"{self.node} computes at {_pace(1 / self.factor)} of the others' pace."
         if len(self.ranks) == self.count == 1:
-            return f"The slow rank is that of {self.node}."
+            return f"The slow rank is the only rank of {self.node}."
         number = "all" if len(self.ranks) == self.count else str(len(self.ranks))
         return f"All slow ranks are on {self.node}: {number} of its {self.count}."
 

@@ -25,8 +25,8 @@ import numpy as np
 class VerdictThresholds:
     """Thresholds by analysis, in the order in which a verdict is computed."""
 
-    # --- Input (`observed`). Most of these limit the time of a verdict, which benchmarks/scale.py
-    # measures.
+    # --- Input (`observed`). Most thresholds of this section limit the time of a verdict, which
+    # benchmarks/scale.py measures.
 
     # Number of the newest steps that a verdict covers if the caller gives no range.
     range_steps: int = 500  # steps
@@ -102,10 +102,11 @@ class VerdictThresholds:
     # another slower since a later one".
     together_steps: int = 5  # steps
     together_share: float = 0.5
-    # A plan reacts to slowness if a rank's batches are at most `smaller_part` of the others' usual
-    # batches. The slowness counts as compensated if smaller batches offset the fraction
-    # `offset_share` of it. Chosen on runs of the kind "plan makes up for slow ranks half-way".
-    smaller_part: float = 1 / 1.05  # × the usual batch
+    # A plan reacts to slowness if the usual cost of the slow rank's batches is at most
+    # `smaller_part` × the usual cost of the other ranks' batches. The slowness counts as
+    # compensated if smaller batches offset at least the fraction `offset_share` of it. Chosen on
+    # runs of the kind "plan makes up for slow ranks half-way".
+    smaller_part: float = 1 / 1.05
     offset_share: float = 0.3
 
     # --- Uneven batches (`slowness.data_of`).
@@ -131,9 +132,10 @@ class VerdictThresholds:
     # the wall time. docs/verdicts.md states this value. Chosen on runs of the kinds "long reduction
     # in all steps" (a finding) and "short reduction" (no finding).
     always_share: float = 0.25
-    # The same limit for waits of all ranks for their data loaders. docs/verdicts.md states this
-    # value. Chosen on runs of the kinds "loaders of all ranks too slow in all steps" (a finding)
-    # and "constant small loader time" (no finding).
+    # A wait of all ranks for their data loaders that is equally long in all steps is a finding only
+    # if it takes at least this share of the wall time. docs/verdicts.md states this value. Chosen
+    # on runs of the kinds "loaders of all ranks too slow in all steps" (a finding) and "constant
+    # small loader time" (no finding).
     always_input_share: float = 0.05
     # Ranks wait for loaders together if they share the fraction `wait_share` of their waiting
     # steps, or `lasting_wait_share` if one of them waits until the last step. Chosen on runs of the
@@ -169,8 +171,9 @@ class VerdictThresholds:
     # Findings that cost less than this fraction of `least_share` are left out all at once, which
     # saves time.
     far: float = 0.2
-    # If ranks spend more than this share of their time waiting for each other, the text of the
-    # verdict mentions it. docs/verdicts.md states this value.
+    # If no cause is named, but ranks spend more than this share of their time waiting for each
+    # other, the text of the verdict is "No cause stands out" instead of "No straggler".
+    # docs/verdicts.md states this value.
     waiting_share: float = 0.05
     # Minimum number of steps for a verdict about a node, because the first steps of ranks are
     # uneven. tests/integration/insight/test_slow_nodes.py checks this value.

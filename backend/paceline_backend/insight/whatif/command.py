@@ -1,7 +1,7 @@
 """Command `paceline whatif`: gets a forecast from a server, or computes it from the database.
 
-Both functions raise `PacelineError` if the run does not exist, or the server or database is
-unavailable.
+`from_server` and `from_database` raise `PacelineError` if the run does not exist, or if the server
+or the database is unavailable.
 """
 
 from __future__ import annotations

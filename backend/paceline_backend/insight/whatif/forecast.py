@@ -74,8 +74,8 @@ def forecast(
     """Forecast the step time under each preset, with 95 % intervals.
 
     Each rank's model is fitted to the run's newest steps. Simulations continue from the run's
-    current state, once under each preset. A simulated step takes the modelled time multiplied by a
-    measured relative error (block bootstrap), plus the measured time for loading, communication and
+    current state, once under each preset. A simulated step takes the modelled time multiplied by
+    the relative error of a measured step, plus the measured time for loading, communication and
     everything else. Presets are compared by seconds per unit of load, because their batches differ.
     The result is the time of a mean global batch. The models' error on the measured batches
     (`fit_error`) corrects all forecasts and widens their intervals.
@@ -257,7 +257,7 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             epoch_end=span.over,
         )
         if span.pooled and not isinstance(span.synchroniser, Averaging):
-            # Ranks that share batches did not run the loop's body without a batch.
+            # In the run, ranks that share batches skipped the steps for which they had no batch.
             work = without_empty(work)
         goes_on, before = model.goes_on, now
         timeline = model.run(now, work)
@@ -269,7 +269,8 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             mid = np.mean if span.pooled else np.max
             total_s += float(mid(now) - mid(before))
             continue
-        # The end of the segment, where all ranks synchronise, was not measured.
+        # Without the wait for the segment's end, at which all ranks synchronise, if that end was
+        # not measured.
         if not span.whole:
             step_s[-1] -= timeline.wait_s[-1]
         total_s += float(step_s.mean(axis=1).sum())

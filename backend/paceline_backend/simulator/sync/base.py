@@ -18,7 +18,7 @@ from paceline_backend.policies.base import Floats, Ints
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations of exchanges among ranks, without waiting for each other."""
+    """Durations of exchanges among ranks, without the time that ranks wait for each other."""
 
     # Duration of a round of all ranks: a reduction of gradients, or a mean of replicas.
     round_s: float = 0.0
@@ -122,7 +122,7 @@ class Dealing(Protocol):
     def pool(self, bodies: Bodies) -> None:
         """Record the batches that each rank trains in a span of steps.
 
-        The pool calls this once for each span in which batches differ from the plan.
+        `SimulatedPool` calls this once for each span in which batches differ from the plan.
         """
         ...
 
@@ -132,8 +132,8 @@ class Work:
     """The work of W ranks in a segment of S steps, where S may be 0.
 
     If ranks run different numbers of steps, S is the largest number, and the rows beyond a rank's
-    own number are ignored. In this case the work belongs to a span of steps with which all ranks
-    end.
+    own number are ignored. In this case the work covers a span of planned steps (see `pool`), and
+    all ranks end with the span's last step.
     """
 
     # Number of the first step, counted over the run.

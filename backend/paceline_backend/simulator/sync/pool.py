@@ -1,10 +1,13 @@
-"""Pool of a segment's batches on the virtual clock, with the decisions of `paceline.core.pool`.
+"""Simulation of batch sharing on the virtual clock, with the decisions of `paceline.core.pool`.
+
+A rank that has trained its own batches of a span takes over batches of slower ranks. A span is the
+steps of a segment up to the next exchange among all ranks (`core.pool.ends_span`)::
 
     pool = SimulatedPool(world)
     timeline = pool.run(what, model, starts, work)  # instead of `model.run(starts, work)`
 
-First the pool assigns the batches of each span (`core.pool.ends_span`) to ranks, as if no rank
-waited within a span. `Queues` are the batches that were planned for each rank. Until the time that
+First the pool assigns the batches of each span to ranks, as if no rank waited within a span.
+`Queues` are the batches that were planned for each rank. Until the time that
 `settled` returns, each rank trains its own batches, regardless of the other ranks. For later times,
 `Events` simulates which batch each rank trains next. The state of each rank's queue
 (`core.pool.Share`) is kept in a `Board`.
@@ -38,7 +41,7 @@ from paceline_backend.simulator.sync.base import (
 
 
 class SimulatedPool:
-    """Simulation of the pools of a run's segments, one after the other. Not thread-safe."""
+    """Simulation of batch sharing in a run's segments, one after the other. Not thread-safe."""
 
     def __init__(self, world: int) -> None:
         self._world = world
