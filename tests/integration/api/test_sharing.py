@@ -66,7 +66,7 @@ def test_a_report_is_one_file_with_all_that_is_known(store: Store, client: httpx
         "<script>alert(1)</script> --lr=3",
         "n2",
         "2–3",
-        "Each rank's time of computing",
+        "Computing time of each rank ÷ median of the step",
         "Loss",
     ):
         assert words in page.words, words

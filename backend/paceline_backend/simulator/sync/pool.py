@@ -7,10 +7,10 @@ steps of a segment up to the next exchange among all ranks (`core.pool.ends_span
     timeline = pool.run(what, model, starts, work)  # instead of `model.run(starts, work)`
 
 First the pool assigns the batches of each span to ranks, as if no rank waited within a span.
-`Queues` are the batches that were planned for each rank. Until the time that
-`settled` returns, each rank trains its own batches, regardless of the other ranks. For later times,
-`Events` simulates which batch each rank trains next. The state of each rank's queue
-(`core.pool.Share`) is kept in a `Board`.
+`Queues` are the batches that were planned for each rank. Until the time that `settled` returns,
+each rank trains its own batches, regardless of the other ranks. For later times, `Events` simulates
+which batch each rank trains next. The state of each rank's queue (`core.pool.Share`) is kept in a
+`Board`.
 
 Then the synchronisation's model is called with the number of batches that each rank trains. The
 resulting times are added up to one record per rank and step, as real ranks report them.
