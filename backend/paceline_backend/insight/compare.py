@@ -97,7 +97,7 @@ def read(connection: Connection, text: str) -> Side:
     """
     match = _SIDE.fullmatch(text)
     if match is None:
-        raise InputError(f"{text}: give RUN, RUN:100-499 for some steps, or RUN@1 for a policy")
+        raise InputError(f"{text}: give RUN, RUN:100-499 for some steps, or RUN@1 for a version")
     run, version, first, last = match.groups()
     key = runs.key_of(connection, run)
     begins = [

@@ -156,7 +156,7 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
         if start is None or start[:2] != (part.attempt, plan.version):
             start = (part.attempt, plan.version, plan.first_step)
         if plan.source != "controller":
-            # The leader planned these steps itself, as it does at the start of every run.
+            # The leader planned these steps itself, for example at the start of the run.
             planned.coasted += part.end - plan.first_step
         else:
             steady = planned.steady.setdefault(plan.policy, set())

@@ -2,9 +2,9 @@
 
 ``paceline simulate`` loads a file; the control plane receives the plain values when a run is
 created. All functions that read or check a scenario raise `ScenarioError` if the scenario cannot be
-simulated. After these checks, only reading the file of sizes can still fail. `Communication`
-computes the duration of exchanges among ranks. `hello_of` makes the Hello of a simulated run, which
-has no leader that sends a Hello.
+simulated. After these checks, only `Scenario.hello` can still fail, which draws or reads the sizes.
+`Communication` computes the duration of exchanges among ranks. `hello_of` makes the Hello of a
+simulated run, which has no leader that sends a Hello.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _check_policies(self) -> None:
         steps = [change.step for change in self.switches]
         if steps != sorted(steps) or any(step < 0 for step in steps):
-            raise ScenarioError("switches: give them in the order of their steps, each ≥ 0")
+            raise ScenarioError("switches: give them in the order of their steps, each step ≥ 0")
         for k, step in enumerate(steps):
             self._check_step(f"switches[{k}]", step)
         for where, name, parameters in (
@@ -302,7 +302,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
             if failure.step < step:
                 raise ScenarioError(
-                    f"{where}.step: {failure.step}; give failures in the order of their steps, ≥ 0"
+                    f"{where}.step: {failure.step}; give failures in the order of their steps, "
+                    "each step ≥ 0"
                 )
             self._check_step(where, failure.step)
             if not 0 <= failure.restart_s < math.inf:
@@ -344,7 +345,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the Hello message that a leader would send, with virtual time 0.
 
         Raises:
-            ScenarioError: the file of sizes cannot be read.
+            ScenarioError: the file of sizes cannot be read, or with `drop_last` no step would run.
         """
         try:
             sizes = self.sizes.draw(self.seed)
@@ -352,7 +353,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ScenarioError(str(error)) from error
         if self.drop_last and len(sizes) < self.global_batch:
             raise ScenarioError(
-                f"drop_last: {len(sizes)} samples are fewer than a global batch: no step would run"
+                f"drop_last: {len(sizes)} samples are fewer than a global batch, so no step would "
+                "run; give more samples, or drop_last: false"
             )
         devices = self.emulation()
         return hello_of(

@@ -182,7 +182,7 @@ class Simulation:
         """Make the simulation that a scenario describes, from virtual time 0 on.
 
         Raises:
-            ScenarioError: the scenario's file of sizes cannot be read.
+            ScenarioError: see `Scenario.hello`.
         """
         made = Simulation(
             scenario.hello(),

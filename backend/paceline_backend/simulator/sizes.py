@@ -58,7 +58,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 0 < low <= high:
             return f"sizes.min: {low} to sizes.max: {high}; give 0 < min ≤ max"
         if self.distribution == "uniform" and self.mean - math.sqrt(3) * self.dif < 0:
-            return f"sizes.dif: {self.dif}; uniform sizes around {self.mean} would be below 0"
+            return f"sizes.dif: {self.dif}; give at most mean / √3, or uniform sizes would be < 0"
         return None
 
     def draw(self, seed: int) -> Floats:

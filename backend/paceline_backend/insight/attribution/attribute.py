@@ -191,7 +191,10 @@ def read_rows(
 
 @dataclass(frozen=True)
 class Split:
-    """Lateness of the ranks, by cause: data, node, temporary slowness, noise, input."""
+    """SP of the steps and waiting for the ranks, split by cause.
+
+    The five causes are data, node, temporary slowness, noise and input.
+    """
 
     # Time between the moments at which the first and the last rank are ready.
     sp_s: Floats  # [K]

@@ -116,9 +116,9 @@ class VerdictThresholds:
     # kinds "shard of one rank has longer samples" (named) and "long-tailed sizes" (not named).
     larger: float = 0.06  # relative
     larger_errors: float = 6.0  # standard errors
-    # A policy's batches are uneven if the mean rank waits for at least `uneven_share` of the
-    # computing time because of them, or for at least `uneven_of_worst` × the largest such fraction
-    # of any policy in the range. The tests of switches.yaml check both values.
+    # A policy's batches are uneven if, because of them, ranks wait on average for at least
+    # `uneven_share` of the computing time, or for at least `uneven_of_worst` × the fraction under
+    # the policy with the longest waits. The tests of switches.yaml check both values.
     uneven_share: float = 0.02
     uneven_of_worst: float = 0.5
 

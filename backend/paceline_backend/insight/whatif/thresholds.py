@@ -54,9 +54,9 @@ class ForecastThresholds:
 
     # --- Costs of a batch (`shapes`).
 
-    # Prior standard deviation of the share of a step's time that is a cost per sample or per step,
-    # not per unit of load. Chosen on runs of the kind "Samples cost a fixed amount each, such as
-    # decoding, beside what their length costs".
+    # The costs per sample and per step are fractions of a step's time; the rest is a cost per unit
+    # of load. This is the prior standard deviation of each fraction. Chosen on runs of the kind
+    # "Samples cost a fixed amount each, such as decoding, beside what their length costs".
     shape_prior: float = 0.25
     # Maximum number of ranks to which the shape is fitted; the limit saves time.
     shape_ranks: int = 64  # ranks
