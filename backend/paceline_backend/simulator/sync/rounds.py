@@ -93,7 +93,7 @@ class SegmentRounds:
         self._holding: list[int] = []
         # Ranks that wait because too many of their gradients are pending; see `Member.overfull`.
         self._full = set[int]()
-        # Ranks that waited for this reason when the current round began.
+        # The ranks in `_full` when the current round began.
         self._freed = set[int]()
         # Ranks that may not begin their next step yet; see `Member.wait_reason`.
         self._blocked = set[int]()
