@@ -1,9 +1,9 @@
 """Comparison of runs, or parts of runs: figures with 95 % intervals, model quality, and cost.
 
-Consecutive steps may depend on each other, so the intervals come from a bootstrap over blocks of
-steps. The API calls `read` for each side, then `differences` and `words`. `results` compares model
-quality, the time to a target, and cost. An evaluation is measured only once, so these rows have no
-intervals.
+Each run, or part of a run, is a side (`Side`) of the comparison. The API calls `read` for each
+side, then `differences` and `words`. The intervals come from a bootstrap over blocks of steps,
+because consecutive steps may depend on each other. `results` compares model quality, the time to a
+target, and cost. These values have no intervals, because each is measured only once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_e
 TRAINED_POINTS = 200
 
 _WANTED = ("metric", "value", "direction")
-# Fields that describe when a target was met, each with its unit.
+# Fields of `met` that describe when a target was met, each with its unit.
 _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 
 
@@ -45,7 +45,7 @@ _MET = (("after_s", "s"), ("epoch", ""), ("trained", ""))
 class Side:
     """One side of a comparison: a run, or some of its steps."""
 
-    # The side as the caller named it.
+    # The text from which the side was parsed; see `read`.
     text: str
     run: str
     # Database key of the run.
@@ -92,12 +92,12 @@ def read(connection: Connection, text: str) -> Side:
     """Parse and read a side: ``RUN``, ``RUN:first-last`` or ``RUN@version``.
 
     Raises:
-        InputError: the text is malformed, or no step has this version.
-        UnknownRunError: no such run.
+        InputError: the text is malformed, or this policy version planned no step.
+        UnknownRunError: the run does not exist.
     """
     match = _SIDE.fullmatch(text)
     if match is None:
-        raise InputError(f"{text}: give RUN, RUN:100-499 for some steps, or RUN@1 for a policy")
+        raise InputError(f"{text}: give RUN, RUN:100-499 for some steps, or RUN@1 for a version")
     run, version, first, last = match.groups()
     key = runs.key_of(connection, run)
     begins = [
@@ -137,7 +137,7 @@ def _trained(connection: Connection, key: int, table: Floats, samples: Floats) -
 
 
 def trained_at(side: Side) -> list[tuple[int, int]]:
-    """Return pairs of step and number of samples trained before it, ascending.
+    """Return pairs of a step and the number of samples trained before it, ascending.
 
     There are at most `TRAINED_POINTS` pairs, including the pairs of the first and the last known
     step.
@@ -212,7 +212,7 @@ def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
 def _drawn(parts: Floats, seed: int) -> Floats:
     """Return bootstrap samples of a figure, [`_BOOTSTRAPS`], from random blocks of steps."""
     count = parts.shape[1]
-    # The blocks are short enough that there are at least four of them.
+    # There are at least four blocks, because there are at least `FEWEST_STEPS` steps.
     length = max(2, round(count ** (1 / 3)))
     sums = np.add.reduceat(parts, np.arange(0, count, length), axis=1)
     blocks = sums.shape[1]
@@ -224,7 +224,7 @@ def _drawn(parts: Floats, seed: int) -> Floats:
 
 
 def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a sentence about the time per step for each side but the first."""
+    """Return a sentence for each side except the first, about its time per step."""
     changes = next(row for row in rows if row["figure"] == "step_s")["changes"]
     letters = "ABCDEF"
     said = []
@@ -246,9 +246,8 @@ def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
 def results(store: Store, sides: Sequence[Side], price: Price | None) -> list[dict[str, Any]]:
     """Return rows about metrics, targets and cost, in the form of the rows of `differences`.
 
-    Each row also has `metric` and `target`; both are None for a row about cost.
-
-    Without a price there are no rows about cost.
+    Each row also has `metric` and `target`; both are None for a row about cost. Without a price
+    there are no rows about cost.
     """
     of = {name: runs.get(store, name) for name in dict.fromkeys(side.run for side in sides)}
     with store.read() as connection:
@@ -308,9 +307,10 @@ def _targets(
 def _reached(
     store: Store, run: Mapping[str, Any], target: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the moment at which a run met a target; None if it has not.
+    """Return when a run met a target (see `_MET`); None if it has not.
 
-    Only values of the target's `source` count.
+    A target is met by the run's evaluations or by its training loss; `source` of the target says
+    which. None is also returned if the run has values from the other source only.
     """
     own = run["target"]
     if own is None or any(own[name] != target[name] for name in _WANTED):

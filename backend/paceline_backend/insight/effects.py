@@ -1,9 +1,8 @@
 """Measured effects of policy switches: the time for the same load, before and after.
 
-REST, the run page and the command line show the same effect. Steps in which a policy still learns
-are left out. A difference counts as known once its 95 % interval excludes zero. The worker process
-stores effects with `note`. If no later step can change an effect, the stored effect is returned,
-even if its steps have been deleted.
+The first steps of a policy, in which it learns the ranks' speeds, are left out. A difference counts
+as known once its 95 % interval excludes zero. The worker process stores effects with `note`. If no
+later step can change an effect, the stored effect is returned, even if its steps have been deleted.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from paceline_backend.store.switches import Switch
 
 # --- Thresholds of comparisons; tests/integration/insight/test_effects.py checks them.
 
-# Maximum number of steps on each side of a switch that are compared.
+# Maximum number of steps before a switch, and after it, that are compared.
 MOST_EFFECT_STEPS = 200  # steps
-# Minimum number of steps on each side of a switch, for a comparison.
+# Minimum number of steps before a switch, and after it, for a comparison.
 FEWEST_STEPS = 8  # steps
 # Standard errors are computed from sums over blocks of this many steps, because the errors of
 # neighbouring steps may depend on each other.
@@ -42,11 +41,18 @@ _T_QUANTILE = 2.1  # standard errors
 
 @dataclass(frozen=True)
 class ExpectedEffect:
-    """Forecast of a switch's effect, made just before it, with the 95 % interval `low` … `high`."""
+    """Forecast of a switch's effect, made before the switch."""
 
-    saving: float = Field(examples=[0.55])
-    low: float = Field(examples=[0.52])
-    high: float = Field(examples=[0.58])
+    saving: float = Field(
+        description="forecast of 1 − time per unit of load after ÷ before the switch",
+        examples=[0.55],
+    )
+    low: float = Field(
+        description="lower bound of the 95 % interval of the forecast saving", examples=[0.52]
+    )
+    high: float = Field(
+        description="upper bound of the 95 % interval of the forecast saving", examples=[0.58]
+    )
 
 
 @dataclass(frozen=True)
@@ -56,26 +62,36 @@ class SwitchEffect:
     version: int = Field(examples=[1])
     policy: str = Field(examples=["chronica"])
     first_step: int = Field(description="first step that the policy planned", examples=[64])
-    before_steps: int = Field(description="number of earlier steps that count", examples=[44])
-    after_steps: int = Field(description="number of later steps that count", examples=[100])
-    known: bool = Field(description="the interval excludes zero")
+    before_steps: int = Field(
+        description="number of compared steps before the switch", examples=[44]
+    )
+    after_steps: int = Field(
+        description="number of compared steps after the switch", examples=[100]
+    )
+    known: bool = Field(description="true if the 95 % interval of `saving` excludes zero")
     saving: float | None = Field(
-        description="1 − time per load after ÷ before; null: too few steps", examples=[0.56]
+        description="1 − time per unit of load after ÷ before the switch; null: too few steps",
+        examples=[0.56],
     )
     low: float | None = Field(
-        description="`low` and `high` bound the 95 % confidence interval", examples=[0.53]
+        description="lower bound of the 95 % confidence interval of `saving`", examples=[0.53]
     )
-    high: float | None = Field(examples=[0.58])
-    forecast: ExpectedEffect | None = Field(description="null: no forecast")
-    replaced: bool = Field(description="another policy has followed")
-    complete: bool = Field(description="final: no later step counts")
+    high: float | None = Field(
+        description="upper bound of the 95 % confidence interval of `saving`", examples=[0.58]
+    )
+    forecast: ExpectedEffect | None = Field(
+        description="newest forecast of the effect before the switch; null: there was none"
+    )
+    replaced: bool = Field(description="true if a later switch has replaced this policy")
+    complete: bool = Field(description="true if no later step can change the measured effect")
     unchanged: bool = Field(
-        description="policy and parameters did not change, so no forecast is scored"
+        description="true if the switch changed neither policy nor parameters, so no effect is "
+        "measured"
     )
 
 
 def words_of(effect: SwitchEffect) -> str:
-    """Return a sentence or two about what a switch changed."""
+    """Return a sentence about the measured effect of a switch, and one about its forecast."""
     if effect.unchanged:
         return "Policy and parameters stayed the same, so no effect is measured."
     said = ""
@@ -131,8 +147,8 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
         new = _steps(connection, run, settled, last)
         forecast = None if old_policy is None else _expected(made, old_policy, change)
         if forecast is None and earlier is not None:
-            # The database keeps only a run's newest forecasts, but the stored effect includes its
-            # own.
+            # The database keeps only a run's newest forecasts, but the stored effect includes the
+            # forecast that was made before the switch.
             forecast = earlier.forecast
         complete = newest >= last - 1
         effect = _effect(change, old, new, forecast, end is not None, complete)
@@ -142,7 +158,7 @@ def effects_of(connection: Connection, run: int) -> list[SwitchEffect]:
 
 
 def note(store: Store, run: int, *, ended: bool) -> None:
-    """Store the effects that are known or complete; if the run has `ended`, store all effects."""
+    """Store a run's effects that are known or complete; all effects if the run has `ended`."""
     with store.read() as connection:
         made = effects_of(connection, run)
         stored = kept_effects.of_run(connection, run)
@@ -230,9 +246,10 @@ def _rate(rows: Floats) -> tuple[float, float]:
 
 
 def _expected(made: Sequence[Forecast], before: Switch, change: Switch) -> ExpectedEffect | None:
-    """Return the effect that the newest forecast for this pair of policies predicted, or None.
+    """Return the effect of the switch `change` according to the newest suitable forecast, or None.
 
-    A saving is relative to the policy in force, which must be `before`.
+    Savings in a forecast are relative to the policy in force, so only forecasts that were made
+    under the policy `before` are suitable.
     """
     assert change.effective_step is not None
     for forecast in reversed(made):

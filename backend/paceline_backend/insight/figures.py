@@ -1,6 +1,6 @@
-"""Figures of each active run for monitoring, read by the same functions as for REST.
+"""Figures of each active run for monitoring, computed by the same functions as for REST.
 
-A process creates `Figures` once, because the object caches coverage::
+A process creates one `Figures` object, because the object caches the runs' coverage of samples::
 
     figures = Figures(store)
     for run in figures.active(): …
@@ -21,16 +21,18 @@ from paceline_backend.store import runs as runs_store
 from paceline_backend.store.fleet import verdicts
 from paceline_backend.store.history import RunFilter
 
-# Only the newest active runs are reported: each has about a dozen time series in the monitoring.
+# At most this many active runs are reported, the newest ones, because each run adds about a dozen
+# time series to the monitoring system.
 MOST_RUNS = 100
 _ACTIVE = RunFilter(states=UNDER_WAY)
 # Number of the last complete steps over which means are computed.
 MEAN_STEPS = 50
-# Planning times, and the share of segments that leaders planned, cover this many newest segments.
+# The mean planning time, and the share of segments that the leader planned itself, cover this many
+# of the newest segments.
 _SEGMENTS = 8
 # Seconds for which a coverage is cached, because its computation reads the whole run.
 _COVERAGE_S = 60.0
-# Maximum number of coverages that a request computes; the next requests compute the rest.
+# A request computes the coverage of at most this many runs; the next requests compute the rest.
 _COVERAGES = 3
 
 
@@ -39,11 +41,11 @@ class CauseCost:
     """Cost of all causes of the same kind, over a run's newest steps."""
 
     kind: str
-    # Share of the wall time, summed over the causes of this kind.
+    # Share of the wall time that the causes cost, summed over the causes.
     share: float
     # Number of ranks that the causes name.
     culprits: int
-    # Largest slowdown factor of these ranks; None: no rank is slower.
+    # Largest slowdown factor of these ranks; None: no cause of this kind slows computing down.
     factor: float | None
 
 
@@ -63,7 +65,7 @@ class MonitoredRun:
     step_s: float | None
     se: float | None
     waste: float | None
-    # Rank that was most often the last to finish computing, and the share of steps in which it was.
+    # Rank that was most often the slowest in computing, and the share of steps in which it was.
     slowest_rank: int | None
     slowest_share: float | None
     # Mean time that controllers took to plan one of the newest segments.
@@ -80,7 +82,7 @@ class MonitoredRun:
 
 
 class Figures:
-    """Reader for the figures of all active runs. Thread-safe."""
+    """Reader of the figures of active runs. Thread-safe."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -141,7 +143,7 @@ class Figures:
 
 
 def costs(facts: Mapping[str, Any]) -> tuple[CauseCost, ...]:
-    """Return the costs of active causes by kind; `facts` comes from `insight.verdict.facts_of`."""
+    """Return the costs of a verdict's active causes by kind; `facts` come from `facts_of`."""
     going = [cause for cause in facts["causes"] if cause["until"] is None]
     made = []
     for kind in sorted({cause["kind"] for cause in going}):

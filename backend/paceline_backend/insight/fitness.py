@@ -3,11 +3,11 @@
     cautions = Fitness(conditions).cautions("chronica", {})
     [caution.words for caution in cautions if caution.harm]
 
-Trials show whether the preset takes longer than plain DDP: a small copy of the run, based on the
-models that were fitted to its steps, trains for a few epochs of 32 steps under both. The policy's
-declaration of what it takes into account (`policies.base.Criteria`) then explains the result.
-Trials take a fraction of a second, far less than a forecast. If there is a forecast, its figures
-can replace the trials.
+Trials show whether the preset takes longer than plain DDP: a small simulated copy of the run, based
+on the models that were fitted to its steps, trains for a few epochs of 32 steps under the preset
+and under plain DDP. If the preset takes longer, its declaration of what it takes into account
+(`policies.base.Criteria`) provides the likely causes. Trials take a fraction of a second, far less
+than a forecast. If there is a forecast, its figures can replace the trials.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from paceline_backend.policies.solve import counts as counted
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.scenario import hello_of
 
-# --- Thresholds of warnings. docs/benchmarks.md reports how many warnings of harm were right with
-# these values, in 100 settings × 16 presets; tests/unit/insight/test_fitness.py checks them.
+# --- Thresholds of warnings. docs/benchmarks.md reports, for 100 settings × 16 presets, how many
+# warnings of harm were right with these values; tests/unit/insight/test_fitness.py checks the
+# values.
 
 # A policy whose time in trials exceeds this multiple of plain DDP's time gets a warning of harm.
 HARM = 1.02
@@ -55,8 +56,8 @@ class Conditions:
     """Measured conditions of a run.
 
     Args:
-        models: fitted models of all ranks. Their cost shows whether batches are padded and whether
-            a sample's cost grows faster than its length.
+        models: fitted models of all ranks. `models.cost` shows whether batches are padded, and
+            whether a sample's cost grows faster than its length.
         sizes: λ of the data set's samples, [N].
         global_batch: number of samples per step.
         other_s: time of a step in addition to the slowest rank's computing, in seconds.
@@ -86,7 +87,7 @@ class Caution:
 
 
 class Fitness:
-    """Warnings about any preset under the same conditions."""
+    """Warnings about presets under the conditions of one run."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
@@ -164,8 +165,8 @@ class Fitness:
             return [Caution(each) for each in words]
         if criteria.goes_by_devices and not self._by_devices:
             words.append(
-                f"{policy.name} gives all ranks equal batches: what their devices can do is not "
-                "known"
+                f"{policy.name} gives all ranks equal batches: the capacities of their devices are "
+                "not known"
             )
         if criteria.speeds and self._coarseness > _COARSE_ROUNDING:
             words.append(
@@ -175,8 +176,9 @@ class Fitness:
             )
         if criteria.cost is None and self._longest > _DECIDES:
             words.append(
-                f"{policy.name} does not look at sizes, and sizes decide a step: with equal counts "
-                f"the longest batch of a step costs {self._longest - 1:.0%} more than the mean"
+                f"{policy.name} does not look at sizes, but sizes determine a step's time: with "
+                f"equal counts the costliest batch of a step costs {self._longest - 1:.0%} more "
+                "than the mean"
             )
         return [Caution(each) for each in words]
 
@@ -230,10 +232,10 @@ class Fitness:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Small copy of a run, in which policies train for a while on the same devices.
+    """Small simulated copy of a run, which is trained under one policy after the other.
 
     If the run has many ranks, the copy has only some of them, evenly spaced from the fastest to the
-    slowest, with the same local batch.
+    slowest, with about the same number of samples per rank.
     """
 
     models: Models

@@ -1,8 +1,9 @@
-"""Verdicts over all runs: the costliest runs, causes of their waits, and the slow nodes.
+"""Verdicts over all runs: the runs that lose most time, the causes, and the slow nodes.
 
 `judged` returns a run's verdict in the form in which it is stored; `control.fleet` calls it for
-each active run. `overview` combines the stored verdicts of all active runs. `record` returns which
-node slowed runs down on which day, and the cost of waiting. `api.fleet` calls the last two.
+each active run. `overview` combines the stored verdicts of all active runs. `record` returns the
+hours in which each node slowed runs down, by day, and the cost of waiting. `api.fleet` calls
+`overview` and `record`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from paceline_backend.store.fleet.verdicts import Kept, NamedNodes
 from paceline_backend.store.history import days as run_days
 from paceline_backend.store.history import labels
 
-# Only these kinds of causes originate on a node. The others come from the data, the network or the
-# plan.
+# Kinds of causes that originate on a node. Causes of other kinds come from the data, the network,
+# the script or the plan.
 OF_NODES = ("node", "transient", "periodic", "input")
 
 By = Literal["owner", "tag", "run"]
@@ -34,9 +35,8 @@ _SUMS = ("worker_hours", "waited_hours", "cost", "waited_cost")
 def overview(connection: Connection, price: Price | None = None) -> dict[str, Any]:
     """Return the active runs, the causes of their waits, and the nodes that slow them down.
 
-    The runs and nodes that lose most time come first.
-
-    The data comes from verdicts that one worker process stores, so a run has no verdict in its
+    Runs and nodes are sorted by the time that is lost, most first. The verdicts are read from the
+    database, where a worker process stores them every few seconds, so a run has no verdict in its
     first seconds. Without a price there are no costs.
     """
     running = progress.running(connection)
@@ -133,7 +133,7 @@ def _words(made: Mapping[str, Any]) -> str:
         return f"{len(hung)} of {total} {verb}: {', '.join(r['name'] for r in hung[:3])}.{also}"
     if not held:
         return f"Nothing slows down {total}{_to_watch(runs)}."
-    lost = f"{made['lost_workers']:.1f} workers are lost to waiting and slow ranks"
+    lost = f"waiting and slow ranks cost the time of {made['lost_workers']:.1f} workers"
     costliest = held[0]["name"]
     verb = "is" if len(held) == 1 else "are"
     return f"{len(held)} of {total} {verb} slowed down; {lost}. The costliest run is {costliest}."
@@ -188,10 +188,10 @@ def _by_node(going: list[dict[str, Any]], placement: Sequence[str]) -> dict[str,
 def record(
     connection: Connection, days: int, by: By, now: float, price: Price | None = None
 ) -> dict[str, Any]:
-    """Return each node's slow hours by day, and the cost of waiting on these days by group.
+    """Return each node's slow hours by day, and the cost of waiting in the last `days` by group.
 
-    `by` is the kind of group: owner, tag or run. The last of the `days` is today (UTC). Without a
-    price there are no costs.
+    A node's slow hours are those in which a verdict named the node. `by` is the kind of group:
+    owner, tag or run. The last of the `days` is today (UTC). Without a price there are no costs.
     """
     last = int(now // run_days.DAY_S)
     first = last - days + 1
@@ -227,10 +227,10 @@ def _spent(
 
 
 def straggling(kept: Iterable[NamedNodes], first: int, days: int) -> dict[str, list[float]]:
-    """Return, by node, the hours of each day in which a verdict named the node.
+    """Return, by node, the number of hours on each day in which a verdict named the node.
 
-    If the verdicts of several runs name a node at the same time, this time counts once. `first` is
-    the first day, counted from 1970-01-01, and `days` is the number of days.
+    Time in which the verdicts of several runs name a node counts only once. `first` is the first
+    day, counted from 1970-01-01, and `days` is the number of days.
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for each in kept:
@@ -258,9 +258,10 @@ def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _groups(rows: Iterable[Mapping[str, Any]], by: By) -> list[dict[str, Any]]:
-    """Sum rows up by group, and return the groups, most waiting first.
+    """Sum rows up by group, and return the groups, the group with the most waiting hours first.
 
-    At most `_MOST_GROUPS` are returned: the last one, with the key None, then combines the rest.
+    At most `_MOST_GROUPS` groups are returned. If there are more, the last returned group, with the
+    key None, combines the rest.
     """
     groups: dict[str | None, dict[str, Any]] = {}
     for row in rows:

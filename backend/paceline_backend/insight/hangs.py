@@ -1,7 +1,7 @@
-"""Detection of hangs: which ranks wait, for which other ranks, and the phases of those ranks.
+"""Detection of hangs: which ranks wait for which other ranks, and the phases of these ranks.
 
-`look` reads the phases that ranks reported, and `explain` judges them. Alerts, monitoring, the
-fleet overview and the run page use the result.
+`look` reads the phases that ranks reported, and calls `explain` to find out whether the run hangs.
+Alerts, monitoring, the fleet overview and the run page use the result.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from paceline_backend.store.telemetry.phases import RunPhases
 HANG_STEPS = 10.0  # × a step's time
 # A pause shorter than this is never a hang.
 SHORTEST_HANG_S = 30.0  # seconds
-# The limit is multiplied by this factor if all ranks are in the loop's body, because they may be
-# running an evaluation there.
+# The time without progress from which on a run hangs is multiplied by this factor if all ranks are
+# in the loop's body, because they may be running an evaluation there.
 BODY_TIMES = 10.0
-# Ranks repeat their phase every 10 s, so an older report is stale.
+# A report of a phase is ignored if it is older than this, because ranks report their phase every
+# 10 s.
 PHASE_FRESH_S = 25.0  # seconds
-# Within this time, a rank in a long phase reports the phase twice. So only after this time does a
-# missing report show that a rank has stopped, or has not reached its loop.
+# A rank in a long phase reports the phase twice within this time. If a rank reports nothing for
+# longer, it has stopped, or has not reached its loop.
 HEARD_S = 20.0  # seconds
 
 # Maximum number of ranks that a sentence names.
@@ -53,15 +54,18 @@ class RankPhase:
     """Phase in which a rank has been for ten seconds or longer."""
 
     rank: int = Field(examples=[2])
-    step: int = Field(description="current or last step; -1: none yet", examples=[120])
+    step: int = Field(
+        description="current or last step of the rank; -1: it has begun no step", examples=[120]
+    )
     phase: Phase = Field(
-        description="plan: waits for the plan; data: waits for its batch; compute: in the loop's "
-        "body; sync: in the reduction of the gradients; checkpoint: saves one; "
-        "script: outside of the loop, or not yet in it",
+        description="current phase of the rank. plan: it waits for the plan; data: it waits for "
+        "its batch; compute: it is in the loop's body; sync: it reduces the gradients; checkpoint: "
+        "it saves a checkpoint; script: it is outside of the loop, or has not reached the loop",
         examples=["data"],
     )
     since_s: float = Field(
-        description="duration at the rank's last report, seconds", examples=[96.0]
+        description="seconds for which the rank has been in this phase, at its last report",
+        examples=[96.0],
     )
 
 
@@ -69,24 +73,32 @@ class RankPhase:
 class Hang:
     """State of a run that may hang: which ranks wait, and for which other ranks."""
 
-    hung: bool = Field(description="ranks wait and make no progress")
+    hung: bool = Field(description="true if the run hangs: no rank makes progress")
     since_s: float = Field(
-        description="seconds without progress; 0: ranks make progress", examples=[95.0]
+        description="seconds for which no rank has made progress; 0: ranks make progress",
+        examples=[95.0],
     )
     expected_s: float | None = Field(
-        description="median time of the newest steps; null: no step has ended", examples=[0.4]
+        description="median time of the newest steps, seconds; null: no step has ended",
+        examples=[0.4],
     )
     step: int | None = Field(
-        description="newest step that all ranks have reported; a rank reports a step when it "
-        "begins the next",
+        description="newest step that all ranks have reported; a rank reports a step when the "
+        "rank begins the next step",
         examples=[119],
     )
-    phases: list[RankPhase] = Field(description="ranks that have been in the same phase for long")
-    waiting: list[int] = Field(description="ranks that wait", examples=[[0, 1, 3]])
-    holding: list[int] = Field(description="ranks for which the others wait", examples=[[2]])
-    silent: list[int] = Field(description="ranks in `holding` that no longer report", examples=[[]])
+    phases: list[RankPhase] = Field(
+        description="phases of the ranks that have been in their phase for ten seconds or longer"
+    )
+    waiting: list[int] = Field(description="ranks that wait for other ranks", examples=[[0, 1, 3]])
+    holding: list[int] = Field(
+        description="ranks for which the ranks in `waiting` wait", examples=[[2]]
+    )
+    silent: list[int] = Field(
+        description="ranks in `holding` that no longer report their phase", examples=[[]]
+    )
     words: str = Field(
-        description="summary; empty: ranks make progress",
+        description="sentences about the hang; empty: ranks make progress",
         examples=[
             "No step has ended for 95 s; a step takes 0.4 s. Ranks 0, 1 and 3 are in the reduction "
             "of the gradients. They wait for rank 2, which is waiting for a batch."
@@ -95,10 +107,10 @@ class Hang:
 
     @property
     def scripted(self) -> bool:
-        """Return whether the run should be left alone, because only its script knows the duration.
+        """Return whether the lack of progress may be intended, because the script's code runs.
 
-        This is the case if no rank waits, or if all ranks for which others wait are saving a
-        checkpoint or are in the script's code outside a loop.
+        True if no rank waits, or if all ranks for which others wait are saving a checkpoint or are
+        in the script's code outside of the loop.
         """
         does = {phase.rank: phase.phase for phase in self.phases}
         held = bool(self.holding) and all(does.get(r) in _OUTSIDE for r in self.holding)
@@ -106,13 +118,13 @@ class Hang:
 
 
 def look(connection: Connection, run: int, least_s: float = SHORTEST_HANG_S) -> Hang:
-    """Return the state of a run; less than `least_s` seconds without progress are not a hang."""
+    """Return the state of a run, which hangs only after `least_s` seconds without progress."""
     return explain(phases.standing(connection, run, PHASE_FRESH_S), least_s)
 
 
 def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
     """Return the seconds for which runs have hung, by key; runs that do not hang are left out."""
-    # Only few runs have a rank in a long phase, and `look` reads much data.
+    # Call `look`, which reads much data, only for the few runs with a rank in a long phase.
     doubtful = phases.long_since(connection, runs, PHASE_FRESH_S, SHORTEST_HANG_S)
     looks = {run: look(connection, run) for run in doubtful}
     return {run: hang.since_s for run, hang in looks.items() if hang.hung}
@@ -122,14 +134,15 @@ def explain(standing: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
     """Explain why a run makes no progress.
 
     From the start of its first loop, a rank reports each phase that takes long. If ranks wait and
-    another rank reports nothing any more, its whole process has stopped: it was suspended, or its
-    node is unreachable. A rank that has never reported anything has not reached its loop yet.
+    another rank no longer reports, that rank's process is suspended, or its node is unreachable. A
+    rank that has never reported has not reached its loop yet.
 
-    Ranks that save a checkpoint wait for each other, and so for each rank that does not save.
+    Ranks that save a checkpoint wait for each other. So if some ranks save a checkpoint and others
+    do not, the ranks that save it wait for the others.
 
-    It is unknown what ranks wait for in the loop's body, such as a collective of the script's own.
-    If all ranks stay in the body for very long, and earlier steps did not take that long, the run
-    counts as hung.
+    In the loop's body, ranks may wait for something that is unknown here, such as a collective of
+    the script. If all ranks stay in the body for very long, and earlier steps did not take that
+    long, the run counts as hung.
     """
     known = [
         RankPhase(phase.rank, phase.step, phase.phase, phase.since_s)
@@ -158,9 +171,9 @@ def explain(standing: RunPhases, least_s: float = SHORTEST_HANG_S) -> Hang:
     words = _words(standing, hang)
     if hung and not waiting:
         words += (
-            " No rank waits as far as Paceline knows. They may wait for each other in the "
-            "script's own code, such as in a collective that not all of them called; check their "
-            "stacks."
+            " No rank waits as far as Paceline knows. Ranks may wait for each other in the "
+            "script's own code, such as in a collective that not all ranks called; check the "
+            "ranks' stacks."
         )
     return replace(hang, words=words)
 
@@ -189,8 +202,8 @@ def _words(standing: RunPhases, hang: Hang) -> str:
         )
     if not hang.holding:
         sentences.append(
-            "All ranks wait: for the network between them, or in a collective that not all of "
-            "them called."
+            "All ranks wait: for the network between them, or in a collective that not all ranks "
+            "called."
         )
     return " ".join(sentences)
 

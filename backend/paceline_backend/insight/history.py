@@ -1,7 +1,4 @@
-"""Totals of runs by day, node, policy, tag and so on: steps, hours, and cost.
-
-The history page and `paceline runs` use the same filters as the list of runs.
-"""
+"""Totals of runs by day, node, policy, tag and so on: steps, hours, and cost."""
 
 from __future__ import annotations
 
@@ -32,13 +29,13 @@ def aggregates(
 ) -> list[dict[str, Any]]:
     """Return sums and means over the steps of runs, by group, in the order of the groups' names.
 
-    A run on several nodes counts for each node with an equal part of its ranks' time. A run with
-    several tags counts fully for each tag, so the sum over all tags can exceed the total. A step
-    belongs to the policy that planned it. Simulated runs have groups of their own: their hours are
-    virtual, and they have no cost.
+    If a run has several nodes, each node gets an equal part of its ranks' time. If a run has
+    several tags, each tag gets all of its time, so the sum over all tags can exceed the total. A
+    step belongs to the policy that planned it. Simulated runs have groups of their own: their hours
+    are virtual, and they have no cost.
 
     `by` names the fields that define a group; if it is empty, all runs are one group. `since` and
-    `until` are Unix times, whose days are included. Without a price there are no costs.
+    `until` are Unix times; the days of both times are included. Without a price there are no costs.
     """
     first, last = (None if at is None else int(at // days.DAY_S) for at in (since, until))
     rows = days.of_runs(connection, which.conditions(connection.dialect.name), first, last)

@@ -1,7 +1,7 @@
 """Quality of a run's model: metrics of the run as a whole, and before and after policy switches.
 
-Metrics after a switch are shown next to it without a claim that the switch caused the change,
-because training continues meanwhile and changes metrics, too.
+The metrics before and after a switch are shown without a claim that the switch caused the change,
+because training continues, which changes metrics, too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline_backend.store.quality import evaluations
 from paceline_backend.store.quality.evaluations import Evaluated
 from paceline_backend.store.switches import Switch
 
-# Maximum number of evaluations in the mean on each side of a switch: the last evaluations before
-# the switch, and the newest evaluations after it.
+# A metric before a switch is the mean of at most this many evaluations, the last ones before the
+# switch; the metric after a switch is the mean of the newest ones.
 MOST_EVALUATIONS = 3
 # Maximum number of the newest evaluations that a report lists.
 _LISTED_EVALUATIONS = 1_000
@@ -36,16 +36,20 @@ class MetricChange:
     before: float | None = Field(
         description="mean of the last 3 evaluations before the switch; null: none", examples=[0.89]
     )
-    before_evaluations: int = Field(description="number of evaluations in this mean", examples=[3])
+    before_evaluations: int = Field(
+        description="number of evaluations in the mean `before`", examples=[3]
+    )
     after: float | None = Field(
-        description="mean of the newest 3 evaluations under the policy; null: none",
+        description="mean of the newest 3 evaluations under the new policy; null: none",
         examples=[0.9],
     )
-    after_evaluations: int = Field(description="number of evaluations in this mean", examples=[3])
+    after_evaluations: int = Field(
+        description="number of evaluations in the mean `after`", examples=[3]
+    )
 
     @property
     def words(self) -> str:
-        """Return a clause about the change."""
+        """Return a clause with the metric before and after the switch."""
         before = _mean_words(self.before, self.before_evaluations)
         after = _mean_words(self.after, self.after_evaluations)
         return f"{self.metric}: {before} before, {after} since"
@@ -104,7 +108,7 @@ def _same(before: Switch, after: Switch) -> bool:
 
 
 def _changes(switch: Switch) -> bool:
-    """Return whether a policy changes the training; true for policies not installed here."""
+    """Return whether a policy changes the training; true if the policy is not installed here."""
     try:
         return policies.make(switch.policy, switch.parameters).changes != "nothing"
     except ValueError:
@@ -130,10 +134,10 @@ def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
 
 
 def choosers(metric: str, targets: Iterable[Mapping[str, Any]]) -> Choosers:
-    """Return functions that select notable values of a metric: `best`, or `least` and `greatest`.
+    """Return functions that select a value of a metric, by name: `best`, or `least` and `greatest`.
 
-    `best` requires that the targets of the runs agree on a direction, or that the metric is the
-    loss and has no target.
+    The result has `best` if all targets for the metric have the same direction, or if the metric is
+    the loss and has no target. Otherwise it is unknown whether less or more is better.
     """
     wanted = {target["direction"] for target in targets if target["metric"] == metric}
     if not wanted and metric == "loss":
@@ -146,9 +150,10 @@ def choosers(metric: str, targets: Iterable[Mapping[str, Any]]) -> Choosers:
 def best_values(
     seen: Sequence[Evaluated], target: Mapping[str, Any] | None, began: float | None
 ) -> list[dict[str, Any]]:
-    """Return the notable values of each metric (see `choosers`), and when they were first measured.
+    """Return the best, or least and greatest, value of each metric, and when it was first measured.
 
-    `seen` is sorted, oldest first. `began` is the Unix time of the run's start; None: unknown.
+    See `choosers`. `seen` is sorted, oldest first. `began` is the Unix time of the run's start;
+    None: unknown.
     """
     shown = [evaluations.shown(each, began) for each in seen]
     rows = []

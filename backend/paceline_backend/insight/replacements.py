@@ -1,7 +1,7 @@
-"""Node replacements of a run: the forecast of the time saved, and the measured result.
+"""Node replacements of a run: the step times before and after, and the forecast.
 
-`before` returns the details that the audit log keeps when a node is replaced. `listed` compares
-them with the steps after the replacement.
+`before` returns the details that the audit log stores when a node is replaced. `listed` returns
+these details with the step time after the replacement.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _FORECASTS = 5
 
 
 def forecast_of(connection: Connection, run: int, node: str, since: int) -> NodeForecast | None:
-    """Return the newest forecast for the case that `node` is as fast as the others, or None.
+    """Return the newest forecast of the step time if `node` were as fast as the others, or None.
 
-    Forecasts whose last step is before `since` are ignored.
+    Forecasts whose last step is before the step `since` are ignored.
     """
     for made in reversed(kept(forecasts.bodies(connection, run, _FORECASTS))):
         slow = made.slow_node
@@ -52,7 +52,7 @@ def before(connection: Connection, run: int, node: str) -> dict[str, Any]:
 
 
 def listed(connection: Connection, run: str) -> list[dict[str, Any]]:
-    """Return the node replacements of a run, oldest first, with the step time afterwards."""
+    """Return the node replacements of a run, oldest first, with the step times before and after."""
     key = runs.key_of(connection, run)
     changes, _ = audit.page(connection, audit.ChangeFilter(run, action="run.replace"), limit=500)
     rows = {row["node"]: row for row in run_nodes.listed(connection, key)}

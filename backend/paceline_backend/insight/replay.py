@@ -1,7 +1,7 @@
-"""Replay: recomputes a run's plans from the database alone and compares them with the segments.
+"""Replay: recomputes a run's plans from the database, and compares them with the recorded plans.
 
-`paceline replay` calls this to check that planning is deterministic. A replay covers the latest
-attempt only, because the Hello of an earlier attempt is not kept. It never changes the database.
+`paceline replay` checks in this way that planning is deterministic. A replay covers the latest
+attempt only, because the Hello of an earlier attempt is not stored. It never changes the database.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from paceline_backend.policies.base import Policy
 from paceline_backend.policies.streams import plan_stream
 from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
-# Fields that are equal if a plan is the same, of a stream and of other data. The leader selects the
-# samples of a stream.
+# Fields of a plan that are compared, for a stream and for other data. For a stream, most fields are
+# not planned, because the leader selects the samples.
 _OF_STREAM = ("shares", "paces")
 _OF_DATA = (
     "counts",
@@ -42,7 +42,7 @@ _OF_DATA = (
     "why",
     "moves",
 )
-# Number of steps whose feedback rows are read at a time.
+# When feedback is read, the rows of this many further steps are read, too.
 _CHUNK_STEPS = 256  # steps
 # Maximum length of a differing value in the report; longer values are cut.
 _VALUE_CHARACTERS = 120  # characters
@@ -52,11 +52,11 @@ _VALUE_CHARACTERS = 120  # characters
 class ReplayReport:
     """Result of replaying a run's latest attempt.
 
-    `segments` counts the segments that a controller planned. The replayed plan is the same for
-    `identical` of them. `unknown` of them cannot be replayed, for example because feedback or the
-    policy is missing. `coasted` counts segments that the leader planned without a policy. `earlier`
-    counts controller segments of earlier attempts, which are not replayed. `first_difference`
-    describes the first deviation.
+    `segments` counts the segments that a controller planned. For `identical` of these segments, the
+    replayed plan equals the recorded plan. `unknown` of these segments cannot be replayed, for
+    example because feedback or the policy is missing. `coasted` counts segments that the leader
+    planned itself. `earlier` counts the controller's segments of earlier attempts, which are not
+    replayed. `first_difference` describes the first segment that is not identical, or is unknown.
     """
 
     run: str
@@ -70,15 +70,15 @@ class ReplayReport:
 
     @property
     def exact(self) -> bool:
-        """Return whether every replayed plan is the same as the recorded one."""
+        """Return whether all of the controller's plans could be replayed and are identical."""
         return self.identical == self.segments
 
 
 def replay(store: Store, run_id: str) -> ReplayReport:
-    """Replay every controller segment of a run's latest attempt, in one pass.
+    """Plan every segment that a controller planned in a run's latest attempt once more.
 
-    The inputs are the Hello, the switches, the earlier segments, and the feedback rows that a
-    segment names (docs/invariants.md, invariant 6).
+    A segment is planned from the Hello, the switches, the earlier segments, and the feedback rows
+    that the segment names (docs/invariants.md, invariant 6).
     """
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
@@ -121,7 +121,7 @@ class _Replayer:
             feedback = self._rows.feedback(plan.feedback)
             policy = self._policy(plan.version)
             if feedback is None or self._history.lost or plan.seq != self._history.seq:
-                self._unknown(plan, "its feedback is missing from the database")
+                self._unknown(plan, "its feedback or an earlier segment is not in the database")
             elif isinstance(policy, str):
                 self._unknown(plan, f"its policy cannot be created here: {policy}")
             elif not self._placement_known(plan):
@@ -157,10 +157,11 @@ class _Replayer:
         try:
             again = self._planned_again(plan, policy, feedback)
         except Exception as error:
-            # The policy raised the error. A controller could not have planned with this policy.
+            # The segment counts as different: a controller planned it, so the policy did not fail
+            # then.
             self._note(f"{_named(plan)}: planning failed: {type(error).__name__}: {error}")
         else:
-            self._look(plan, again)
+            self._check(plan, again)
 
     def _planned_again(self, plan: Plan, policy: Policy, feedback: Feedback) -> Plan:
         feedback = single_batches(feedback, self._history.newest)
@@ -180,7 +181,7 @@ class _Replayer:
             self._history.shuffled(again, shuffle)
         return again
 
-    def _look(self, plan: Plan, again: Plan) -> None:
+    def _check(self, plan: Plan, again: Plan) -> None:
         names = _OF_STREAM if self._history.hello.stream else _OF_DATA
         pairs = {name: (getattr(again, name), getattr(plan, name)) for name in names}
         different = {name: both for name, both in pairs.items() if not _same(*both)}
@@ -201,8 +202,8 @@ def _named(plan: Plan) -> str:
         f"{plan.policy}, version {plan.version}",
         f"feedback {[list(steps) for steps in plan.feedback]}",
     ]
-    words += ["shuffled"] * plan.shuffled + ["memory forgotten"] * plan.anew
-    words += ["moves decided"] * (plan.moves is not None)
+    words += ["shuffled"] * plan.shuffled + ["policy state cleared"] * plan.anew
+    words += ["moves for the next epoch"] * (plan.moves is not None)
     return f"segment {plan.seq} ({'; '.join(words)})"
 
 
@@ -260,7 +261,7 @@ class _Rows:
         self._read: set[int] = set()
 
     def feedback(self, ranges: list[tuple[int, int]]) -> Feedback | None:
-        """Return the feedback of the steps in half-open ranges; None if a row is missing."""
+        """Return the feedback of all steps in half-open `ranges`; None if a row is missing."""
         if not ranges:
             return Feedback.empty()
         steps = [step for start, end in ranges for step in range(start, end)]
@@ -278,7 +279,7 @@ class _Rows:
 
 
 def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
-    """Print the replay report of a run and return 1 if a plan differs, else 0."""
+    """Print a run's replay report; return 0 if the replay is `exact`, else 1."""
     with Store.open(database_url) as store:
         with store.read() as connection:
             run_id = runs.whole_id(connection, run_id)

@@ -21,9 +21,9 @@ from paceline_backend.store import Connection, Store, choices, records, rounds, 
 from paceline_backend.store.coverage import coverage, effective
 
 BASELINE = "bsp"
-# Maximum time of an emulated device. If a device has a longer time, fitted speeds are used instead.
+# If an emulated device takes longer than this, fitted speeds replace the emulated speeds.
 _SLOWEST_S = 1e9  # seconds per size unit, or per step
-# In its first steps a policy learns the ranks' speeds, so this many steps are left out.
+# A policy's figures leave out this many of its first steps, in which it learns the ranks' speeds.
 WARMUP_STEPS = 20
 
 Floats = npt.NDArray[np.float64]
@@ -33,16 +33,27 @@ Floats = npt.NDArray[np.float64]
 class FluidLimit:
     """Parameters of the fluid limit."""
 
-    a_s: list[float] = Field(description="seconds per size unit of each rank", examples=[[3.6e-05]])
-    b_s: list[float] = Field(description="seconds per step of each rank", examples=[[0.005]])
-    communication_s: float = Field(description="seconds per step", examples=[0.003])
-    source: Literal["emulated", "fitted"] = Field(examples=["fitted"])
+    a_s: list[float] = Field(
+        description="computing time of each rank per size unit, seconds", examples=[[3.6e-05]]
+    )
+    b_s: list[float] = Field(
+        description="fixed computing time of each rank per step, seconds", examples=[[0.005]]
+    )
+    communication_s: float = Field(
+        description="mean communication time per step, seconds", examples=[0.003]
+    )
+    source: Literal["emulated", "fitted"] = Field(
+        description="emulated: `a_s` and `b_s` are the exact speeds of emulated devices; "
+        "fitted: they are estimates from the ranks' steps",
+        examples=["fitted"],
+    )
 
     @property
     def overhead_s(self) -> float:
         """Return Σ(b_j/a_j) / Σ(1/a_j) + communication, the overhead of a step, in seconds.
 
-        In the time b_j, rank j could have processed a load of b_j/a_j.
+        In its fixed time b_j, rank j could process a load of b_j/a_j; all ranks together process a
+        load of Σ(1/a_j) per second.
         """
         b_s = np.average(self.b_s, weights=1.0 / np.array(self.a_s))
         return float(b_s) + self.communication_s
@@ -53,12 +64,13 @@ class FluidLimit:
 
 
 def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[str, Any]:
-    """Return figures per preset over its steady steps, the run's coverage, and its rounds.
+    """Return the figures of each preset, the run's coverage of samples, and its reduction rounds.
 
-    Steps that were planned without a controller are left out, and so are the first `warmup` steps
+    The figures leave out steps that were planned without a controller, and the first `warmup` steps
     after the start of a policy or of an attempt. `speedup` is the time per unit of load under plain
-    DDP divided by the time under the preset. (Time per load, because an epoch's last batches
-    differ.) `speedup_limit` is the same ratio for the fluid limit instead of the preset.
+    DDP (`bsp`) ÷ the time per unit of load under the preset. Times are divided by the load because
+    an epoch's last batch may be smaller. `speedup_limit` is the speed-up of the fluid limit over
+    plain DDP.
     """
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
@@ -100,7 +112,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
 
 
 def round_words(figures: dict[str, Any]) -> str:
-    """Return a sentence about a policy version's reduction rounds; see `store.rounds.in_force`."""
+    """Return sentences about a policy version's rounds; `figures` as in `store.rounds.in_force`."""
     rate = "" if figures["rounds_per_s"] is None else f", {figures['rounds_per_s']:,.1f} a second"
     copying = f", copying {_time(figures['copied_s'])}" if figures["copied_s"] else ""
     words = (
@@ -144,7 +156,7 @@ def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int)
         if start is None or start[:2] != (part.attempt, plan.version):
             start = (part.attempt, plan.version, plan.first_step)
         if plan.source != "controller":
-            # The leader planned these steps without a preset, as in the first steps of any run.
+            # The leader planned these steps itself, for example at the start of the run.
             planned.coasted += part.end - plan.first_step
         else:
             steady = planned.steady.setdefault(plan.policy, set())
@@ -202,8 +214,9 @@ def _fluid(
 ) -> FluidLimit | None:
     """Return the fluid limit; None if there are no records to which speeds can be fitted.
 
-    The ranks' true speeds are used if devices are emulated and their speeds are constant. If a plan
-    set CPU `threads`, speeds are not constant. Otherwise the speeds are fitted.
+    If the run's devices are emulated and their speeds are constant, these true speeds are used.
+    Otherwise speeds are fitted to the ranks' records. `threads` is true if a plan set the number of
+    CPU threads, which changes the speed of devices with a parallel part.
     """
     if hello is not None and hello.emulated is not None and not hello.stream:
         devices = msgspec.convert(hello.emulated, Emulation)
@@ -221,7 +234,10 @@ def _fluid(
 
 
 def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
-    """Return each rank's true seconds per size unit (with c_j and κ) and per step (with data)."""
+    """Return each rank's true seconds per size unit, and per step, including data loading.
+
+    The seconds per size unit include the mean cost per sample (c_j) and the mean quadratic cost.
+    """
     load = float(sizes.sum())
     a_s = np.array(devices.a_s) * float(devices.cost.sizes(sizes).sum()) / load
     a_s += np.array(devices.c_s or 0.0) * len(sizes) / load
@@ -230,9 +246,10 @@ def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
 
 
 def _line(n: float, x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
-    """Fit T = a · Λ + b to sums over a rank's steps, with a > 0 and b ≥ 0; return (a, b).
+    """Fit time = a · load + b to a rank's steps, with a > 0 and b ≥ 0; return (a, b).
 
-    If loads do not vary, or no such line fits, a is the time per load and b is 0.
+    The steps are given as sums over x = load and y = time: their number n, Σx, Σy, Σx² and Σxy. If
+    loads do not vary, or the best line has a ≤ 0 or b < 0, a is the time per load and b is 0.
     """
     spread = n * xx - x * x
     a = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else 0.0

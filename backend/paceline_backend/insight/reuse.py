@@ -1,4 +1,4 @@
-"""Cache of expensive answers, which are reused for identical requests shortly afterwards."""
+"""Cache of expensive answers to requests, which are reused for identical requests shortly after."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Answer = TypeVar("Answer")
 class Reused:
     """Cache that also shares a computation in progress among concurrent requests.
 
-    All browsers that follow a run together therefore use at most a sixth of a core for each answer:
-    an answer that takes one second of CPU time is reused for 5 s. Answers about small runs take
-    milliseconds and are recomputed each time.
+    An answer that takes one second of CPU time is reused for 5 s. So the same request costs at most
+    a sixth of a core, regardless of the number of browsers that repeat it. Answers about small runs
+    take milliseconds and are recomputed each time.
 
-    Beyond `most` answers, the least recently used one is dropped.
+    If there are more than `most` answers, the least recently used answer is dropped.
     """
 
     def __init__(self, most: int = _MOST_ANSWERS) -> None:
@@ -37,10 +37,10 @@ class Reused:
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
 
     def get(self, asked: Hashable, find: Callable[[], Answer]) -> Answer:
-        """Return the cached answer for the key `asked`, or compute it with `find`.
+        """Return the cached answer to the request with the key `asked`, or compute it with `find`.
 
-        Exceptions of `find` are raised and not cached. Its result is shared, so callers must not
-        change it.
+        Exceptions of `find` are raised and not cached. Other callers may get the same answer
+        object, so a caller must not change it.
         """
         with self._lock:
             self._drop(time.monotonic())

@@ -1,7 +1,7 @@
 """Accuracy of forecasts, compared with the measured effects of switches, over all runs.
 
-An outcome is a switch with a forecast and a final effect. Errors compare the forecast time for the
-same load with the measured time, because a relative error of a saving near zero is meaningless.
+An outcome is a switch with a forecast and a final measured effect. Errors compare times for the
+same load and not savings, because a relative error of a saving near zero is meaningless.
 """
 
 from __future__ import annotations
@@ -27,18 +27,23 @@ _OF_EFFECT = ("saving", "low", "high")
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy of forecasts. Errors are relative to the measured time for the same load."""
+    """Accuracy of forecasts; all fields except `count` are null if there is no outcome."""
 
-    count: int = Field(description="number of switches with an outcome", examples=[12])
+    count: int = Field(
+        description="number of switches with a forecast and a final measured effect", examples=[12]
+    )
     inside: float | None = Field(
         description="share of measured savings inside the forecasts' 95 % intervals", examples=[0.9]
     )
-    median_error: float | None = Field(description="median absolute error", examples=[0.004])
+    median_error: float | None = Field(
+        description="median of |forecast time ÷ measured time − 1|", examples=[0.004]
+    )
     p90_error: float | None = Field(
-        description="90th percentile of the absolute error", examples=[0.019]
+        description="90th percentile of |forecast time ÷ measured time − 1|", examples=[0.019]
     )
     bias: float | None = Field(
-        description="mean error; > 0: forecasts are too long", examples=[-0.001]
+        description="mean of forecast time ÷ measured time − 1; > 0: forecast times are too long",
+        examples=[-0.001],
     )
 
 
@@ -53,20 +58,31 @@ class PresetScore(Score):
 class SwitchOutcome:
     """Forecast and measured effect of a switch."""
 
-    run: str = Field(description="run, which may have been deleted", examples=["3f9a1c07be52"])
-    version: int = Field(description="policy version", examples=[1])
+    run: str = Field(
+        description="id of the run, which may have been deleted", examples=["3f9a1c07be52"]
+    )
+    version: int = Field(description="policy version since the switch", examples=[1])
     policy: str = Field(examples=["chronica"])
     at: float = Field(description="Unix time of the switch", examples=[1767225700.8])
-    nodes: int | None = Field(description="null: unknown", examples=[2])
-    ranks: int | None = Field(description="null: unknown", examples=[8])
-    forecast: ExpectedEffect = Field()
-    saving: float = Field(description="measured saving", examples=[0.56])
-    low: float = Field(
-        description="`low` and `high` bound the 95 % confidence interval", examples=[0.53]
+    nodes: int | None = Field(description="number of nodes of the run; null: unknown", examples=[2])
+    ranks: int | None = Field(description="number of ranks of the run; null: unknown", examples=[8])
+    forecast: ExpectedEffect = Field(description="forecast of the switch's effect")
+    saving: float = Field(
+        description="measured saving: 1 − time per unit of load after ÷ before the switch",
+        examples=[0.56],
     )
-    high: float = Field(examples=[0.58])
-    error: float = Field(description="forecast time ÷ measured time − 1", examples=[0.023])
-    inside: bool = Field(description="`saving` is inside the forecast's interval")
+    low: float = Field(
+        description="lower bound of the 95 % confidence interval of `saving`", examples=[0.53]
+    )
+    high: float = Field(
+        description="upper bound of the 95 % confidence interval of `saving`", examples=[0.58]
+    )
+    error: float = Field(
+        description="forecast time ÷ measured time − 1, for the same load", examples=[0.023]
+    )
+    inside: bool = Field(
+        description="true if `saving` is inside the 95 % interval of the forecast saving"
+    )
 
 
 def outcomes(
@@ -91,7 +107,7 @@ def outcome_of(row: Mapping[str, Any]) -> SwitchOutcome:
 
 
 def score(of: Sequence[SwitchOutcome]) -> Score:
-    """Return the accuracy of all these outcomes together."""
+    """Return the accuracy of the forecasts of all outcomes in `of`."""
     if not of:
         return Score(0, None, None, None, None)
     errors = np.array([outcome.error for outcome in of])

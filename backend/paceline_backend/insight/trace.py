@@ -3,13 +3,13 @@
 The output is the JSON object of the trace event format. Each node is a process and each rank one of
 its threads. A rank's slice of a step holds slices for `data`, `compute`, `wait` and `reduce`.
 Reduction rounds of relaxed synchronisation have threads of their own, with slices for `wait`,
-`copy` and `reduce`, because ranks compute meanwhile. The run is a process, too: its instants are
-policy switches and the causes of a verdict.
+`copy` and `reduce`, because ranks compute meanwhile. The run is a process, too, with instant events
+for policy switches and for the causes of a verdict.
 
 Times come from the nodes' clocks. `ts` counts from the start of the first slice, rounded down to a
 full second. `otherData.began_at` is the Unix time of `ts` 0.
 
-REST calls `begin`, which raises errors before the first byte is sent, and then `stream`.
+The REST API calls `begin`, which raises errors before the first byte is sent, and then `stream`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline_backend.store.switches import Switch
 TRACE_STEPS = 100  # steps
 # Rows are read in chunks, so that memory use does not depend on the length of the range.
 _CHUNK_ROWS = 20_000
-# Process numbers in the trace: that of the run, and that of the first node.
+# Process numbers of the run and of the first node in the trace.
 _RUN, _FIRST_NODE = 1, 2
 # Number of the thread with rank 0's reduction rounds; the threads of other ranks follow.
 _ROUNDS_THREAD = 1_000_000
@@ -47,10 +47,10 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Traced:
-    """Everything that a trace needs except for the steps themselves.
+    """Data of a trace, except for the steps, which `stream` reads.
 
-    `last` is below `first` if there is no step. `placements` holds the nodes of the ranks, by
-    attempt. `began_at` is the Unix time of `ts` 0.
+    `last` is below `first` if there is no step. `placements` has the node of each rank, by attempt.
+    `began_at` is the Unix time of `ts` 0.
     """
 
     store: Store
@@ -65,7 +65,7 @@ class Traced:
 
 
 def begin(store: Store, run_id: str, span: Range) -> Traced:
-    """Prepare the trace of a range of steps, so that errors are raised before the answer starts.
+    """Prepare the trace of a range of steps, and raise errors before the HTTP response starts.
 
     `span` gives the first and last step. If both are missing, the newest `TRACE_STEPS` steps are
     used.
@@ -142,13 +142,13 @@ def _by_step(rows: Floats) -> Iterator[tuple[float, Floats]]:
 
 
 def _least(ranks: Floats) -> float:
-    """Return the duration of the reduction in seconds: the wait of the last rank to arrive."""
+    """Return the seconds of the reduction: the `sync_s` of the last rank, which does not wait."""
     return float(ranks[:, 2 + _COLUMNS.index("sync_s")].min())
 
 
 @dataclass
 class _Tracks:
-    """Processes and threads of a trace, which are named when they first occur."""
+    """Processes and threads of a trace; an event names each when it occurs for the first time."""
 
     traced: Traced
     nodes: dict[str, int] = field(default_factory=dict)

@@ -16,9 +16,9 @@ from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]
 
-# Maximum number of rows that are read, so that fewer steps are read if there are many ranks.
+# Maximum number of rows that are read. If there are many ranks, fewer steps are therefore read.
 _MOST_WORKER_ROWS = 100_000
-# Number of steps that are read even if they have more rows than `_MOST_WORKER_ROWS`.
+# Number of newest steps that are read even if they have more rows than `_MOST_WORKER_ROWS`.
 _FEWEST_READ = 8  # steps
 
 _READ = (
@@ -38,12 +38,12 @@ _READ = (
 def summary(
     connection: Connection, run: int, last: int, predictor: Predictor | None
 ) -> list[dict[str, Any]]:
-    """Return means over the run's `last` steps, for each rank with records in these steps.
+    """Return means over the run's `last` newest steps, for each rank with records in these steps.
 
     For thousands of ranks, fewer steps are read. `missing` counts steps that a rank did but whose
-    records were lost. `a`, `c` and `b` are fitted to these steps by the predictor of the policy in
-    force; None if the policy is not installed here, or there are too few steps. `device` comes from
-    the latest attempt; None: unknown.
+    records were lost. `a`, `c` and `b` are the rank's model, which `predictor` fits to these steps;
+    they are None if `predictor` is None or there are too few steps. `device` comes from the latest
+    attempt; None: unknown.
     """
     read = records.newest(
         connection, run, _READ, count=last, most_rows=_MOST_WORKER_ROWS, fewest=_FEWEST_READ
@@ -119,9 +119,9 @@ def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
 def _by_rank(
     table: dict[str, Floats], at: npt.NDArray[np.int64], count: int
 ) -> dict[str, list[Any]]:
-    """Return each rank's means over its rows; `at` is the rank's index for each row.
+    """Return each rank's means over its rows; `at` has the index of the rank for each row.
 
-    A mean is None if no row has a value.
+    A mean is None if none of the rank's rows has a value.
     """
     steps = np.bincount(at, minlength=count)
     last = np.full(count, -1.0)

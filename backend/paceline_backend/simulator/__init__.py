@@ -4,8 +4,8 @@
     Simulation       one run of a scenario; `advance` plans and trains the next segment
     TrainedSegment   a segment with the times that its ranks would report
     summary          figures of each policy, also in comparison with the fluid limit
-    sync             models of the synchronisations
-    broadcast        a simulation as a run of a control plane
+    sync             models of gradient synchronisation
+    broadcast        reports a simulation to a control plane, as a run with telemetry
 
 ``paceline simulate``, the simulated backend, the what-if forecasts and the benchmarks use this
 package:

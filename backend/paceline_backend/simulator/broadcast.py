@@ -1,8 +1,8 @@
 """Simulation as a run of a control plane, with telemetry like that of a real run.
 
-``paceline simulate --server`` registers a run and iterates the `segments` of a `Broadcast`. The
-control plane never plans for such a run: the simulation plans its own segments, and applies an
-operator's switches and stops.
+``paceline simulate --server`` registers a run and iterates over the `segments` of a `Broadcast`.
+The control plane never plans the segments of a simulated run: the simulation plans them itself, and
+applies an operator's switches and stops.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def register(server: Client, scenario: Scenario, script: str) -> str:
 
 
 class Broadcast:
-    """A simulation that runs as a registered run, from virtual time 0. Not thread-safe.
+    """A simulation that is reported as a registered run, from virtual time 0. Not thread-safe.
 
-    The run's clock is the virtual clock. The clock begins at `started_at`, a Unix time, and may be
-    ahead of the wall clock. An operator's switch or stop takes effect at the next segment. The
+    All reported times are virtual. Virtual time 0 is the Unix time `started_at`; reported times may
+    be ahead of the wall clock. An operator's switch or stop takes effect at the next segment. The
     simulation waits while more than `waiting` of its records are on the bus and not stored yet, and
     while the bus or the server is unavailable.
     """
@@ -108,8 +108,8 @@ class Broadcast:
         self._started_at = started_at
         # Id of the last message read from the stream control(run).
         self._position = "0-0"
-        # The newest attempt whose Hello was sent, its first step, and its number of reduction
-        # rounds so far.
+        # The newest attempt whose Hello was sent (-1: none), the attempt's first step, and its
+        # number of reduction rounds so far.
         self._attempt = -1
         self._first_step = 0
         self._rounds = 0
@@ -140,8 +140,8 @@ class Broadcast:
     def _has_ended(self) -> bool:
         """Return True if the run has ended.
 
-        This is a method because any call in `segments` may end the run, which a type checker would
-        not expect of an attribute.
+        This is a method because a type checker assumes that an attribute keeps its value, but any
+        call in `segments` may end the run.
         """
         return self.state.final
 
@@ -194,9 +194,10 @@ class Broadcast:
             time.sleep(0.005)
 
     def _on_the_bus(self) -> int:
-        """Return an upper bound of this run's records on the bus.
+        """Return an upper bound of the number of this run's records on the bus.
 
-        Messages are ingested in sequence, so the newest ones are the last to leave the stream.
+        Messages are ingested in sequence. If the stream has n messages, at most the newest n
+        messages of this run are on the bus.
         """
         length = self._patiently(lambda: int(self._bus.xlen(self._stream)))
         while len(self._sent) > length:
@@ -225,8 +226,8 @@ class Broadcast:
         self._polled = now
         run = self._ask("GET", "")
         state = State(run["state"])
-        # The server also sets FAILED if it has received nothing for long, so the simulation
-        # continues.
+        # Continue in the state FAILED: the server also sets it if it has received no message for
+        # long.
         if state.final and state is not State.FAILED:
             self.state = state
             return
@@ -237,7 +238,7 @@ class Broadcast:
         while simulation.switches and simulation.switches[0].step <= simulation.step:
             change = simulation.switches.popleft()
             body = {"policy": change.policy, "parameters": change.parameters, "by": "scenario"}
-            # The scenario's switches take effect regardless of operators' switches.
+            # `if_match="*"`: the scenario's switches take effect regardless of operators' switches.
             made = self._ask("POST", "/policy", body, if_match="*")
             simulation.switch(policies.make(change.policy, change.parameters), made["version"])
 
@@ -276,8 +277,8 @@ def records(
 ) -> dict[str, list[Any]]:
     """Return all ranks' records of some steps of a segment, as a list for each `StepRecord` field.
 
-    `part` selects the steps. `first_step` is the first step of the attempt, and `started_at` the
-    Unix time of virtual time 0.
+    `part` selects steps of the segment. `first_step` is the first step of the attempt, and
+    `started_at` the Unix time of virtual time 0.
     """
     compute_s = trained.compute_s[part]
     count, world = compute_s.shape
@@ -323,10 +324,10 @@ def _or_none(values: Floats) -> list[float | None]:
 
 
 def rounds(trained: TrainedSegment, seq: int, started_at: float) -> list[RoundRecord]:
-    """Return the records that ranks would send of a segment's reduction rounds.
+    """Return the records that ranks would send about a segment's reduction rounds.
 
-    `seq` is the number of the first round in its attempt. (Real ranks count their own rounds.)
-    `started_at` is the Unix time of virtual time 0.
+    `seq` is the number of the segment's first round, counted over all ranks from the attempt's
+    start; real ranks count their own rounds. `started_at` is the Unix time of virtual time 0.
     """
     return [
         RoundRecord(

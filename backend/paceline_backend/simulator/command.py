@@ -35,9 +35,12 @@ _OF_ROUNDS = (("rounds", "rounds"), ("contributors", "contributors"), ("dropped"
 def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
     """Simulate a scenario in this process and print a table, or JSON.
 
-    Return the exit code of the command. `names` are policies to compare; empty: the scenario's own
-    policy and switches. The figures leave out the first `warmup` steps of each policy. See
-    `summary` for the errors.
+    Return the exit code of the command. `names` are policies to compare; if it is empty, the
+    scenario's own policy and switches are simulated. The figures leave out the first `warmup` steps
+    of each policy.
+
+    Raises:
+        InputError: the scenario cannot be simulated, or has no more than `warmup` steps.
     """
     scenario = Scenario.load(path)
     if names:
@@ -56,7 +59,7 @@ def on_server(
     warmup: int,
     as_json: bool,
 ) -> int:
-    """Simulate a scenario as a run of a server, which shows the run and may switch its policy.
+    """Simulate a scenario as a run of a server; on the server, users can follow and switch the run.
 
     Raises:
         InputError: the scenario cannot be simulated, or the server refused it.

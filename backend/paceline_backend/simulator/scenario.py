@@ -1,10 +1,10 @@
 """Description of a simulation: a `Scenario` is read from YAML or plain values, and checked.
 
-``paceline simulate`` loads a file; the control plane gets the plain values with a run. All
-functions that read or check a scenario raise `ScenarioError` if it cannot be simulated. After these
-checks, only reading the file of sizes can still fail. `Communication` computes the duration of
-exchanges among ranks. `hello_of` makes the Hello of a simulated run, which has no leader to send
-it.
+``paceline simulate`` loads a file; the control plane receives the plain values when a run is
+created. All functions that read or check a scenario raise `ScenarioError` if the scenario cannot be
+simulated. After these checks, only `Scenario.hello` can still fail, which draws or reads the sizes.
+`Communication` computes the duration of exchanges among ranks. `hello_of` makes the Hello of a
+simulated run, which has no leader that sends a Hello.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Speeds of workers: a batch takes worker j f_j · (unit_s · Λ' + sample_s · n) + step_s s.
+    """Speeds of workers.
 
-    n is the number of samples of the batch, and Λ' its effective load (see `Models`). A single
-    number applies to every worker; a list has one number per worker. `factors` are the f_j; if the
-    list is empty, all are 1. `data_s` is the time to load a batch. For the other fields see
-    `Emulation`.
+    Worker j computes a batch in f_j · (unit_s · Λ' + sample_s · n) + step_s seconds, where n is the
+    number of samples of the batch and Λ' its effective load (see `Models`). A single number applies
+    to every worker; a list has one number per worker. `factors` are the f_j; if the list is empty,
+    all are 1. `data_s` is the time to load a batch. For the other fields see `Emulation`.
     """
 
     unit_s: float | list[float]  # s per size unit
@@ -70,7 +70,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model of the time of an all-reduce: a ring, or a measured time (`fixed_s`).
 
     W workers take fixed_s + 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth seconds. A ring sends
-    2(W−1) messages one after the other, and no all-reduce can move fewer bytes (Patarasuk and Yuan,
+    2(W−1) messages one after the other, and no all-reduce can send fewer bytes (Patarasuk and Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
     Comput. 69, 2009).
     """
@@ -81,13 +81,13 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: float = 0.0
     # Bandwidth of the slowest link.
     bandwidth: float | None = None  # bytes per second
-    # Time in seconds that every all-reduce takes in addition, whatever the number of workers.
+    # Additional time in seconds of each all-reduce, independent of the number of workers.
     fixed_s: float = 0.0
     # Time in seconds of an exchange of relaxed synchronisation; None: the time of an all-reduce.
     round_s: float | None = None
 
     def defect(self) -> str | None:
-        """Return a message on the first field with an illegal value; None if all are legal."""
+        """Return a message about the first field with an illegal value; None if all are legal."""
         for name in ("latency_s", "bytes", "fixed_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -125,7 +125,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The failure of a worker in a step; all workers restart at this step, as from a checkpoint."""
+    """Failure of a worker in a step; the workers restart at this step, as if from a checkpoint."""
 
     rank: int
     step: int
@@ -143,7 +143,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A switch of the policy, at the first segment that begins at step `step` or later."""
+    """A switch of the policy, with the first segment that begins at the step `step` or later."""
 
     step: int
     policy: str
@@ -151,7 +151,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A virtual cluster, its data and its events. The same scenario always gives the same run."""
+    """A virtual cluster, its data and its events. Equal scenarios give equal simulated runs."""
 
     name: str
     workers: int
@@ -280,7 +280,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _check_policies(self) -> None:
         steps = [change.step for change in self.switches]
         if steps != sorted(steps) or any(step < 0 for step in steps):
-            raise ScenarioError("switches: give them in the order of their steps, each ≥ 0")
+            raise ScenarioError("switches: give them in the order of their steps, each step ≥ 0")
         for k, step in enumerate(steps):
             self._check_step(f"switches[{k}]", step)
         for where, name, parameters in (
@@ -302,7 +302,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
             if failure.step < step:
                 raise ScenarioError(
-                    f"{where}.step: {failure.step}; give failures in the order of their steps, ≥ 0"
+                    f"{where}.step: {failure.step}; give failures in the order of their steps, "
+                    "each step ≥ 0"
                 )
             self._check_step(where, failure.step)
             if not 0 <= failure.restart_s < math.inf:
@@ -344,7 +345,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the Hello message that a leader would send, with virtual time 0.
 
         Raises:
-            ScenarioError: the file of sizes cannot be read.
+            ScenarioError: the file of sizes cannot be read, or with `drop_last` no step would run.
         """
         try:
             sizes = self.sizes.draw(self.seed)
@@ -352,7 +353,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ScenarioError(str(error)) from error
         if self.drop_last and len(sizes) < self.global_batch:
             raise ScenarioError(
-                f"drop_last: {len(sizes)} samples are fewer than a global batch: no step would run"
+                f"drop_last: {len(sizes)} samples are fewer than a global batch, so no step would "
+                "run; give more samples, or drop_last: false"
             )
         devices = self.emulation()
         return hello_of(
@@ -389,7 +391,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _factors(self) -> list[float]:
         given = sum(part.workers if isinstance(part, Group) else 1 for part in self.devices.factors)
-        # Check this first, because the list could be far too long.
+        # Check the number of factors before the list is made, because it could be far too long.
         if given not in (0, self.workers):
             raise ScenarioError(
                 f"devices.factors: {given} values for {self.workers} workers; give one per worker"
@@ -410,7 +412,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads 1e-5 as a number; YAML 1.1 would read text."""
+    """A YAML loader that reads 1e-5 as a number; standard YAML 1.1 reads it as text."""
 
 
 _Loader.add_implicit_resolver(
@@ -421,9 +423,8 @@ _Loader.add_implicit_resolver(
 def hello_of(sizes: Floats, world: int, global_batch: int, **fields: Any) -> Hello:
     """Return the Hello that a leader would send at virtual time 0.
 
-    `sizes` are the sizes of the data set's samples, [N]. `fields` are other fields of `Hello`.
-    Without them the seed is 0, the number of epochs is unknown, and the loss is a mean over
-    samples.
+    `sizes` are the sizes of the data set's samples, [N]. `fields` are other fields of `Hello`. By
+    default, the seed is 0, the number of epochs is unknown, and the loss is a mean over samples.
     """
     plain: dict[str, Any] = {"seed": 0, "epochs": None, "loss_mean": "samples", "drop_last": False}
     return Hello(

@@ -1,9 +1,9 @@
 """Simulation of a virtual cluster, segment by segment.
 
-`Simulation.advance` plans a segment through `planning.offer`, as a controller does, computes the
-ranks' times with the synchronisation's model in `sync`, and adopts the segment. `DealtBatches`
-holds a segment's batches and their compute times, also where ranks take over batches of each other.
-There is no bus and no database; `broadcast` adds both.
+`Simulation.advance` plans a segment with `planning.offer`, as a controller does, computes the
+ranks' times with a model in `sync`, and adopts the segment. `DealtBatches` holds a segment's
+batches and their compute times, also if ranks take over batches from each other. A simulation uses
+neither a bus nor a database; `broadcast` sends its results to a control plane.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from paceline_backend.simulator.sync import (
 )
 
 T = TypeVar("T")
-# A plan does not use the measurements of this many newest steps: see `Simulation`.
+# A plan does not use the records of this many newest steps; see `Simulation`.
 _LAG = 1
 
 
@@ -58,8 +58,8 @@ class Network(Protocol):
 class TrainedSegment:
     """A segment that was trained, with the times that ranks would report; arrays are [S, W].
 
-    S is the number of trained steps. S is below the segment's number of steps if a failure or the
-    simulation's end comes first.
+    S is the number of trained steps. If a failure or the simulation's end interrupts the segment, S
+    is below the planned number of steps.
     """
 
     plan: Plan
@@ -68,7 +68,7 @@ class TrainedSegment:
     compute_s: Floats
     # Time that a rank waits for other ranks after computing.
     wait_s: Floats
-    # Time of the exchange of gradients; 0 where a rank computes at the same time.
+    # Time of the exchange of gradients; 0 if a rank computes at the same time.
     communication_s: Floats
     # Virtual time at which each step begins.
     started_at: Floats
@@ -117,7 +117,7 @@ class TrainedSegment:
 
     @property
     def evened_load(self) -> Floats:
-        """The load of each step, [S], spread over the steps as `evened_s` spreads their time."""
+        """The load of each step, [S]; the same in all steps if ranks share batches."""
         load = np.asarray(self.features.load.sum(axis=1))
         return _evened(load) if self._pooled else load
 
@@ -129,7 +129,7 @@ class TrainedSegment:
     def ett_s(self) -> Floats | None:
         """The plan's forecast of `compute_s`; None if the models were unknown.
 
-        The value is NaN where the batch differs from the plan, because ranks took over batches of
+        The value is NaN where the batch differs from the plan, because ranks took over batches from
         each other.
         """
         if not self.plan.ett_s:
@@ -142,7 +142,7 @@ class TrainedSegment:
 class Simulation:
     """A training on emulated devices, planned as a controller plans real training.
 
-    A segment is planned from the records of earlier steps without the newest `_LAG` steps, because
+    A segment is planned from the records of earlier steps, except the newest `_LAG` steps, because
     a real controller plans while the last segment still runs. Planning takes no virtual time. The
     first step begins at virtual time 0. The same arguments, switches and failures give the same
     segments and times. Not thread-safe.
@@ -152,13 +152,12 @@ class Simulation:
         devices: the ranks' speeds.
         policy: the first policy.
         network: durations of exchanges; None: no time.
-        steps: number of the step before which the simulation ends; None: it ends with the last
-            epoch.
+        steps: number of steps after which the simulation ends; None: it ends with the last epoch.
 
     Attributes:
-        switches: changes of the policy that are not due yet, sorted by step.
-        failures: failures of workers that are not due yet, sorted by step. After a failure,
-            `hello`, `devices` and `history` belong to the next attempt.
+        switches: future changes of the policy, sorted by step.
+        failures: future failures of workers, sorted by step. After a failure, `hello`, `devices`
+            and `history` belong to the next attempt.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class Simulation:
         """Make the simulation that a scenario describes, from virtual time 0 on.
 
         Raises:
-            ScenarioError: the scenario's file of sizes cannot be read.
+            ScenarioError: see `Scenario.hello`.
         """
         made = Simulation(
             scenario.hello(),
@@ -199,7 +198,8 @@ class Simulation:
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
         """Begin an attempt at virtual time `now`.
 
-        From earlier attempts, the attempt only gets the samples that they used (`hello.used`).
+        Of the earlier attempts, the new attempt only knows the samples that they used
+        (`hello.used`).
         """
         self.hello = hello
         self.devices = devices
@@ -231,12 +231,12 @@ class Simulation:
         return self.history.step
 
     def switch(self, policy: Policy, version: int | None = None) -> None:
-        """Switch the policy from the next segment on; `version` None: the next number."""
+        """Switch the policy from the next segment on; if `version` is None, it increases by 1."""
         self.policy = policy
         self.version = self.version + 1 if version is None else version
 
     def advance(self) -> TrainedSegment:
-        """Plan the next segment and train it, up to a failure in one of its steps."""
+        """Plan the next segment and train it; a failure in one of its steps ends the segment."""
         while self.switches and self.switches[0].step <= self.step:
             change = self.switches.popleft()
             self.switch(policies.make(change.policy, change.parameters))
@@ -269,9 +269,10 @@ class Simulation:
         costs = Costs() if self._network is None else self._network.costs(self.hello.world)
         own_s = 0.0 if plan.synchroniser == ALLREDUCE else costs.own_s
         load_s = self._data_s + own_s
-        begun, starts = self._clocks, self._met(plan, costs)
-        # Rank 0, the leader, adopts a segment when rank 0 needs it. If ranks continue without
-        # synchronising, a rank that is ahead of the leader waits with its first batch until then.
+        begun, starts = self._clocks, self._begin_times(plan, costs)
+        # The leader (rank 0) adopts a segment when it has ended its previous segment. If ranks do
+        # not synchronise between segments, a rank that is ahead of the leader waits for the leader
+        # before its first batch.
         begins_at = float(begun[0])
         early_s = np.maximum(begins_at - starts, 0.0)
         limits = self.hello.limits
@@ -299,7 +300,8 @@ class Simulation:
         started_at = np.concatenate([begun[None], ends[:-1]])[:steps]
         if steps:
             self._clocks = ends[-1]
-        # All ranks end at the same time, so remove rounding errors of the sums.
+        # If ranks synchronise at the segment's end, all end at the same time. Remove rounding
+        # errors of the sums.
         if not self._model.goes_on:
             self._clocks = np.full(len(begun), self._clocks.max())
         return TrainedSegment(
@@ -323,8 +325,12 @@ class Simulation:
                 seconds[at] = self._network.all_reduce_s(first_step + at, batches.step(at))
         return seconds
 
-    def _met(self, plan: Plan, costs: Costs) -> Floats:
-        """Apply a segment's synchronisation; return the time at which each rank can begin, [W]."""
+    def _begin_times(self, plan: Plan, costs: Costs) -> Floats:
+        """Return the time at which each rank can begin a segment, [W].
+
+        If the segment has another synchronisation than the last one, its model replaces the last
+        model.
+        """
         clocks, synchroniser = self._clocks, plan.synchroniser
         if self._model.goes_on:
             if synchroniser == self._sync:
@@ -402,7 +408,8 @@ class DealtBatches:
     """The batches of a segment's S steps on W ranks.
 
     At first each rank has the batches that were planned for it. Each call of `pool` replaces the
-    batches of a span of steps by those that the ranks trained after they shared them.
+    batches of a span of steps by the batches that the ranks trained, some of which they took over
+    from each other.
 
     Args:
         devices: devices of the ranks.
@@ -432,7 +439,7 @@ class DealtBatches:
             self.compute_s[at] = self._taken_s(at)
 
     def step(self, at: int) -> Features:
-        """Return the batches of the segment's step `at`, counted from 0, [W]."""
+        """Return the batches of the segment's step `at` (counted from 0), [W]."""
         return Features(*(column[at] for column in self.features))
 
     def room(self, rank: int) -> int:

@@ -26,10 +26,10 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The sizes of a data set: drawn from a distribution, or read from a file with all sizes.
 
     The distribution has the mean `mean` and the standard deviation `dif` (DIF). Draws are clipped
-    to `min` (default: a hundredth of the mean) and `max`. Clipping changes mean and DIF of a normal
-    distribution whose DIF is near its mean. Gamma and lognormal distributions are hardly changed.
-    `file` is a .txt, .csv or .npy file. `column` is the name of the column with the sizes in a .csv
-    file.
+    to `min` (default: a hundredth of the mean) and `max`. Clipping changes the mean and the DIF of
+    a normal distribution if the DIF is near the mean; it hardly changes gamma and lognormal
+    distributions. `file` is a .txt, .csv or .npy file. `column` is the name of the column with the
+    sizes in a .csv file.
     """
 
     distribution: Literal["constant", "uniform", "normal", "lognormal", "gamma"] | None = None
@@ -42,7 +42,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     column: str | None = None
 
     def defect(self) -> str | None:
-        """Return a message on the first field with an illegal value; None if all are legal."""
+        """Return a message about the first field with an illegal value; None if all are legal."""
         if (self.distribution is None) == (self.file is None):
             return "sizes: give either distribution or file"
         if self.file is not None:
@@ -58,14 +58,14 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 0 < low <= high:
             return f"sizes.min: {low} to sizes.max: {high}; give 0 < min ≤ max"
         if self.distribution == "uniform" and self.mean - math.sqrt(3) * self.dif < 0:
-            return f"sizes.dif: {self.dif}; uniform sizes around {self.mean} would be below 0"
+            return f"sizes.dif: {self.dif}; give at most mean / √3, or uniform sizes would be < 0"
         return None
 
     def draw(self, seed: int) -> Floats:
-        """Return a size per sample, [N]; the same seed gives the same sizes.
+        """Return the size of each sample, [N]; the same seed gives the same sizes.
 
         Raises:
-            SizesError: the file cannot be read, or a value in the file is no size above 0.
+            SizesError: the file cannot be read, or a value in the file is not a number above 0.
         """
         if self.file is not None:
             return self._read(Path(self.file))

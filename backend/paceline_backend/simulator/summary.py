@@ -25,7 +25,7 @@ BASELINE = "bsp"
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over the steps that a policy planned. Definitions: docs/glossary.md."""
+    """Figures of the steps that a policy planned; docs/glossary.md defines them."""
 
     steps: int
     step_time_s: float
@@ -35,7 +35,7 @@ class Summary:
     step_dif: float
     waste: float
     ett_mape: float | None
-    # Time of all steps ÷ the sum of their fluid limits and of their communication.
+    # Time of all steps ÷ the sum of the steps' fluid limits and communication times.
     time_over_fluid: float | None
     load_per_s: float  # size units
     # Mean real time in seconds to plan a segment.
@@ -46,7 +46,7 @@ class Summary:
     contributors: float | None  # per round
     # Number of samples whose gradients were dropped as too old.
     dropped: int
-    # Load per second ÷ load per second under plain data parallelism (`bsp`); None: not compared.
+    # `load_per_s` ÷ `load_per_s` under plain data parallelism (`bsp`); None: `bsp` did not run.
     speedup: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,11 +57,11 @@ class Summary:
 def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) -> float:
     """Return the fluid limit of a step: its minimum time if loads were divisible, in seconds.
 
-    The limit T solves Σ_j (T − b_j)⁺ / a_j = Λ', where Λ' is the effective load of the step, and
-    rank j takes a_j seconds per size unit and b_j seconds per step. If all b_j are equal to b, T is
-    Λ' / Σ_j (1/a_j) + b. Costs per sample are spread over the load. Slowdowns are included;
-    padding, delays and noise are not. `batch` has the batches of all ranks, of which only the
-    totals matter. `threads` are the ranks' CPU threads, a number or [W].
+    The limit T solves Σ_j max(T − b_j, 0) / a_j = Λ', where Λ' is the effective load of the step,
+    and rank j takes a_j seconds per size unit and b_j seconds per step. If all b_j are equal to b,
+    T is Λ' / Σ_j (1/a_j) + b. Costs per sample are included in a_j. Slowdowns are included;
+    padding, delays and noise are not. `batch` has the batches of all ranks; only their totals
+    matter. `threads` are the ranks' CPU threads, a number or [W].
     """
     unpadded = msgspec.structs.replace(devices.cost, padded=False)
     load = float(np.sum(unpadded.load(batch)))
@@ -72,8 +72,8 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
     a_s = a_s * factors * (devices.serial + (1 - devices.serial) / np.maximum(threads, 1))
     speed = 1.0 / np.maximum(a_s, 1e-300)
     b_s = np.array(devices.b_s) * factors + np.array(devices.data_s or 0.0)
-    # ``times[k]`` is the time if only the k + 1 ranks with the smallest b_j work. The minimum
-    # leaves out ranks that would only wait.
+    # ``times[k]`` is the time if only the k + 1 ranks with the smallest b_j work. The minimum does
+    # not use ranks whose b_j is longer than the step.
     order = np.argsort(b_s, kind="stable")
     times = (load + np.cumsum((b_s * speed)[order])) / np.cumsum(speed[order])
     return float(times.min())
@@ -81,7 +81,7 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
 
 @dataclass
 class SegmentSums:
-    """Sums over a simulation's segments, without `warmup` steps after each policy's start."""
+    """Figures of a simulation's segments, without the first `warmup` steps of each policy."""
 
     warmup: int = 0
     _parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -106,8 +106,8 @@ class SegmentSums:
             for round_ in trained.rounds
             if round_.step >= first
         ]
-        # Where ranks share batches, compare the ranks' totals in the segment, because single rows
-        # show little.
+        # If ranks share batches, compare the ranks' totals in the segment, because ranks train the
+        # batches of a step at different times.
         shared = plan.pooled
         totals = trained.compute_s.sum(axis=0), trained.features.load.sum(axis=0)
         load = trained.evened_load
@@ -175,7 +175,7 @@ def _mape(ett_s: Floats, compute_s: Floats) -> float:
 
 
 def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
-    """Train to the end; return a summary per policy, in the order of the policies' start."""
+    """Run a simulation to its end; return a summary per policy, in the order of their start."""
     tally = SegmentSums(warmup)
     while not simulation.finished:
         # Read the devices before `advance`, in which a failure may change them.
@@ -185,7 +185,7 @@ def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
 
 
 def counted(tally: SegmentSums) -> dict[str, Summary]:
-    """Return the summaries of a finished simulation."""
+    """Return the summaries of a finished simulation; raise `ScenarioError` if there are none."""
     summaries = tally.summaries()
     if not summaries:
         raise ScenarioError(f"--warmup: {tally.warmup} steps leave nothing to measure; give fewer")
@@ -195,8 +195,8 @@ def counted(tally: SegmentSums) -> dict[str, Summary]:
 def under(scenario: Scenario, policy: str) -> Scenario:
     """Return the scenario with a single policy from start to end.
 
-    If `policy` is the scenario's own first policy, it keeps its parameters; any other policy gets
-    its defaults. Raise `ScenarioError` if the policy does not exist or refuses its parameters.
+    If `policy` is the scenario's first policy, it gets the scenario's parameters; any other policy
+    gets its defaults. Raise `ScenarioError` if the policy does not exist or refuses the parameters.
     """
     parameters = scenario.parameters if policy == scenario.policy else {}
     try:
@@ -207,7 +207,7 @@ def under(scenario: Scenario, policy: str) -> Scenario:
 
 
 def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, Summary]:
-    """Simulate the scenario once under each of these policies; see `under`.
+    """Simulate the scenario once under each of the policies `names`; see `under`.
 
     `speedup` is the speed-up over `bsp`, if `bsp` is one of the policies.
     """

@@ -111,7 +111,7 @@ def test_everything_that_tells_money_uses_the_price(
     assert priced.get("/api/v1/runs/r/report").json()["cost"] == amounts
     page = priced.get("/api/v1/runs/r/report?format=html").text
     words = " ".join(re.sub(r"<[^>]+>", " ", page).split())
-    assert f"Cost of its steps {cost:,.2f} USD of it {waited:,.2f} USD for waiting" in words
+    assert f"Cost of its steps {cost:,.2f} USD {waited:,.2f} USD of it for waiting" in words
     metrics = priced.get("/metrics").text
     [line] = [each for each in metrics.splitlines() if each.startswith("paceline_run_cost{")]
     assert line.startswith('paceline_run_cost{currency="USD",run="r"} ')

@@ -70,10 +70,10 @@ def test_links_are_looked_at_where_there_are_some() -> None:
 def test_a_policy_needs_a_loss_that_allows_uneven_parts() -> None:
     for seen, kind in ((observed(speed=slow(3, 2.0)), "node"), (uneven(), "data")):
         text = advice(seen, nodes=ONE, policy="paceline", equal=True)[kind]
-        assert "once the script's loss allows uneven parts, a policy" in text
+        assert "once the script's loss allows uneven batches, a policy" in text
 
 
 def test_an_observed_run_has_no_policy_to_switch() -> None:
     for seen, kind in ((observed(speed=slow(3, 2.0)), "node"), (uneven(), "data")):
         text = advice(seen, nodes=ONE, policy=OBSERVED)[kind]
-        assert "with a `paceline.Session` in its script, a policy" in text
+        assert "with a `paceline.Session` in the script, a policy" in text

@@ -184,4 +184,4 @@ def test_equal_batches_for_want_of_capacities_are_said(
 ) -> None:
     of = Fitness(replace(fitness("constant")._conditions, devices=()))
     said = words(of, preset, **parameters)
-    assert any("what their devices can do is not known" in each for each in said) == says
+    assert any("the capacities of their devices are not known" in each for each in said) == says

@@ -88,7 +88,7 @@ def test_a_rank_that_says_nothing_is_held_to_be_suspended() -> None:
 def test_all_wait() -> None:
     seen = hang(dict.fromkeys(range(4), SYNC))
     assert (seen.hung, seen.holding) == (True, [])
-    assert "a collective that not all of them called" in seen.words
+    assert "a collective that not all ranks called" in seen.words
 
 
 def test_all_wait_for_the_leader() -> None:

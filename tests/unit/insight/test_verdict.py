@@ -181,7 +181,7 @@ def test_hidden_behind_a_slower_rank() -> None:
     kinds = {cause.kind: cause for cause in verdict.causes}
     assert set(kinds) == {"node", "periodic"}
     assert kinds["periodic"].cost_s == pytest.approx(0.0, abs=0.01 * verdict.wall_s)
-    assert "By itself that costs nothing" in words(verdict)
+    assert "Fixing this alone saves nothing" in words(verdict)
 
 
 def test_under_a_relaxed_synchroniser_a_slow_rank_costs_its_own_steps() -> None:

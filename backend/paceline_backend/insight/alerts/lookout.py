@@ -17,11 +17,11 @@ from paceline_backend.store.fleet.verdicts import Kept
 
 # Number of the last complete steps over which SE and waste are averaged.
 MEAN_STEPS = 50
-# The alert `run-coasts` is about the share of this many newest segments that the leader planned
-# itself.
+# The value of the rule `run-coasts` is the share of the newest segments that the leader planned
+# itself; it covers this many segments.
 _SEGMENTS = 8
-# After a loss, the value of the rule `records-lost` is the number of lost records for this many
-# seconds, and then 0.
+# For this many seconds after a loss, the value of the rule `records-lost` is the number of lost
+# records; then it is 0 again.
 _LOSS_SHOWN_S = 60.0
 # Minimum duration of a hang, passed to `hangs.look`. It is nearly 0, because the rule `run-hangs`
 # has a threshold of its own.
@@ -119,13 +119,13 @@ def _of_progress(seen: _Seen, at: float) -> Iterator[Condition]:
     known, run = seen.progress, seen.run
     if known is None:
         return
-    stands_s = max(at - known.step_at, 0.0) if run.step == known.step else 0.0
+    idle_s = max(at - known.step_at, 0.0) if run.step == known.step else 0.0
     step = (
         "No step has been completed since the run started"
         if run.step < 0
         else f"Step {run.step:,} was the last"
     )
-    yield Condition("run-stands", run.id, stands_s, f"{step}, {stands_s:,.0f} s ago.")
+    yield Condition("run-stands", run.id, idle_s, f"{step}, {idle_s:,.0f} s ago.")
     lost = known.lost if known.lost_at is not None and at - known.lost_at < _LOSS_SHOWN_S else 0
     words = f"{known.lost:,} records were lost because a spool was full."
     yield Condition("records-lost", run.id, float(lost), words)
@@ -139,7 +139,7 @@ def _of_steps(connection: Connection, run: Running) -> Iterator[Condition]:
     columns = reads.step_columns(connection, run.key, span, MEAN_STEPS)
     for rule, name, words in (
         ("run-waste", "waste", "Ranks spend {:.0%} of their time waiting, over the last {} steps."),
-        ("run-straggler-effect", "se", "SE is {:.2f}, over the last {} steps."),
+        ("run-straggler-effect", "se", "The straggler effect (SE) is {:.2f}, over {} steps."),
     ):
         known = [value for value in columns[name] if value is not None]
         if known:

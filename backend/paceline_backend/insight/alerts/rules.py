@@ -20,12 +20,12 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 class Rule:
     """Rule that defines when an alert is raised and resolved.
 
-    The condition is that a value is above `threshold`, or below it if `below` is true; the clause
-    `words` describes it. `unit` is the threshold's unit: share, ratio, factor, seconds or count. An
-    alert is raised when the condition has held for `raise_after_s`, and resolved when the condition
-    has been gone for `resolve_after_s`. A disabled rule raises no alert, and its active alerts are
-    resolved. `changed_at` is the Unix time of the last change by an admin; None: the values are the
-    defaults.
+    The condition is that a value is above `threshold`, or below `threshold` if `below` is true; the
+    clause `words` describes the condition. `unit` is the threshold's unit: share, ratio, factor,
+    seconds or count. An alert is raised when the condition has held for `raise_after_s`, and
+    resolved when the condition has been gone for `resolve_after_s`. A disabled rule raises no
+    alert, and its active alerts are resolved. `changed_at` is the Unix time of the last change by
+    an admin; None: no admin has changed the rule.
     """
 
     name: str
@@ -58,52 +58,52 @@ class Rule:
 _RULES = (
     Rule(
         "run-held-up",
-        "more than this share of the wall time is lost to causes that a verdict names",
+        "the share of the wall time that is lost to causes in a verdict is above the threshold",
         *("share", 0.1, 600.0, 300.0, "warning"),
     ),
     Rule(
         "run-waste",
-        "ranks spend more than this share of their time waiting for slower ranks",
+        "the share of their time that ranks wait for slower ranks is above the threshold",
         *("share", 0.2, 600.0, 300.0, "warning"),
     ),
     Rule(
         "run-straggler-effect",
-        "the straggler effect (SE) of a step is larger than this",
+        "the mean straggler effect (SE) of a step is above the threshold",
         *("ratio", 0.3, 600.0, 300.0, "warning"),
     ),
     Rule(
         "rank-slow",
-        "a verdict names ranks that are more than N times slower than the median rank",
+        "a verdict names ranks whose slowdown factor is above the threshold",
         *("factor", 1.5, 600.0, 300.0, "warning"),
     ),
     Rule(
         "run-stands",
-        "no step has been completed for N seconds",
+        "no step has been completed for longer than the threshold",
         *("seconds", 900.0, 0.0, 0.0, "warning"),
     ),
     Rule(
         "run-hangs",
-        "ranks have waited more than N seconds for ranks that make no progress",
+        "ranks have waited longer than the threshold for ranks that make no progress",
         *("seconds", 30.0, 15.0, 0.0, "critical"),
     ),
     Rule(
         "run-coasts",
-        "leaders plan more than this share of the newest segments themselves",
+        "the share of the newest segments that the leader planned itself is above the threshold",
         *("share", 0.5, 120.0, 120.0, "warning"),
     ),
     Rule(
         "coverage-inexact",
-        "more than N epochs have samples that were used twice or skipped",
+        "the number of epochs with samples that were used twice or skipped is above the threshold",
         *("count", 0.0, 300.0, 300.0, "critical"),
     ),
     Rule(
         "records-lost",
-        "more than N records were lost to a full spool since the last check",
+        "the number of records that a full spool lost in the last minute is above the threshold",
         *("count", 0.0, 0.0, 900.0, "warning"),
     ),
     Rule(
         "disk-low",
-        "less than this share of the file system with the database is free",
+        "the free share of the file system with the database is below the threshold",
         *("share", 0.1, 60.0, 300.0, "critical", True),
     ),
 )

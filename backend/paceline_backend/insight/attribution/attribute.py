@@ -1,8 +1,8 @@
 """Attribution of each step's SP to causes, and of the waiting time to ranks.
 
 `read_rows` reads the ranks' reports from the database. `attribute` fits the expected times
-(`model.fit`), divides each rank's lateness among the causes (`split`), charges the waiting time to
-the slow ranks, and sums the results up by cause and by rank.
+(`model.fit`), divides each rank's lateness among the causes (`split`), attributes the waiting time
+to the slow ranks, and sums the results up by cause and by rank.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 
 @dataclass(frozen=True)
 class Worker:
-    """One rank's slowness and its contribution to waiting, over the analysed steps.
+    """One rank's slowness, and the waiting of other ranks for it, over the analysed steps.
 
-    `data`, `node`, `transient` and `input` are shares of all waiting. They add up to `caused`.
+    `data`, `node`, `transient` and `input` divide `caused` by cause. They add up to `caused`.
     """
 
     rank: int
-    # Time at equal load ÷ the typical rank's time. None: the rank has too few steps.
+    # Computing time ÷ the typical (median) rank's computing time, at equal load. None: the rank has
+    # too few steps.
     factor: float | None
     # First and last step of each temporary slowdown.
     slow_steps: list[tuple[int, int]]
-    # Share of all waiting that other ranks spend waiting for this rank.
+    # Fraction of all ranks' waiting time in which ranks wait for this rank.
     caused: float
     data: float
     node: float
     transient: float
     input: float
-    # Extra time that a step would take on this rank if the load were divided equally.
+    # Time that this slow rank saves because its batches are smaller than the mean batch; 0 if the
+    # rank is not slow.
     hidden: float  # seconds per step
 
 
@@ -64,12 +66,12 @@ class Attribution:
     # The part of `sp_s` that each cause explains, by the name of the cause.
     parts: Mapping[str, Floats]  # [K], seconds
     se: float
-    # Mean over the steps of the share of the ranks' time that they spend waiting.
+    # Fraction of their time that ranks spend waiting, as the mean over the steps.
     waste: float
     # Relative standard deviation of the ranks' step times from the fitted model; a robust estimate
     # that slowdowns hardly change.
     noise: float
-    # Share of each cause in the sum of all steps' SP; all shares are 0 if this sum is 0.
+    # Share of each cause in the sum of `sp_s`; all shares are 0 if this sum is 0.
     shares: Mapping[str, float]
     workers: list[Worker]
 
@@ -77,9 +79,9 @@ class Attribution:
 def attribute(rows: Rows) -> Attribution:
     """Split the SP of each step into causes.
 
-    - data: the part that batch sizes explain, as if all ranks were equally fast;
-    - node: the part that lasting differences in speed explain, as if all ranks had equal loads;
-    - input: the part that slow data loading explains;
+    - data: differences between batches, as if all ranks were equally fast;
+    - node: lasting differences in speed, as if all ranks had equal loads;
+    - input: slow data loading;
     - transient: the rest, that is, temporary slowdowns and noise.
     """
     rows = rows.of(rows.took_part.sum(axis=1) >= 2)
@@ -126,8 +128,8 @@ def _worker(step: Ints, took_part: Bools, model: SpeedModel, made: Split, rank: 
     with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    # The tolerance `same` keeps the rank that defines `equal_s` from seeming slower than itself,
-    # regardless of the CPU's rounding.
+    # `equal_s` is the time of one of the ranks. Without the tolerance `same`, rounding could make
+    # this rank seem slower than itself.
     slower = with_samples & (own_equal_s * rest > equal_s * (1 + THRESHOLDS.same))
     longer_s = np.where(slower, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     caused = made.caused[:, :, rank].sum(axis=1)
@@ -161,11 +163,12 @@ def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
 def read_rows(
     connection: Connection, run: int, span: Range, placement: Placement | None = None
 ) -> Rows:
-    """Return the ranks' reports of the complete steps in a range.
+    """Return the ranks' reports of the complete steps in the range `span`.
 
     If `span` has no first step, the last `range_steps` steps are read. If there are more than
-    `most_rows` rows, only those of the newest steps are read. Steps before `placement` took effect
-    are left out, because the ranks ran on other nodes then; None: no step is left out.
+    `most_rows` rows, only the rows of the newest steps are read. Steps before `placement` took
+    effect are left out, because the ranks ran on other nodes then. If `placement` is None, no step
+    is left out.
     """
     read = records.newest_complete(
         connection,
@@ -188,13 +191,16 @@ def read_rows(
 
 @dataclass(frozen=True)
 class Split:
-    """Lateness of the ranks, by cause: data, node, temporary slowness, noise, input."""
+    """SP of the steps and waiting for the ranks, split by cause.
+
+    The five causes are data, node, temporary slowness, noise and input.
+    """
 
     # Time between the moments at which the first and the last rank are ready.
     sp_s: Floats  # [K]
-    # Mean time until a rank is ready.
+    # Time from a step's start until a rank is ready, as the mean over the ranks.
     mean_s: Floats  # [K]
-    # Share of the ranks' time spent waiting.
+    # Fraction of their time that the ranks spend waiting.
     waste: Floats  # [K]
     # The parts of `sp_s` that the five causes explain.
     sp_parts: Floats  # [5, K]
@@ -205,17 +211,19 @@ class Split:
 
 
 def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
-    """Split each step's straggler effect.
+    """Split each step's SP, and the waiting time that each rank causes, among five causes.
 
-    A rank's step time is a product of its batch, its speed and its temporary slowness. The rank's
-    lateness compared with a typical rank with the mean batch is divided among these three by their
-    Shapley values: the only division that adds up, treats causes alike and gives nothing to a cause
-    without effect. The time of a slow data loader is added. If a smaller load compensates for a
-    rank's slowness (or a larger load for its speed), the two cancel, because no rank waits for
-    compensated slowness. The SP of a step is then split by cause: each part is the difference
-    between the last and the first rank's lateness due to this cause.
+    The model of a rank's step time is the cost of its batch × its slowness × its temporary
+    slowness. A rank's lateness is its step time minus the time of a typical rank with the mean
+    batch. The lateness is divided among the three factors by their Shapley values: the only
+    division that adds up, treats equal factors equally and gives nothing to a factor without
+    effect. The extra time of a slow data loader is added. If a smaller load compensates for a
+    rank's slowness (or a larger load for its speed), these two parts of its lateness cancel,
+    because no rank waits for compensated slowness. The part of a cause in a step's SP is the
+    difference between the last and the first rank's lateness due to this cause.
 
-    Waiting is charged in equal parts to all ranks that still compute while others wait.
+    While some ranks wait, their waiting time is attributed in equal parts to all ranks that still
+    compute.
     """
     counted = _counted(rows, took_part, model)
     parts = _lateness(rows, took_part, model)
@@ -241,7 +249,10 @@ def split(rows: Rows, took_part: Bools, model: SpeedModel) -> Split:
 
 
 def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
-    """Return lateness by cause, relative to a typical rank with the mean batch, [5, K, W]."""
+    """Return each rank's lateness compared with a typical rank with the mean batch, [5, K, W].
+
+    The first axis is the cause: data, node, temporary slowness, noise, input.
+    """
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
     data = (2 * (batch - neither) + (both - speed)) / 6
@@ -263,14 +274,15 @@ def _lateness(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
-    """Cancel slowness against the smaller batch that compensates for it; the sum of parts is kept.
+    """Cancel slowness against the smaller batch that compensates for it.
 
-    A plan reacts to slowness by giving the slow rank fewer samples. The other ranks then get more
-    samples, and the plan keeps this division for some steps after the slowness has ended. Both
-    effects look like data effects, but they are charged to the slowness.
+    The sum of each rank's `parts`, [5, K, W], does not change. A plan reacts to slowness by giving
+    the slow rank fewer samples. The other ranks then get more samples, and the plan keeps this
+    division for some steps after the slowness has ended. Both effects of the plan look like the
+    cause "data", but they are attributed to the slowness.
 
-    `counted` is the share of `data` that is due to the number of samples, [K, W]. A plan's
-    reactions that amount to less than `least_s` seconds, [K, 1], are ignored.
+    `counted` is the fraction of the part "data" that the number of samples explains, [K, W]. A
+    plan's reaction that changes a rank's time by less than `least_s` seconds, [K, 1], is ignored.
     """
     data, node, passing, noise, loading = parts
     slowness = node + passing
@@ -311,7 +323,7 @@ def _counted(rows: Rows, took_part: Bools, model: SpeedModel) -> Floats:
 
 
 def _positive(parts: Floats, total: Floats) -> Floats:
-    """Set negative parts to 0, and scale the other parts so that they add up to `total`."""
+    """Set negative parts to 0, and scale the others to add up to `total` over the first axis."""
     later = np.maximum(parts, 0.0)
     whole = later.sum(axis=0)
     scale = np.divide(total, whole, out=np.zeros_like(total), where=whole > 0)
@@ -321,9 +333,9 @@ def _positive(parts: Floats, total: Floats) -> Floats:
 def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
     """Return the seconds that other ranks waited for each rank, [K, W], and the sum by step, [K].
 
-    In the time between one rank becoming ready and the next, the ranks that are ready wait for all
-    ranks that are not, in equal parts. A rank's total is its Shapley value in an airport (runway
-    cost) game.
+    While some ranks are ready and others are not, the waiting time of the ready ranks is attributed
+    in equal parts to the ranks that are not ready. A rank's total is its Shapley value in an
+    airport (runway cost) game.
     """
     # `argsort` puts NaN, the ranks without samples, last.
     order = np.argsort(ready, axis=1)

@@ -60,23 +60,23 @@ class Rows:
 
 @dataclass(frozen=True)
 class SpeedModel:
-    """Decomposition of each rank's step time into a product: ``T = own · rest``, [K, W].
+    """Decomposition of each rank's computing time T into a product: ``T = own · rest``, [K, W].
 
-    Where a rank did not take part in a step, it has the values of the typical rank.
+    Where a rank did not take part in a step, it has the values of the typical rank; see `fit`.
     """
 
-    # Time of the rank's batch on the typical rank.
+    # Modelled time of the rank's batch on the typical rank.
     typical: Floats  # seconds
-    # Time of the step's mean batch on the typical rank.
+    # Modelled time of the step's mean batch on the typical rank.
     equal: Floats  # [K, 1], seconds
-    # Usual time of the rank's batch on the rank itself.
+    # Modelled time of the rank's batch on the rank itself.
     own: Floats  # seconds
-    # Time of the step's mean batch on the rank itself.
+    # Modelled time of the step's mean batch on the rank itself.
     own_equal: Floats  # seconds
     rest: Floats  # T / own
-    # True where `rest` exceeds noise: a temporary slowdown.
+    # True where `rest` differs from 1 by more than noise: the rank is slower or faster for a while.
     passing: Bools
-    # Time at equal load ÷ the typical rank's time; NaN: unknown.
+    # Computing time ÷ the typical rank's computing time, at equal load; NaN: unknown.
     factor: Floats  # [W]
     # Relative standard deviation of the ranks' step times from `own`; a robust estimate that
     # slowdowns hardly change.
@@ -84,21 +84,21 @@ class SpeedModel:
 
 
 def fit(rows: Rows, took_part: Bools) -> SpeedModel:
-    """Fit the cost of a batch, which all ranks share, and each rank's speed.
+    """Fit the cost of a batch, which does not depend on the rank, and each rank's speed.
 
     The cost of a batch with n samples of sizes λ and the load Λ = Σλ is a non-negative combination
     of Λ, Σλ², n·max λ, n·max λ² (padding, attention), n and 1. A rank's time is a multiple of this
-    cost. The share of the time that does not depend on load can differ between ranks. The fit uses
-    medians and reweighted least squares, so temporary slowdowns in less than half of a rank's steps
-    do not change the result. The typical rank is the lower median of the ranks, so it is the faster
-    of two ranks.
+    cost, except that the fraction of the time that does not depend on load can differ between
+    ranks. The fit uses medians and reweighted least squares, so temporary slowdowns in less than
+    half of a rank's steps do not change the result. The typical rank is the lower median of the
+    ranks, sorted by their time for the same batch: of two ranks, the faster one.
 
     `rows` needs at least one step, and `took_part`, [K, W], at least one rank in each step.
     """
     time = np.where(took_part, rows.compute_s, 1.0)
     columns = _columns(rows, took_part)
     known = took_part.sum(axis=0) >= THRESHOLDS.fewest_rows
-    shape, rate, keep, noise = _settled(columns, time, took_part, known, rows.planned)
+    shape, rate, keep, noise = _fit_costs(columns, time, took_part, known, rows.planned)
     typical_rate = _typical(rate[known]) if known.any() else 1.0
     typical, rate = shape * typical_rate, rate / typical_rate
     equal = _mean_of(typical, took_part)
@@ -124,20 +124,21 @@ def fit(rows: Rows, took_part: Bools) -> SpeedModel:
     )
 
 
-def _settled(
+def _fit_costs(
     columns: Floats, time: Floats, took_part: Bools, known: Bools, planned: bool
 ) -> tuple[Floats, Floats, Bools, float]:
-    """Return batch costs, each rank's time ÷ cost, a mask of the times that fit both, and noise.
+    """Return batch costs, each rank's time ÷ cost, a mask of the rows that fit them, and noise.
 
     A rank that becomes slow, and gets smaller batches from then on, has times that hardly change.
-    If these rows count in the first iteration, costs seem independent of load, and the rows keep
+    If its rows count in the first iteration, costs seem independent of load, and the rows keep
     agreeing with that result in all later iterations. The fit therefore starts twice: once with all
     rows, and once with only those rows that agree with costs proportional to load. The second
     result is used if its deviations are clearly smaller.
 
-    If the script divides its batches itself (`planned` is false), costs without differences in
-    speed are tried first. Otherwise the part of the cost that does not depend on load would count
-    as the rank's speed, and a rank whose batches are all larger would look slower or faster.
+    If the script divides its batches itself (`planned` is false), a fit in which all ranks are
+    equally fast is tried first. A fit with different speeds could mistake the part of the cost that
+    does not depend on load for a difference in speed: a rank whose batches are all larger would
+    look slower or faster.
     """
     if not planned and (shape := _shared(columns, time, took_part)) is not None:
         rate = _rates(time / shape, took_part, known)
@@ -168,7 +169,7 @@ def _settled(
 
 
 def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
-    """Fit batch costs as if all ranks were equally fast; return None if one clearly is not."""
+    """Fit batch costs as if all ranks were equally fast; return None if a rank clearly is not."""
     keep = took_part
     for _ in range(THRESHOLDS.rounds):
         shape = columns @ _combine(columns[keep], time[keep])
@@ -184,7 +185,7 @@ def _shared(columns: Floats, time: Floats, took_part: Bools) -> Floats | None:
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
-    """Return the terms of each batch's cost, [K, W, C]: load first, each scaled to mean 1.
+    """Return the C terms of each batch's cost, [K, W, C]: load first, each scaled to mean 1.
 
     Terms are 1 where a rank has no batch.
     """
@@ -209,7 +210,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:
-    """Return the median of each rank's time ÷ cost, [W]; if it has few rows, the overall median."""
+    """Return each rank's median of `ratio`, [W]; the median of all ratios unless `known`."""
     rate = np.full(ratio.shape[1], float(np.median(ratio[took_part])))
     if known.any():
         rate[known] = np.nanmedian(np.where(took_part, ratio, np.nan)[:, known], axis=0)
@@ -221,7 +222,7 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """Estimate σ from absolute deviations, [R], from a model with `fitted` fitted medians."""
+    """Estimate the noise σ from absolute deviations, [R], from a model with `fitted` medians."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), THRESHOLDS.least_noise)
 
@@ -232,11 +233,11 @@ def _mean_of(values: Floats, took_part: Bools) -> Floats:
 
 
 def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[Floats, Floats]:
-    """Return slope and centre of each rank's cost, both [W].
+    """Return slope and centre of each rank's time as a function of the `typical` time, both [W].
 
-    The slope is the dependence of a rank's cost on load, relative to the typical rank. If a rank's
-    batches are too similar for an estimate, its slope is close to 1. The centre is the mean typical
-    time of the rank's batches.
+    The slope is 1 if the rank's time depends on load like the typical rank's time. If a rank's
+    batches are too similar for an estimate, its slope is close to 1. The centre is the mean
+    `typical` time of the rank's batches.
     """
     kept = np.maximum(keep.sum(axis=0), 1)
     centre = np.where(keep, typical, 0.0).sum(axis=0) / kept
@@ -249,16 +250,16 @@ def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[
 
 
 def _bend(typical: Floats, slope: Floats, centre: Floats) -> Floats:
-    """Return each rank's cost of batches that cost `typical` on the typical rank.
+    """Return each rank's time for batches that take `typical` on the typical rank.
 
-    The cost is a line through (`centre`, `centre`) with the rank's `slope`. It is at least 0.2 ×
-    `typical`, so that it stays positive far from the centre.
+    The time is a line through (`centre`, `centre`) with the rank's `slope`. The result is at least
+    0.2 × `typical`, so that it stays positive far from the centre.
     """
     return np.asarray(np.maximum(centre + slope * (typical - centre), 0.2 * typical))
 
 
 def _sticks_out(off: Floats, noise: float) -> Bools:
-    """Return a mask of the times that deviate by more than noise, in one or in several steps.
+    """Return a mask of the steps that deviate by more than noise, singly or several in sequence.
 
     `off` is the logarithm of the measured ÷ the modelled time, [K, W], and `noise` is its σ.
     """

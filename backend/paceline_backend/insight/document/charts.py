@@ -2,8 +2,8 @@
 
 `svg` draws a `Chart`: lines and bands over steps, with marks where the policy was switched.
 `heat_map` draws each rank's time ÷ the median of its step, as a PNG inside an SVG with the same
-axes and marks. `page` places both. Colours are CSS classes, so that one file suits light and dark
-screens and paper.
+axes and marks. The module `page` inserts both into the report. Colours are CSS classes, so that one
+file suits light and dark screens and paper.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WIDTH, HEIGHT = 860, 190
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 20, 34
 _TICKS = 5
 
-# The heat map has at most this many rows. If there are more ranks, consecutive ranks share a row,
-# which shows the slowest of them.
+# The heat map has at most this many rows. If there are more ranks, a row shows the slowest of
+# several consecutive ranks.
 _MOST_HEAT_ROWS = 256
 _SHADES = 64
 # A rank has the strongest colour if its time is at least this many times the median, or at most
@@ -37,7 +37,8 @@ _SPAN = 2.0  # × the median
 _LABELS = 16
 
 Colour = tuple[int, int, int]
-# Colours for faster, equal and slower ranks. The dashboard uses the same ones.
+# Colours of ranks that are faster than, as fast as, and slower than the median. The dashboard uses
+# the same colours.
 _LIGHT: tuple[Colour, Colour, Colour] = ((0x2F, 0x7F, 0xB8), (0xEE, 0xF0, 0xF2), (0xC2, 0x4D, 0x00))
 _DARK: tuple[Colour, Colour, Colour] = ((0x4A, 0xA3, 0xDD), (0x26, 0x2D, 0x34), (0xFF, 0x84, 0x35))
 # Index of the transparent colour in the palette.
@@ -64,7 +65,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Mark:
-    """Vertical line at a step."""
+    """Vertical line at a step, with a label."""
 
     step: float
     label: str
@@ -108,7 +109,7 @@ class Scale:
 
 
 def _round_step(least: float, whole: bool) -> float:
-    """Return the least of 1, 2 or 5 times a power of ten that is not below `least`."""
+    """Return the smallest number of the form 1, 2 or 5 × 10ⁿ that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     step = next((k * power for k in (1, 2, 5, 10) if k * power >= least * (1 - 1e-9)), 10 * power)
     return max(step, 1.0) if whole else step
@@ -157,7 +158,7 @@ def x_scale(steps: Floats) -> Scale:
 
 
 def axes(x: Scale, y: Scale | None, unit: str, height: int = HEIGHT) -> Markup:
-    """Return both axes; without `y` only the axis of steps."""
+    """Return the axis of steps and the vertical axis; without `y` only the axis of steps."""
     parts = []
     for value in y.ticks() if y is not None else ():
         at = y(value) if y is not None else 0.0
@@ -251,7 +252,7 @@ def rolling(values: Floats, window: int, quantile: float) -> Floats:
 
 
 def ratios(compute_s: Floats) -> Floats:
-    """Return each rank's time ÷ its step's median, [ranks, steps]; NaN where it did not compute."""
+    """Return each time ÷ the median of the step, [ranks, steps]; NaN where a rank had no batch."""
     known = np.where(compute_s > 0, compute_s, np.nan)
     column = ~np.isnan(known).all(axis=0)
     median = np.full(known.shape[1], np.nan)
@@ -276,7 +277,7 @@ def heat_map(cells: Mapping[str, Any], switched: Sequence[Mark]) -> Markup:
     inner = [_picture(rows, palette, name, height) for palette, name in _BOTH]
     inner += [axes(x, None, "rank", height), _labels(ranks[::each], row_px)]
     inner += [marks(switched, x, height)]
-    title = "Each rank's time of computing ÷ the median of its step"
+    title = "Computing time of each rank ÷ median of the step"
     key = Markup('<span class="key"><i class="heat"></i>0.5 – 1 – 2</span>')
     return figure(title, key, Markup().join(inner), height)
 
@@ -310,7 +311,7 @@ def _labels(ranks: Sequence[int], row_px: int) -> Markup:
 
 
 def _indices(rows: Floats) -> npt.NDArray[np.uint8]:
-    """Return palette indices: 1 for half the median or less, `_SHADES` for twice or more."""
+    """Return palette indices for ratios: 1 for at most 0.5, `_SHADES` for at least 2."""
     place = (np.log(np.where(np.isnan(rows), 1.0, rows)) / np.log(_SPAN) + 1) / 2
     index = 1 + np.clip(np.rint(place * (_SHADES - 1)), 0, _SHADES - 1)
     return np.where(np.isnan(rows), _UNKNOWN, index).astype(np.uint8)
@@ -318,7 +319,7 @@ def _indices(rows: Floats) -> npt.NDArray[np.uint8]:
 
 def _shades(palette: tuple[Colour, ...]) -> bytes:
     low, middle, high = (np.array(colour, dtype=np.float64) for colour in palette)
-    # The first colour stands for unknown values, which are transparent.
+    # The first colour is for unknown values, which are transparent.
     made = [middle]
     for place in np.linspace(-1, 1, _SHADES):
         end = low if place < 0 else high
@@ -327,9 +328,10 @@ def _shades(palette: tuple[Colour, ...]) -> bytes:
 
 
 def png(indices: npt.NDArray[np.uint8], palette: bytes) -> bytes:
-    """Return a PNG of palette colours, the first of which is transparent.
+    """Return a PNG image with a palette, whose first colour is transparent.
 
-    `indices` are [rows, columns]; `palette` has three bytes for each colour.
+    `indices` has the index of each pixel's colour, [rows, columns]. `palette` has three bytes for
+    each colour.
     """
     height, width = indices.shape
     # Filter type 0 at the start of each line means that the line is not filtered.

@@ -29,7 +29,7 @@ from paceline_backend.store import (
 from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.rollups.reading import RankChoice
 
-# A line has at most this many points.
+# The line of a chart has at most this many points.
 LINE_POINTS = 600
 # The heat map has at most this many columns.
 HEAT_MAP_COLUMNS = 300
@@ -41,8 +41,8 @@ _LAST = 50  # steps
 class Totals:
     """Totals over all complete steps.
 
-    `waste` is the time that the mean rank waits for the slowest rank ÷ the slowest rank's computing
-    time, both summed over the steps. `waited_h` is the waiting time of all ranks, in hours.
+    `waste` is Σ (longest − mean computing time of the ranks) ÷ Σ longest, both summed over the
+    steps. `waited_h` is the waiting time of all ranks, in hours.
     """
 
     steps: int
@@ -56,9 +56,10 @@ class Content:
     """Everything that a report shows.
 
     `run` and `switches` have the form that REST returns. `figures` come from `insight.report`,
-    `steps` and `cells` from `store.reads`, and `workers`, `quality` and `cost` from the modules of
-    these names. The keys of `effects` and `metric_changes` are policy versions. `totals` is None if
-    no step is complete. `forecast` is None if no forecast compares presets.
+    `steps` and `cells` from `store.reads`, `workers` from `insight.workers`, `quality` from
+    `insight.quality`, and `cost` from `insight.costs`. The keys of `effects` and `metric_changes`
+    are policy versions. `totals` is None if no step is complete. `forecast` is None if no forecast
+    compares presets.
     """
 
     run: Mapping[str, Any]
@@ -83,8 +84,8 @@ def read(
 ) -> Content:
     """Read the content of a run's report.
 
-    `warmup` steps after each policy's start are left out of its figures. Without a price the report
-    has no cost.
+    The figures of each policy leave out its first `warmup` steps. Without a price the report has no
+    cost.
     """
     run = runs.get(store, run_id)
     asked = switches.rows(store, run_id)

@@ -28,7 +28,8 @@ from paceline_backend.insight.document.charts import (
 from paceline_backend.insight.document.content import Content, Totals
 from paceline_backend.insight.whatif.answer import recommended
 
-_SLOW_RATIO, _SLOWISH = 1.3, 1.1  # × the median
+# If the slowest worker takes this many times the median, its tile is red or yellow.
+_SLOW_RATIO, _SLOWISH = 1.3, 1.1
 # If there are more than this many ranks besides the slowest one, a chart shows a band for them
 # instead of a line for each.
 _MOST_RANK_LINES = 16
@@ -88,7 +89,7 @@ def render(content: Content) -> str:
 
 
 def banner(content: Content) -> dict[str, Any]:
-    """Return level, title and sentences of the verdict."""
+    """Return the banner about the verdict: its level, title, causes and other sentences."""
     judged, run = content.verdict, content.run
     said = [(verdicts.cause_words(judged, c), verdicts.to_do(judged, c)) for c in judged.causes]
     share = judged.cost_s / judged.wall_s if judged.wall_s else 0.0
@@ -115,7 +116,7 @@ def banner(content: Content) -> dict[str, Any]:
 
 
 def tiles(content: Content) -> list[dict[str, str]]:
-    """Return the key figures at the top: label, value, note and level of each."""
+    """Return the tiles with key figures: label, value, note and level of each tile."""
     made = [_step_tile(content)]
     if content.totals is not None:
         made.append(_waste_tile(content.totals))
@@ -130,7 +131,7 @@ def tiles(content: Content) -> list[dict[str, str]]:
 
 
 def _cost_tile(cost: Mapping[str, Any]) -> dict[str, str]:
-    note = f"of it {money(cost['waited'], cost['currency'])} for waiting"
+    note = f"{money(cost['waited'], cost['currency'])} of it for waiting"
     value = money(cost["amount"], cost["currency"])
     return {"label": "Cost of its steps", "value": value, "note": note, "level": ""}
 
@@ -169,7 +170,7 @@ def _step_tile(content: Content) -> dict[str, str]:
 def _waste_tile(totals: Totals) -> dict[str, str]:
     level = _level(totals.waste, verdicts.THRESHOLDS.watch_share, verdicts.THRESHOLDS.held_up_share)
     hours = f"{totals.waited_h:.2g} h" if totals.waited_h < 10 else f"{totals.waited_h:,.0f} h"
-    note = f"{hours} of all ranks waited for slower ones"
+    note = f"ranks waited {hours} for slower ranks, summed over all ranks"
     return {"label": "Waste", "value": percent(totals.waste), "note": note, "level": level}
 
 
@@ -197,7 +198,7 @@ def _limit(figures: Mapping[str, Any]) -> float | None:
 
 
 def charts(content: Content) -> list[Markup]:
-    """Return the drawings; those without data are left out."""
+    """Return the charts and the heat map; drawings without data are left out."""
     steps = content.steps
     if not steps["step"]:
         return []
@@ -213,7 +214,7 @@ def charts(content: Content) -> list[Markup]:
         courses.drawn("Time per step", "s", "step_s", level=level),
         heat_map(content.cells, switched),
         svg(_workers(content, switched)),
-        courses.drawn("Waste: share of the ranks' time that waits", "%", "waste"),
+        courses.drawn("Waste: share of the ranks' time spent waiting", "%", "waste"),
         courses.drawn("Loss", "", "loss", zero=False),
         *_evaluations(content, switched),
     ]
@@ -222,7 +223,7 @@ def charts(content: Content) -> list[Markup]:
 
 @dataclass(frozen=True)
 class _Courses:
-    """Charts over steps, with the same marks."""
+    """Line charts over the same steps, with the same marks for policy switches."""
 
     steps: Mapping[str, Any]
     switched: Sequence[Mark]
@@ -274,7 +275,7 @@ def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
     cells = content.cells
     compute_s = _floats2(cells["compute_s"], len(cells["step"]))
     x = _floats(cells["step"])
-    title = "Time of computing of each rank"
+    title = "Computing time of each rank"
     if len(compute_s) == 0 or np.isnan(compute_s).all():
         return Chart(title, "s", x, [])
     recent = compute_s[:, -max(1, compute_s.shape[1] // 5) :]
@@ -297,7 +298,7 @@ def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
 
 
 def changes(content: Content) -> list[dict[str, Any]]:
-    """Return each policy of the run with its start, author, forecast and measured effect."""
+    """Return the run's policies, each with sentences about its forecast and measured effect."""
     made = []
     for change in content.switches:
         effect = content.effects.get(change["version"])
@@ -309,10 +310,10 @@ def changes(content: Content) -> list[dict[str, Any]]:
 
 
 def advice(content: Content) -> str:
-    """Return a sentence about the newest forecast's recommended policy; empty if none.
+    """Return a sentence about the policy that the newest forecast recommends; empty if none.
 
-    A forecast from before a switch is ignored, because it compares with a policy that is no longer
-    in force.
+    A forecast that was made before the last switch is ignored, because its savings are relative to
+    a policy that is no longer in force.
     """
     made = content.forecast
     best = recommended(made) if made else None

@@ -9,11 +9,11 @@ functions::
     verdict = judge(read_observed(connection, run, (None, None)))
     print(words(verdict), verdict.causes)
 
-`slowness` and `waits` search for candidate causes and return `TimeLoss`es. `courses` separates
-lasting levels of a time series from temporary, periodic and growing slowness. `findings` computes
-how long the run would have taken without the causes. `slow_node` returns the node that runs all
-slow ranks, if there is one. `diagnosis` summarises the current state of the run in one line.
-`thresholds` defines the numbers on which all of these modules depend.
+The modules `slowness` and `waits` search for candidate causes and return `TimeLoss`es. `courses`
+separates lasting levels of a time series from temporary, periodic and growing slowness. `findings`
+computes how long the run would have taken without the causes. The function `slow_node` returns the
+node that runs all slow ranks, if there is one. `diagnosis` summarises the current state of the run
+in one line. `thresholds` defines the thresholds of all these modules.
 """
 
 from paceline_backend.insight.verdict.diagnosis import (

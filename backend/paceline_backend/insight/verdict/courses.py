@@ -1,8 +1,8 @@
 """Analysis of a time series over steps: its levels, temporary spans, periods and trends.
 
-`levels` divides each series into pieces of constant level. `course_of` then separates the lasting
-level from the spans of temporary slowness. `period_of` and `folded` detect periodic spans, and
-`trend_of` detects growth.
+A series has one value for each step, such as the logarithm of a rank's slowdown. `levels` divides
+it into pieces of constant level. `course_of` then separates the lasting level from the spans of
+temporary slowness. `period_of` and `folded` detect periodic spans, and `trend_of` detects growth.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def noise_of(series: Floats, known: Bools, least: float) -> Floats:
     own = np.full(series.shape[1], least)
     if some.any():
         own[some] = _SIGMA / np.sqrt(2) * np.nanmedian(off[:, some], axis=0)
-    # With so few steps, an estimate from a single rank is too uncertain, so all ranks share one.
+    # With so few steps, an estimate from a single rank is too uncertain, so all ranks get the
+    # estimate from all ranks together.
     if len(series) < THRESHOLDS.lasting_steps and some.any():
         return np.full(series.shape[1], max(_SIGMA / np.sqrt(2) * float(np.nanmedian(off)), least))
     pooled = float(np.sort(own)[(len(own) - 1) // 2])
@@ -44,8 +45,8 @@ def noise_of(series: Floats, known: Bools, least: float) -> Floats:
 def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, int]]]:
     """Divide each series where its level changes; return the pieces of each series as [begin, end).
 
-    The cuts minimise squared errors plus a price for each cut (optimal partitioning; Jackson et
-    al., 2005). The price is the reduction of the errors that the best cut would bring by chance in
+    The cuts minimise the squared errors plus a price for each cut (optimal partitioning; Jackson et
+    al., 2005). The price is the reduction of the errors that the best cut would cause by chance in
     a series whose level does not change. `series` and the mask of `known` values are [K, W];
     `noise` is σ of each series, [W].
     """
@@ -60,7 +61,7 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
     sums = np.concatenate([zero, scaled.cumsum(axis=0)])
     squares = np.concatenate([zero, (scaled**2).cumsum(axis=0)])
     counts = np.concatenate([zero, known.cumsum(axis=0)])
-    # With few steps, the estimate of the noise itself is uncertain, so cuts are more expensive.
+    # With few steps, the estimate of the noise is uncertain, so the price of a cut is higher.
     price = max(18.0, 2 * np.log(count * world) + 8.0) + THRESHOLDS.unsure / count
     best = np.empty((count + 1, world))
     best[0] = -price
@@ -131,15 +132,15 @@ def course_of(
 ) -> Course:
     """Separate temporary spans from the lasting level of a series, [K].
 
-    A piece of fewer than `lasting_steps` steps that is above both of its neighbours is a span. It
-    must be above them by more than `least`, or by more than `least_short` if it has fewer than
-    `short_steps` steps. `pieces` come from `levels`, and `noise` is σ of the series.
+    A piece of fewer than `lasting_steps` steps is a span if its level is above the levels of both
+    neighbouring pieces by more than `least`, or by more than `least_short` if the piece has fewer
+    than `short_steps` steps. `pieces` come from `levels`, and `noise` is σ of the series.
     """
     return _Peeling(series, known, pieces, noise, least).course(least_short)
 
 
 class _Peeling:
-    """Removal of spans from a series, the highest first, until only lasting levels remain."""
+    """Removal of the short pieces of a series, one by one, until only lasting levels remain."""
 
     def __init__(
         self,
@@ -181,8 +182,9 @@ class _Peeling:
     def _take_out(self, at: int) -> None:
         """Remove a piece and merge its neighbours if they are at the same level.
 
-        Otherwise the piece's steps become part of the neighbour whose level is nearer. If the piece
-        was above both neighbours, its steps become part of the piece before it.
+        If the neighbours are at different levels, the piece's steps become part of the neighbour
+        whose level is nearer. If the piece was above both neighbours, its steps become part of the
+        piece before it.
         """
         base = self._base
         piece = base.pop(at)
@@ -226,10 +228,10 @@ class _Peeling:
 
 
 def _bump(base: list[LevelPiece], least: float, least_short: float) -> tuple[int | None, bool]:
-    """Return the index of the next piece to remove (None: no more), and True if it is a span.
+    """Return the index of the next piece to remove, and whether this piece is a span.
 
-    Only pieces of fewer than `lasting_steps` steps are removed: first those above their neighbours,
-    the highest first, and then dips.
+    The index is None if no piece must be removed. Only pieces of fewer than `lasting_steps` steps
+    are removed: first pieces above their neighbours, the highest one first, then pieces below them.
     """
     highest: tuple[float, int] | None = None
     lowest: tuple[float, int] | None = None
@@ -292,11 +294,11 @@ def period_of(spans: Sequence[SlowSpan]) -> int | None:
 
 
 def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
-    """Return the period and phase of steps that are regularly high in each series, or None, [W].
+    """Return, for each series, the period and phase of steps that are regularly high; None: none.
 
     The function finds pauses that are too small to detect individually. `off` is the deviation of
-    each step from its level in units of σ, and `free` is a mask of the steps that count, both [K,
-    W].
+    each step from its level in units of σ, and `free` is a mask of the steps that are used. Both
+    are [K, W].
     """
     count, world = off.shape
     values = np.where(
@@ -326,8 +328,8 @@ def occurrences(
     """Return the spans at which a slowdown with this period and phase occurred.
 
     `off` is the deviation of each step from its level in units of σ, and `known` is a mask of the
-    steps that count, both [K]. `spans` are the spans that were detected individually; if one of
-    them starts where an occurrence is expected, it is returned as this occurrence.
+    steps with a value, both [K]. `spans` are the spans that were detected individually; a span that
+    starts where an occurrence is expected is returned as this occurrence.
     """
     made: list[SlowSpan] = []
     at = phase
@@ -367,8 +369,9 @@ def trend_of(
 ) -> Trend | None:
     """Return the trend that explains several ascending levels better than the levels do, else None.
 
-    `series` holds logarithms of slowdown factors, and `known` is a mask of the steps that count,
-    without spans, both [K]. `noise` is σ of the series.
+    `series` holds logarithms of slowdown factors, and `base` the levels. `known` is a mask of the
+    steps that are used, without steps of temporary spans. `series` and `known` are [K], and `noise`
+    is σ of the series.
     """
     stairs, most = 1, 1
     for before, after in pairwise(base):

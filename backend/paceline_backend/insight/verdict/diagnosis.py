@@ -1,9 +1,9 @@
 """Report of a verdict: the current state of the run in one line, and all values for REST.
 
 A verdict covers hundreds of steps, and a rank may be slow only in the newest of them. A diagnosis
-(OK, warning or slowed down, with the present loss) therefore uses only the newest steps: those
-since the last active cause started, under the policy in force. `facts_of` converts a verdict and
-its diagnosis to plain values, which REST returns and the database keeps.
+(OK, warning or slowed down, with the present loss of time) therefore uses only the steps since the
+newest active cause started, under the policy in force. `facts_of` converts a verdict and its
+diagnosis to plain values, which REST returns and the database stores.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.words import began, cause_words, named, to_do, what, words
 
+# Past tense of the verbs in sentences about a cause.
 _PAST = {
     "computes": "computed",
     "compute": "computed",
@@ -30,7 +31,7 @@ _PAST = {
     "is": "was",
     "are": "were",
     "takes": "took",
-    "hold": "held",
+    "delay": "delayed",
     "passes": "passed",
     "cost": "cost",
     "has": "had",
@@ -59,8 +60,8 @@ class Diagnosis:
         lost: share of the wall time that active causes cost.
         waste: share of the ranks' time that they spend waiting for slower ranks.
         step_s: mean wall time of a step.
-        limit_s: mean step time if the work could be divided so finely that all ranks, each at its
-            own speed, end at the same time; None: unknown.
+        limit_s: mean step time if the work could be divided so finely that all ranks finish at the
+            same time; None: unknown.
     """
 
     level: VerdictLevel
@@ -112,10 +113,10 @@ def _goes_on(cause: TimeLoss) -> bool:
 
 
 def _newest(verdict: Verdict, going: list[TimeLoss]) -> slice:
-    """Return the steps since the last active cause started, at least `policy_steps` of them.
+    """Return the steps since the newest active cause started, at least `policy_steps` of them.
 
-    If an active cause recurs, all steps are returned. Steps before the policy in force took effect,
-    and steps before its plan compensated for slowness, are always left out.
+    If an active cause recurs, all steps are returned. In both cases, steps before the policy in
+    force took effect and steps before its plan compensated for slowness are left out.
     """
     count, first = len(verdict.seen.step), verdict.seen.policies[-1].start
     first = max(first, *(cause.hidden_since or 0 for cause in verdict.causes), 0)
@@ -137,7 +138,7 @@ def _said(verdict: Verdict, level: VerdictLevel, waste: float) -> str:
     if causes and (level != VerdictLevel.WATCH or any(map(_goes_on, causes))):
         return what(verdict, causes[0])
     if level == VerdictLevel.WATCH or waste > THRESHOLDS.waiting_share:
-        return "ranks wait for each other in turn, for no rank more than for others"
+        return "ranks wait for each other in turn, for no rank more than for the others"
     return "no rank holds the others up"
 
 

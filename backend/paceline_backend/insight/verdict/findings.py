@@ -1,7 +1,7 @@
-"""Candidate causes of lost time, and the time that a run would have taken without them.
+"""Candidate causes of lost time (findings), and the time that a run would have taken without them.
 
-`slowness` and `waits` create the findings. `Account` removes findings from the measured
-times, which gives the cost of each finding.
+`slowness` and `waits` create the findings. `Account` computes the times without a finding, and from
+them the cost of each finding.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class TimeChange:
 
     Args:
         ranks: affected ranks, [R].
-        slower: factor by which the finding lengthens their computing time, > 0, [K, R]; None: 1.
-        dealt: factor by which the finding changes the cost of their batches, because the work of a
-            step is divided differently, > 0, [K, R]; None: 1.
+        slower: factor by which the finding lengthens the ranks' computing time, > 0, [K, R]; None:
+            1.
+        dealt: factor by which the finding changes the cost of the ranks' batches, because the work
+            of a step is divided differently, > 0, [K, R]; None: 1.
         pause_s: additional computing time, independent of the rank's speed, [K, R]; None: 0.
         data_s: additional data loading time, [K, R]; None: 0.
         reduce_s: additional time of reductions, [K]; None: 0.
@@ -44,24 +45,24 @@ class TimeChange:
 
 @dataclass(frozen=True)
 class TimeLoss:
-    """Possible cause of lost time. Steps are indices into the range.
+    """Possible cause of lost time. Steps are indices into the steps that the verdict covers.
 
     Args:
         kind: node, transient, periodic, input, data, network, between or planning.
         ranks: the responsible ranks; empty: no rank is named.
         effect: change of the times.
-        since: first step; None: before the range.
-        until: last step; None: the cause is still active.
+        since: first step of the cause; None: the cause started before the covered steps.
+        until: last step of the cause; None: the cause is still active.
         factor: time with the cause ÷ time without it, the median over `ranks`; None: not
             applicable.
-        factors: this factor for the rank that is slowed down least, and for the rank that is slowed
-            down most.
+        factors: `factor` of the rank that is slowed down least, and of the rank that is slowed down
+            most.
         period: distance between occurrences, in steps; None: not periodic.
         trend: factor at the start of the growth, and now; None: the factor does not grow.
         times: number of occurrences; 1 for a lasting cause.
         hidden_since: first step at which the plan compensates for the cause; None: the plan does
-            not compensate.
-        cost_s: time that the cause costs in addition to the other causes, set by
+            not compensate for it.
+        cost_s: time that would be saved if only this cause were removed, set by
             `Account.counting`.
     """
 
@@ -87,8 +88,9 @@ class TimeLoss:
 class Account:
     """Computation of the time that a run would have taken without some of its findings.
 
-    `part` is the cost of each batch ÷ the cost of the mean batch of its step, [K, W]; 0 where a
-    rank has no batch. None: no finding changes how batches are divided.
+    `times` are the measured times. `part` is the cost of each batch ÷ the cost of the mean batch of
+    its step, [K, W]; 0 where a rank has no batch. If `part` is None, no finding changes how batches
+    are divided.
     """
 
     def __init__(
@@ -101,8 +103,8 @@ class Account:
     def without(self, removed: Iterable[int]) -> Times:
         """Return the times without the findings with these indices.
 
-        A pause takes equally long on a slow rank: if a rank that is lastingly slow also pauses in a
-        step, removing the slowness does not shorten the pause.
+        A pause takes as long on a slow rank as on a fast rank: if a lastingly slow rank also pauses
+        in a step, removing the slowness does not shorten the pause.
         """
         times, gone = self.times, set(removed)
         compute, pauses = times.compute_s.copy(), np.zeros_like(times.compute_s)
@@ -143,16 +145,16 @@ class Account:
     def counting(self, least: float) -> list[TimeLoss]:
         """Return the findings that alone would cost at least the share `least` of the wall time.
 
-        Each finding gets its `cost_s`. Active findings come first, then past ones; both groups are
-        ordered by the cost that each finding would have alone. The time of a finding that is left
-        out stays part of the times.
+        `cost_s` of each finding is set. Active findings come first, then past ones; each group is
+        ordered by the cost that a finding would have alone, highest first. The time lost to a
+        finding that is left out counts as usual time of the run.
         """
         least_s = least * self.times.wall_s
         account, alone = self, self.alone_s()
         while len(alone) and alone.min() < least_s:
-            # Leaving a finding out changes the costs of the others, because its time then stays
-            # part of the times. So first remove only findings far below the limit, all at once, and
-            # then the smallest one at a time.
+            # Leaving a finding out changes the costs of the others, because its time then counts as
+            # usual time. So first leave out all findings far below the limit at once, then always
+            # the one with the lowest cost.
             gone = alone < THRESHOLDS.far * least_s
             if not gone.any():
                 gone = np.arange(len(alone)) == alone.argmin()

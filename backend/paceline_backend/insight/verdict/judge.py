@@ -1,9 +1,9 @@
 """Computation of a verdict from the observed steps of a run, and of the slow node that it implies.
 
-`judge` collects candidate causes from `slowness` and `waits`, keeps those that cost enough, and
-computes the cost of each and of all together. If all slow ranks run on one node, `slow_node` names
-this node. `throttled` describes the throttled GPUs of a node, which may explain why the node is
-slow.
+`judge` collects candidate causes from `slowness` and `waits`, keeps the causes that cost enough,
+and computes the cost of each cause and of all causes together. If all slow ranks run on one node,
+`slow_node` names this node. `throttled` describes the throttled GPUs of a node, which may explain
+why the node is slow.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Verdict:
     Args:
         steps: number of steps with at least two ranks that the verdict uses.
         wall_s: wall time of these steps.
-        waste: share of the ranks' time (`wall_s` each) that they spend waiting for slower ranks.
+        waste: fraction of `wall_s` that a rank spends waiting for slower ranks, as the mean over
+            the ranks.
         noise: relative standard deviation of a rank's computing time from its level; the median
             over the ranks.
         cost_s: time that all causes cost together.
@@ -62,7 +63,7 @@ class Verdict:
     part: Floats | None = None
 
     def waste_since(self, at: int) -> float:
-        """Return the share of the ranks' time that they spent waiting since step index `at`."""
+        """Return the fraction of their time that ranks spent waiting since step index `at`."""
         times = Times.of(self.seen, self.seen.took_part)
         wall_s = float(times.steps_s[at:].sum())
         return float(times.waits_s(self.seen.took_part)[at:].sum()) / wall_s if wall_s else 0.0
@@ -123,7 +124,7 @@ class SlowNode:
         if self.cause == "node" and self.factor is not None and len(self.ranks) == self.count:
             return f"{self.node} computes at {_pace(1 / self.factor)} of the others' pace."
         if len(self.ranks) == self.count == 1:
-            return f"The slow rank is that of {self.node}."
+            return f"The slow rank is the only rank of {self.node}."
         number = "all" if len(self.ranks) == self.count else str(len(self.ranks))
         return f"All slow ranks are on {self.node}: {number} of its {self.count}."
 
@@ -139,7 +140,8 @@ def slow_node(verdict: Verdict) -> SlowNode | None:
     if verdict.steps < THRESHOLDS.node_steps or len(set(placement)) < 2:
         return None
     named = [cause for cause in verdict.causes if cause.kind == "node"]
-    # Without a lasting slowness, use the costliest cause if it is temporary and still active.
+    # If no rank is lastingly slow, use the first (costliest) cause, provided that it is temporary
+    # slowness or slow data loading, and still active.
     first = [cause for cause in verdict.causes[:1] if cause.until is None]
     named = named or [cause for cause in first if cause.kind in _PASSING]
     slow = sorted({rank for cause in named for rank in cause.ranks})

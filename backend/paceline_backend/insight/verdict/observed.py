@@ -1,9 +1,8 @@
 """Input of a verdict: the times of each rank's steps, and the wall time that results from them.
 
 `read_observed` reads the ranks' reports of a range of steps from the database as `ObservedSteps`.
-Tests, the benchmark and forecasts make `ObservedSteps` themselves. `Times` holds the components of
-the wall time. All later analyses use `ObservedSteps` and `Times`, and only `read_observed` reads
-the database.
+Tests, the benchmark and forecasts make `ObservedSteps` without a database. `Times` holds the
+components of the wall time. All other modules of the package use `ObservedSteps` and `Times`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MORE = ("step_s", "ended_at", "segment", "attempt")
 
 
 def mean_of(values: Floats, known: Bools, axis: int) -> Floats:
-    """Return the mean of the known values along an axis; 0 where there are none."""
+    """Return the mean of the known values along an axis; 0 where no value is known."""
     many = known.sum(axis=axis)
     return np.asarray(np.where(known, values, 0.0).sum(axis=axis) / np.maximum(many, 1))
 
@@ -55,7 +54,7 @@ class ObservedSteps:
     compute_s: Floats  # T
     # Time that ranks spend waiting for slower ranks and reducing gradients.
     sync_s: Floats
-    # Time after the step, and before the next one, in which no rank loads, computes or reduces.
+    # Time between the step and the next step in which no rank loads, computes or reduces.
     between_s: Floats  # [K], seconds
     # True for the first step of a segment.
     first: Bools  # [K]
@@ -65,10 +64,11 @@ class ObservedSteps:
     nodes: Sequence[str] = ()  # [W]
     # The first step of each policy that replaced another one, ascending.
     switched: Sequence[int] = ()
-    # Policy in force in the last step. `wire.OBSERVED`: the script divides its batches; empty:
+    # Policy in force in the last step. `wire.OBSERVED`: the script divides its batches. Empty:
     # unknown.
     policy: str = ""
-    # True if the policy divides each global batch by sizes and speeds: see `Criteria.balances`.
+    # True if the policy divides each global batch by the sizes of samples and the speeds of ranks;
+    # see `Criteria.balances`.
     balances: bool = False
     # True if ranks get equal local batches regardless of the plan, because the script's loss does
     # not allow uneven batches.
@@ -80,10 +80,12 @@ class ObservedSteps:
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name}: {getattr(self, name).shape}; compute_s has {shape}")
         if len(self.nodes) not in (0, shape[-1]):
-            raise ValueError(f"nodes: {len(self.nodes)}; give one of each of {shape[-1]} ranks")
+            raise ValueError(f"nodes: {len(self.nodes)}; give one for each of {shape[-1]} ranks")
         for name in ("step", "between_s", "first", "apart"):
             if len(shape) != 2 or getattr(self, name).shape != shape[:1]:
-                raise ValueError(f"{name}: {getattr(self, name).shape}; give [K] for {shape}")
+                raise ValueError(
+                    f"{name}: {getattr(self, name).shape}; give [K] if compute_s is [K, W]: {shape}"
+                )
 
     @property
     def took_part(self) -> Bools:
@@ -95,7 +97,7 @@ class ObservedSteps:
     def policies(self) -> list[slice]:
         """Return the steps of each policy as slices of step indices.
 
-        If a policy planned fewer than `policy_steps` steps, these steps count for the previous
+        The steps of a policy that planned fewer than `policy_steps` steps count for the previous
         policy.
         """
         count, begins = len(self.step), [0]
@@ -134,9 +136,9 @@ class ObservedSteps:
 class Times:
     """Components of the wall time of K steps, in seconds; 0 for ranks without a batch.
 
-    Where all ranks wait for each other, a step takes as long as its slowest rank. Where ranks do
-    not wait (`apart`), fast ranks do more steps than slow ranks, so a step takes the mean of the
-    ranks' times.
+    If ranks wait for each other, a step takes as long as its slowest rank. If ranks do not wait
+    (`apart`), fast ranks do more steps than slow ranks, so the duration of a step is the mean of
+    the ranks' times.
     """
 
     compute_s: Floats  # [K, W]
@@ -151,10 +153,10 @@ class Times:
         waits = np.where(took_part, seen.sync_s, np.inf).min(axis=1)
         mean = np.where(took_part, np.nan_to_num(seen.sync_s), 0.0).sum(axis=1)
         waits = np.where(seen.apart, mean / took_part.shape[1], waits)
-        # If a rank's record of a step is missing, the shortest wait of the other ranks may include
-        # a wait for this rank, so the median of the other steps is used instead. If a rank has no
-        # earlier or no later record, the run had fewer ranks at that time, and no record is
-        # missing.
+        # The shortest wait of a step is the time of its reduction, because the slowest rank does
+        # not wait. If a rank's record of a step is missing, this rank may be the slowest, so the
+        # median of the other steps is used instead. If a rank has no earlier or no later record,
+        # the run had fewer ranks at that time, and no record is missing.
         known = ~np.isnan(seen.compute_s)
         there = np.maximum.accumulate(known, axis=0)
         there &= np.maximum.accumulate(known[::-1], axis=0)[::-1]
@@ -190,11 +192,12 @@ class Times:
 def read_observed(
     connection: Connection, run: int, span: Range, placement: Placement | None = None
 ) -> ObservedSteps:
-    """Return the ranks' reports of the complete steps in a range.
+    """Return the ranks' reports of the complete steps in the range `span`.
 
     If `span` has no first step, the last `range_steps` steps are read. If there are more than
-    `most_rows` rows, only those of the newest steps are read. Steps before `placement` took effect
-    are left out, because the ranks ran on other nodes then; None: no step is left out.
+    `most_rows` rows, only the rows of the newest steps are read. Steps before `placement` took
+    effect are left out, because the ranks ran on other nodes then. If `placement` is None, no step
+    is left out.
     """
     read = records.newest_complete(
         connection,
@@ -206,7 +209,7 @@ def read_observed(
     )
     if placement is not None:
         read = read.since(placement.since)
-    # The time to compute a verdict grows with the square of the number of steps.
+    # Limit the number of steps, because the time of a verdict grows with its square.
     width = max(len(np.unique(read.table[:, 1])), 1)
     newest = np.unique(read.table[:, 0])[-int(np.sqrt(THRESHOLDS.most_pairs / width)) :]
     read = read.since(int(newest.min(initial=0)))
@@ -248,8 +251,8 @@ def read_observed(
 def _balances(policy: switches.Switch) -> bool:
     try:
         return policies.make(policy.policy, policy.parameters).criteria.balances
-    # The policy is `OBSERVED`, this server lacks the preset or one of its parameters, or a plug-in
-    # raises an error of its own.
+    # The policy is `OBSERVED`, the preset or one of its parameters is not installed here, or a
+    # third-party preset raises an error of its own.
     except Exception:
         return False
 
@@ -278,11 +281,11 @@ def _first_known(values: Floats) -> Floats:
 
 
 def _between(step: Ints, given: dict[str, Floats]) -> Floats:
-    """Return the seconds after each step, before the next, in which all ranks are idle, [K].
+    """Return the seconds between each step and the next in which all ranks are idle, [K].
 
     A rank is idle if it neither loads, computes nor reduces. Its next step starts when its batch
-    has arrived. After the last step, and between two attempts, this time is unknown, so the median
-    of the other steps is returned.
+    has arrived. After the last step, and between two attempts, the idle time is unknown: the result
+    is the median of the other steps.
     """
     out = np.zeros(len(step))
     if len(step) < 2 or not given["ended_at"].shape[1]:

@@ -1,9 +1,9 @@
-"""Detection of excessive computing time: slow ranks, and uneven batches.
+"""Detection of lost computing time: slow ranks, and uneven batches.
 
-`model_of` fits the cost of batches and the course of each rank's speed. `findings_of` turns slow
-courses into findings, one for each group of ranks that are slow together: lastingly, temporarily or
-periodically. `data_of` returns the time that is lost because the batches of a step differ in cost.
-`waits` detects the time in which ranks do not compute.
+`model_of` fits the cost of batches and the course of each rank's speed over the steps.
+`findings_of` returns a finding for each group of ranks that are slow together: lastingly,
+temporarily or periodically. `data_of` returns the time that is lost because the batches of a step
+differ in cost. The module `waits` detects the time in which ranks do not compute.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SlownessModel:
         courses: course of each rank's `off`.
         usual: level of each rank's `off` when the rank is not slow, [W].
         policies: the steps of each policy.
-        planned: whether a plan divides the batches.
+        planned: True if a plan divides the batches, False if the script does.
     """
 
     took_part: Bools
@@ -66,8 +66,8 @@ class SlownessModel:
     def usual_part(self) -> Floats:
         """Return the usual cost of each rank's batches ÷ the cost of the mean batch, [K, W].
 
-        The usual cost is the level of `part` under a policy. It changes when a plan reacts to
-        slowness, but not when sizes vary from step to step.
+        The usual cost is the mean of `part` over consecutive steps in which its level is constant.
+        It changes when a plan reacts to slowness, but not when sizes vary from step to step.
         """
         out = np.ones_like(self.part)
         for policy in self.policies:
@@ -121,8 +121,8 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
 def lowest_level(base: Sequence[LevelPiece], count: int) -> float:
     """Return the lowest level of the pieces that are long enough, or of all pieces if none is.
 
-    A piece is long enough if it covers `usual_share` of the `count` steps. The first piece needs
-    only `lasting_steps` steps.
+    A piece is long enough if it covers `usual_share` of the `count` steps. For the first piece,
+    `lasting_steps` steps are enough.
     """
     held = [piece for piece in base if piece.steps >= THRESHOLDS.usual_share * count]
     if base[0].steps >= THRESHOLDS.lasting_steps:
@@ -148,10 +148,10 @@ class _Slow:
     until: int | None
     # Steps in which the rank is slow.
     steps: Bools  # [K]
-    # Factor by which the rank is slower in these steps; 1 in other steps.
+    # Factor by which the rank is slower in `steps`; 1 in other steps.
     slower: Floats  # [K]
     factor: float
-    # Steps of spans that are short enough to be pauses.
+    # Steps of spans with fewer than `pause_steps` steps, which count as pauses.
     short: Bools  # [K]
     period: int | None = None
     trend: tuple[float, float] | None = None
@@ -165,8 +165,8 @@ def findings_of(model: SlownessModel) -> list[TimeLoss]:
         slow += _of_rank(model, rank)
     weak = _weak_periods(model, slow)
     periodic = {each.rank for each in weak}
-    # If a rank has a weak period, its temporary slowness belongs to this period and gets no finding
-    # of its own.
+    # The temporary slowness of a rank with a weak period consists of occurrences of this period, so
+    # it gets no finding of its own.
     slow = [each for each in slow if each.kind != "transient" or each.rank not in periodic] + weak
     lasting = np.zeros(model.off.shape[1], bool)
     lasting[[each.rank for each in slow if each.kind == "node"]] = True
@@ -243,8 +243,8 @@ def _lasting(model: SlownessModel, rank: int, begin: int) -> list[_Slow]:
     usual, off = float(model.usual[rank]), model.off[:, rank] - float(model.usual[rank])
     free = model.took_part[:, rank].copy()
     for span in course.spans:
-        # If slowness grows, its last level looks like a span that has just started. So a span that
-        # reaches the last step is not excluded from the fit.
+        # A span that reaches the last step is not excluded from the fit, because it may be the last
+        # level of growing slowness.
         if span.end < count:
             free[span.begin : span.end] = False
     trend = trend_of(off, free, _shifted(course.base, usual), float(model.noise[rank]))
@@ -305,7 +305,7 @@ def _passing(
             slower[inside] = np.exp(np.median(rest[inside]))
             continue
         short[inside] = True
-        # Remove the noise of these steps, which is estimated from the nearest usual steps.
+        # Remove the noise of these steps. The estimate is the noise of the nearest usual steps.
         at = np.searchsorted(usual, inside).clip(0, max(len(usual) - 1, 0))
         noise = rest[usual[at]] if len(usual) else 0.0
         slower[inside] = np.exp(rest[inside] - noise)
@@ -430,10 +430,11 @@ def _finding(model: SlownessModel, group: Sequence[_Slow], lasting: Bools) -> Ti
 
 
 def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: Bools) -> Floats:
-    """Return the size of slow ranks' batches relative to other ranks' batches, [K, R]; ≤ 1.
+    """Return the usual cost of slow ranks' batches ÷ that of the other ranks, [K, R]; at most 1.
 
-    Values are 1 where the plan does not make batches smaller intentionally. `slower` holds the
-    factors of `ranks`, [K, R], and `lasting` is a mask of all lastingly slow ranks, [W].
+    Values are 1 in steps in which a rank is not slow, or in which the batches are not clearly
+    smaller. `slower` holds the slowdown factors of `ranks`, [K, R], and `lasting` is a mask of all
+    lastingly slow ranks, [W].
     """
     mine = np.isin(np.arange(len(lasting)), ranks)
     others = ~(mine | lasting) if not (mine | lasting).all() else ~mine
@@ -450,8 +451,8 @@ def _dealt(model: SlownessModel, ranks: Sequence[int], slower: Floats, lasting: 
 def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
     """Return the first step since which smaller batches compensate for a slowness, else None.
 
-    The slowness must be compensated in the last `policy_steps` steps, because fewer steps are not
-    conclusive.
+    The result is None unless the slowness is compensated in all of the last `policy_steps` steps.
+    `dealt` comes from `_dealt`.
     """
     slow = (slower > 1).any(axis=1)
     much = np.median(slower, axis=1) - 1
@@ -466,17 +467,17 @@ def _hidden_since(dealt: Floats, slower: Floats) -> int | None:
 def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> list[TimeLoss]:
     """Return the time lost to uneven batches as one finding.
 
-    `others` are the findings about slow ranks. In steps in which the plan compensates for one of
-    them, a rank's usual share of the work does not count as uneven. `apart` is a mask of the steps
-    in which ranks do not wait for each other, [K].
+    `others` are the findings about slow ranks. If the plan compensates for a slow rank in a step,
+    only the deviation of each batch from the rank's usual cost counts as uneven in this step.
+    `apart` is a mask of the steps in which ranks do not wait for each other, [K].
     """
     known, part = model.took_part, model.part
     dealt = [finding.effect.dealt for finding in others if finding.effect.dealt is not None]
-    made_up = np.hstack([np.ones((len(part), 1)), *dealt]).min(axis=1) < 1
+    compensated = np.hstack([np.ones((len(part), 1)), *dealt]).min(axis=1) < 1
     ranks: tuple[int, ...] = ()
-    if made_up.any():
+    if compensated.any():
         even = part / model.usual_part
-        part = np.where(made_up[:, None], even / mean_of(even, known, axis=1)[:, None], part)
+        part = np.where(compensated[:, None], even / mean_of(even, known, axis=1)[:, None], part)
     else:
         ranks = _larger(part, known)
     # Where ranks do not wait for each other, a large batch on one rank delays no other rank.
@@ -487,9 +488,11 @@ def data_of(model: SlownessModel, others: Sequence[TimeLoss], apart: Bools) -> l
 
 
 def _course(policies: Sequence[slice], lost: Floats) -> tuple[int | None, int | None]:
-    """Return the first step (None: the start) and last step (None: the end) with uneven batches.
+    """Return the first and the last step of the policies under which batches are uneven.
 
-    `lost` is the share of each step's computing time for which the mean rank waits, [K].
+    The first step is None if it is the first step of the range, and the last step is None if it is
+    the last step of the range. `lost` is the fraction of each step's computing time for which ranks
+    wait on average, [K].
     """
     by_policy = [max(float(lost[policy].mean()), 0.0) for policy in policies]
     least = min(THRESHOLDS.uneven_share, THRESHOLDS.uneven_of_worst * max(by_policy))

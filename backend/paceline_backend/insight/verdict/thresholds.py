@@ -1,15 +1,15 @@
 """Thresholds of verdicts, on which the causes, their ranks and their steps depend.
 
 All modules of this package read their thresholds from `THRESHOLDS`; numbers inside a formula, such
-as the price of a cut, stay with the formula. docs/verdicts.md states the shares of the wall time,
-the counts of steps and the 5 % of a lasting slowness, so these values are promises to users. The
-other values were chosen on runs like the runs of ``benchmarks/verdicts.py``
-(benchmarks/scenarios/verdicts.json): run this benchmark after a change. It fails if causes, ranks,
-first steps or costs are named wrongly too often, or if too many runs without a cause get one. A
-comment quotes the kind of run, in the scenarios file, on which the threshold was chosen. No
-measurement has shown yet for which kinds the verdicts change if a threshold is halved. Scenarios
-with switches of the policy are in benchmarks/scenarios/switches.yaml
-(tests/integration/insight/test_switched_scenarios.py).
+as the price of a cut, are defined next to the formula. docs/verdicts.md states the shares of the
+wall time, the counts of steps and the 5 % of a lasting slowness, so these values are promises to
+users. The other values were chosen on runs like the runs of ``benchmarks/verdicts.py``
+(benchmarks/scenarios/verdicts.json): run this benchmark after a change. The benchmark fails if
+verdicts name wrong causes, ranks, first steps or costs too often, or name a cause in too many runs
+without one. The comment on a threshold quotes the kind of run, in the scenarios file, on which the
+threshold was chosen. No measurement has shown yet for which kinds the verdicts change if a
+threshold is halved. Scenarios with switches of the policy are in
+benchmarks/scenarios/switches.yaml; tests/integration/insight/test_switched_scenarios.py runs them.
 
 Constants that only affect the wording of sentences are in `words`.
 """
@@ -25,8 +25,8 @@ import numpy as np
 class VerdictThresholds:
     """Thresholds by analysis, in the order in which a verdict is computed."""
 
-    # --- Input (`observed`). Most of these limit the time of a verdict, which benchmarks/scale.py
-    # measures.
+    # --- Input (`observed`). Most thresholds of this section limit the time of a verdict, which
+    # benchmarks/scale.py measures.
 
     # Number of the newest steps that a verdict covers if the caller gives no range.
     range_steps: int = 500  # steps
@@ -34,11 +34,11 @@ class VerdictThresholds:
     # two. If a range is larger, only its newest steps are used, because the time of the search for
     # levels grows with the square of the number of steps.
     most_pairs: float = 5e7  # steps² × ranks
-    # Maximum number of rows that are read. If a range has more rows, only the newest steps are
+    # Maximum number of rows that are read. If a range has more rows, only its newest steps are
     # read.
     most_rows: int = 100_000  # rows
-    # A policy with fewer than this many steps is not judged separately. docs/verdicts.md states
-    # this value, and the tests of switches.yaml check it.
+    # The steps of a policy with fewer than this many steps count for the policy before it.
+    # docs/verdicts.md states this value, and the tests of switches.yaml check it.
     policy_steps: int = 16  # steps
 
     # --- Levels, spans and periods of a series (`courses`).
@@ -56,15 +56,15 @@ class VerdictThresholds:
     # A span may be interrupted by up to this many steps at the usual level. Chosen on runs of the
     # kind "flapping link".
     gap_steps: int = 2  # steps
-    # This number ÷ the number of steps is added to the price of a cut, so that short series are cut
-    # less often. Chosen on runs of the kind "few steps".
+    # `courses.levels` adds this number ÷ the number of steps to the price of a cut, so that short
+    # series are cut less often. Chosen on runs of the kind "few steps".
     unsure: float = 200.0  # σ² · steps
-    # The steps at one phase of a period are pauses if their mean is at least this many of its
-    # standard errors above the level. Chosen on runs of the kinds "garbage collection of one rank
-    # among hundreds" (found) and "hundreds of ranks" (nothing found).
+    # The steps at one phase of a period are pauses if their mean is at least this many standard
+    # errors (of this mean) above the level. Chosen on runs of the kinds "garbage collection of one
+    # rank among hundreds" (found) and "hundreds of ranks" (nothing found).
     folded_sigmas: float = 6.0  # σ
-    # The search for periods clips each step's deviation to this, because one large pause is not a
-    # period. Chosen on runs of the kind "rare long pauses of a rank".
+    # The search for periods clips each step's deviation to this value, so that one large pause does
+    # not look like a period. Chosen on runs of the kind "rare long pauses of a rank".
     clipped_sigmas: float = 3.5  # σ
     # Each occurrence of a period may be up to `jitter_steps` early or late, and at least the
     # fraction `expected_share` of the expected occurrences must be found. Chosen on runs of the
@@ -102,38 +102,40 @@ class VerdictThresholds:
     # another slower since a later one".
     together_steps: int = 5  # steps
     together_share: float = 0.5
-    # A plan reacts to slowness if a rank's batches are at most `smaller_part` of the others' usual
-    # batches. The slowness counts as compensated if smaller batches offset the fraction
-    # `offset_share` of it. Chosen on runs of the kind "plan makes up for slow ranks half-way".
-    smaller_part: float = 1 / 1.05  # × the usual batch
+    # A plan reacts to slowness if the usual cost of the slow rank's batches is at most
+    # `smaller_part` × the usual cost of the other ranks' batches. The slowness counts as
+    # compensated if smaller batches offset at least the fraction `offset_share` of it. Chosen on
+    # runs of the kind "plan makes up for slow ranks half-way".
+    smaller_part: float = 1 / 1.05
     offset_share: float = 0.3
 
     # --- Uneven batches (`slowness.data_of`).
 
-    # A rank is named only if its mean batch is larger than the typical rank's, by more than
-    # `larger` and by more than `larger_errors` standard errors. Chosen on runs of the kinds "shard
-    # of one rank has longer samples" (named) and "long-tailed sizes" (not named).
+    # A rank is named only if the mean cost of its batches exceeds the typical rank's mean cost by
+    # more than `larger` and by more than `larger_errors` standard errors. Chosen on runs of the
+    # kinds "shard of one rank has longer samples" (named) and "long-tailed sizes" (not named).
     larger: float = 0.06  # relative
     larger_errors: float = 6.0  # standard errors
-    # A policy's batches are uneven if they lose at least `uneven_share` of its computing time, or
-    # at least `uneven_of_worst` of the share that is lost under the worst policy. The tests of
-    # switches.yaml check both values.
+    # A policy's batches are uneven if, because of them, ranks wait on average for at least
+    # `uneven_share` of the computing time, or for at least `uneven_of_worst` × the fraction under
+    # the policy with the longest waits. The tests of switches.yaml check both values.
     uneven_share: float = 0.02
     uneven_of_worst: float = 0.5
 
     # --- Waits (`waits`).
 
-    # `wait_noise` is the lower bound of the noise of waits. A wait counts as usual if it exceeds
-    # its usual length by no more than `least_wait`.
+    # `wait_noise` is the lower bound of the noise of waits. A wait that exceeds its usual length by
+    # less than `least_wait` is ignored.
     wait_noise: float = 0.002  # relative to a step's time
     least_wait: float = 0.01  # relative to a step's time
     # A wait that is equally long in all steps is a finding only if it takes at least this share of
     # the wall time. docs/verdicts.md states this value. Chosen on runs of the kinds "long reduction
     # in all steps" (a finding) and "short reduction" (no finding).
     always_share: float = 0.25
-    # The same limit for waits of all ranks for their data loaders. docs/verdicts.md states this
-    # value. Chosen on runs of the kinds "loaders of all ranks too slow in all steps" (a finding)
-    # and "constant small loader time" (no finding).
+    # A wait of all ranks for their data loaders that is equally long in all steps is a finding only
+    # if it takes at least this share of the wall time. docs/verdicts.md states this value. Chosen
+    # on runs of the kinds "loaders of all ranks too slow in all steps" (a finding) and "constant
+    # small loader time" (no finding).
     always_input_share: float = 0.05
     # Ranks wait for loaders together if they share the fraction `wait_share` of their waiting
     # steps, or `lasting_wait_share` if one of them waits until the last step. Chosen on runs of the
@@ -144,15 +146,16 @@ class VerdictThresholds:
     # docs/verdicts.md states this value. Chosen on runs of the kind "storage hangs for all ranks in
     # some steps".
     everyone: float = 0.9
-    # If ranks wait at different times, and the number of groups is more than this fraction of the
-    # number of ranks, the ranks wait "in turn": most groups become one finding that names no rank.
-    # Chosen on runs of the kind "loaders of the ranks hang in turn".
+    # Ranks that wait for loaders in the same steps form a group. If there are more groups than this
+    # fraction of the number of ranks, the ranks wait "in turn": most groups become one finding that
+    # names no rank. Chosen on runs of the kind "loaders of the ranks hang in turn".
     in_turn: float = 0.35
-    # Time is attributed to planning under three conditions. All ranks wait in the first step of at
-    # least `fewest_plans` segments. Of the steps in which all ranks wait, at least the fraction
-    # `plans_share` are first steps. From the first such wait on, all ranks wait in at least this
-    # fraction of the first steps. Of a rank's wait, at most `longest_plan` times the shortest wait
-    # of the step is attributed to planning. Chosen on runs of the kind "planning that is slow".
+    # Time is attributed to planning under three conditions. First, all ranks wait in the first step
+    # of at least `fewest_plans` segments. Second, of the steps in which all ranks wait, at least
+    # the fraction `plans_share` are first steps of segments. Third, since the first of these waits,
+    # all ranks wait in at least the fraction `plans_share` of the first steps of segments. Of a
+    # rank's wait, at most `longest_plan` times the shortest wait of the step is attributed to
+    # planning. Chosen on runs of the kind "planning that is slow".
     fewest_plans: int = 3  # segments
     plans_share: float = 0.75
     longest_plan: float = 1.5  # × the shortest wait of a rank
@@ -165,10 +168,11 @@ class VerdictThresholds:
     # docs/verdicts.md promises that no cause below 0.5 % and every cause above 2 % is named, so the
     # value lies between them. Chosen on runs of the kind "checkpoints that cost next to nothing".
     least_share: float = 0.0125
-    # Findings that cost less than this fraction of the share `least_share` are removed all at once,
-    # which saves time.
+    # Findings that cost less than this fraction of `least_share` are left out all at once, which
+    # saves time.
     far: float = 0.2
-    # If ranks spend more than this share of their time waiting for each other, the verdict says so.
+    # If no cause is named, but ranks spend more than this share of their time waiting for each
+    # other, the text of the verdict is "No cause stands out" instead of "No straggler".
     # docs/verdicts.md states this value.
     waiting_share: float = 0.05
     # Minimum number of steps for a verdict about a node, because the first steps of ranks are

@@ -1,4 +1,8 @@
-"""Detection of time in which ranks do not compute: input, network, between steps, planning."""
+"""Detection of time in which ranks do not compute.
+
+The kinds of causes are `input` (data loading), `network` (reductions), `between` (time between
+steps) and `planning` (waits for a plan).
+"""
 
 from __future__ import annotations
 
@@ -94,8 +98,8 @@ def _excess(
 def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int | None, int]:
     """Return the first step, last step, period and number of occurrences of an excess.
 
-    None as the first step means the start of the range, None as the last step that the excess is
-    still active, and None as the period that it is not periodic.
+    The first step is None if the excess started before the range. The last step is None if the
+    excess is still active. The period is None if the excess is not periodic.
     """
     spans = excess.spans
     if excess.lasting is not None:
@@ -114,7 +118,7 @@ def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int |
 
 
 def network_of(times: Times, unit_s: float) -> list[TimeLoss]:
-    """Return findings about reductions that take long; `unit_s` is the time of a usual step."""
+    """Return findings about long reductions of gradients; `unit_s` is the time of a usual step."""
     return _of_series("network", times.reduce_s, times, unit_s)
 
 
@@ -138,7 +142,7 @@ def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list
         )
     usual_s = np.minimum(series_s, excess.usual_s) if excess.more_s.any() else series_s
     if excess.usual_s >= THRESHOLDS.always_share * float(np.median(times.steps_s)):
-        # All steps are affected: return one finding that includes the steps that take even longer.
+        # All steps are affected, so one finding covers also the steps with longer waits.
         return [TimeLoss(kind, (), effect(usual_s + excess.more_s))]
     return made
 
@@ -208,8 +212,8 @@ def input_of(times: Times, took_part: Bools, unit_s: float) -> list[TimeLoss]:
 def _inputs(each: Sequence[Excess], count: int) -> list[TimeLoss]:
     """Return one finding for each group of ranks that wait in the same steps.
 
-    If there are very many groups, the ranks wait in turn. All groups except the few with far longer
-    waits then become one finding that names no rank.
+    If there are very many groups, the ranks wait in turn: the groups become a single finding that
+    names no rank. Groups with far longer waits than the others keep a finding of their own.
     """
     waiting = [rank for rank, excess in enumerate(each) if excess.more_s.any()]
     groups: list[list[int]] = []

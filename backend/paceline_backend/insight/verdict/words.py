@@ -10,17 +10,18 @@ from paceline_backend.insight.verdict.observed import ObservedSteps
 from paceline_backend.insight.verdict.thresholds import THRESHOLDS
 from paceline_backend.insight.verdict.waits import is_everyone
 
-# If a cause costs less than this share of the wall time, the text says that it costs nothing.
+# If a cause costs less than this share of the wall time, the text says that it alone costs nothing.
 _NOTHING = 0.005
 # If a rank's speed differs by less than this factor from the others' speed, the text says that the
 # rank is as fast as the others.
 _SAME = 1.05
 # A sentence lists at most this many ranges of ranks.
 _MOST_PIECES = 4
+# If the ranks are all ranks of at most this many nodes, a sentence names the nodes instead.
 _MOST_NODES = 3
 _ALWAYS = " in all steps"
-# If the largest factor among a cause's ranks is less than this many times the smallest, the text
-# gives their median instead of a range.
+# If the largest slowdown factor of a cause's ranks is less than this many times the smallest, the
+# text gives the median of the factors instead of a range.
 _ALIKE_FACTORS = 1.2
 # The text about a run describes at most this many causes.
 _MOST_CAUSES = 3
@@ -28,21 +29,22 @@ _MOST_CAUSES = 3
 _LEARNS = "a policy that learns speeds, such as `paceline`, takes load from {it}"
 _TO_DO = {
     "transient": "look at what else ran on {its} machine in these steps",
-    "periodic": "look for what runs at this distance there: garbage collection, a cron job, a log",
+    "periodic": "look for something that runs at this interval on {its} machine: garbage "
+    "collection, a cron job, logging",
     "input": "give the loader more workers, or faster storage; no policy helps",
     "between": "look at checkpoints, evaluation, and what the script does after a step",
-    "planning": "look at the load of the machine that plans, and of rank 0",
+    "planning": "look at the load of the control plane's machine, and of rank 0's machine",
 }
-_SESSION = "with a `paceline.Session` in its script, "
-_LOSS = "once the script's loss allows uneven parts, "
+_SESSION = "with a `paceline.Session` in the script, "
+_LOSS = "once the script's loss allows uneven batches, "
 
 
 def words(verdict: Verdict) -> str:
     """Return the verdict over all ranks as text."""
     if verdict.steps < THRESHOLDS.fewest_steps:
         if verdict.seen.compute_s.shape[1] < 2:
-            return "A verdict compares ranks; there are no two ranks that have told of a step."
-        few = f"{verdict.steps} steps with at least two ranks are too few to tell"
+            return "A verdict compares ranks; fewer than two ranks have reported a step."
+        few = f"{verdict.steps} steps with at least two ranks are too few for a verdict"
         return f"{few}; {THRESHOLDS.fewest_steps} are needed."
     if not verdict.causes:
         if verdict.seen.apart.all():
@@ -62,12 +64,12 @@ def cause_words(verdict: Verdict, cause: TimeLoss) -> str:
     """Return a description of one cause: what happens, since when, and its cost."""
     text = _WHAT[cause.kind](verdict, cause)
     if cause.cost_s < _NOTHING * verdict.wall_s:
-        return f"{text} By itself that costs nothing: others hold the same steps up as long."
+        return f"{text} Fixing this alone saves nothing: other causes delay the same steps as long."
     return f"{text} That costs {_cost(verdict, cause.cost_s)}."
 
 
 def what(verdict: Verdict, cause: TimeLoss) -> str:
-    """Return a cause as a clause without its cost: "rank 3 on vm-3 computes 2.7 × slower"."""
+    """Return a clause about a cause, without its cost: "rank 3 on vm-3 computes 2.7 × slower"."""
     text = _lower(_WHAT[cause.kind](verdict, cause).split(". ")[0].removesuffix("."))
     nodes = verdict.seen.nodes
     theirs = {nodes[rank] for rank in cause.ranks if rank < len(nodes)}
@@ -83,7 +85,7 @@ def rank_words(verdict: Verdict, rank: int, factor: float | None) -> str:
     if cause is not None:
         return cause_words(verdict, cause)
     if factor is None:
-        return f"Rank {rank} had samples in too few steps to tell its speed."
+        return f"Rank {rank} had samples in too few steps to determine its speed."
     if factor > _SAME:
         return f"Rank {rank} computes {_times(factor)} slower, which hardly costs time."
     if factor < 1 / _SAME:
@@ -97,10 +99,10 @@ def cause_of(verdict: Verdict, rank: int) -> TimeLoss | None:
 
 
 def began(verdict: Verdict, cause: TimeLoss) -> int | None:
-    """Return the step in which a cause started; None if it started before the range.
+    """Return the step in which a cause started; None if it started before the verdict's range.
 
-    A periodic cause whose first occurrence is less than a period after the start of the range may
-    be older than the range. So None is returned for such a cause, too.
+    None is also returned for a periodic cause whose first occurrence is at most one period after
+    the start of the range, because it may have started before the range.
     """
     if cause.since is None:
         return None
@@ -111,7 +113,7 @@ def began(verdict: Verdict, cause: TimeLoss) -> int | None:
 
 
 def to_do(verdict: Verdict, cause: TimeLoss) -> str:
-    """Return advice against a cause in this run, as a clause without a full stop.
+    """Return advice on how to remove a cause in this run, as a clause without a full stop.
 
     The text never recommends the policy in force.
     """
@@ -125,7 +127,7 @@ def to_do(verdict: Verdict, cause: TimeLoss) -> str:
         links = "look at links and switches"
         if seen.on_one_node:
             links = "look at the load of the machine's cores and memory"
-        text = f"{links}; larger batches a step, or fewer reductions, hide it"
+        text = f"{links}; with larger batches, or fewer reductions, it costs less"
     else:
         text = _TO_DO[cause.kind]
     return text.format(its=its, it=it)
@@ -157,7 +159,7 @@ def _against_uneven_batches(seen: ObservedSteps) -> str:
     if seen.balances:
         return (
             f"`{seen.policy}` balances by size already: a larger global batch lets it divide "
-            "more evenly, and the longest samples set what is left"
+            "more evenly; the longest samples cause the rest"
         )
     return f"{_first(seen)}a policy that balances by size, such as `paceline`, removes it"
 
@@ -241,7 +243,7 @@ def _periodic(verdict: Verdict, cause: TimeLoss) -> str:
 
 def _input(verdict: Verdict, cause: TimeLoss) -> str:
     if not cause.ranks:
-        return "Data loaders hold steps up, of different ranks in turn."
+        return "Data loaders of different ranks delay steps in turn."
     who, verb = _named(verdict, cause), "waits" if _is_one(verdict, cause) else "wait"
     return f"{who} {verb} for the data loader{_course(verdict, cause)}."
 
@@ -265,7 +267,7 @@ def _network(verdict: Verdict, cause: TimeLoss) -> str:
 def _between(verdict: Verdict, cause: TimeLoss) -> str:
     course = _course(verdict, cause)
     if course == _ALWAYS:
-        return "In all steps time passes between steps in which no rank computes."
+        return "After each step, no rank computes for a while."
     return f"No rank computes between steps{course}."
 
 

@@ -2,12 +2,12 @@
 
     state       `PlanningState`: current state of a run, read from the database
     measured    `MeasuredSteps`: times of the newest steps
-    resampled   `Resampled`: the ranks as emulated devices, from models and measured errors
-    simulate    simulates each preset on these devices
-    forecast    `forecast(store, run)`: fits, simulates and compares → `Forecast`
+    resampled   `Resampled`: emulated devices with the models and the measured errors of the ranks
+    simulate    simulates each preset on these emulated devices
+    forecast    `forecast(store, run)`: fits models, simulates, and returns a `Forecast`
     answer      `Forecast`, `PresetForecast`, `Decision`: the result, as stored and sent over REST
     auto        `decide(forecast, …)`: stay, wait, recommend, switch or go back; a pure function
-    thresholds  the numbers on which forecasts and decisions depend
+    thresholds  thresholds of forecasts and decisions
     child       `Forecaster`: makes forecasts in a process of low priority
 
 `control.advice`, the route `/runs/{id}/whatif` and ``paceline whatif`` use this package::

@@ -33,54 +33,85 @@ Decided = Literal["stay", "wait", "recommend", "switch", "back"]
 
 @dataclass(frozen=True)
 class PresetForecast:
-    """Forecast of the step time under a preset; `low` and `high` bound 95 %."""
+    """Forecast of the step time under an option: a preset with parameters."""
 
     policy: str = Field(examples=["chronica"])
-    parameters: dict[str, Any] = Field(description="{}: the defaults", examples=[{}])
-    step_time_s: float = Field(description="mean, at the load of a mean batch", examples=[0.25])
-    low_s: float = Field(examples=[0.24])
-    high_s: float = Field(examples=[0.26])
-    saving: float = Field(description="1 − step_time_s ÷ step time of the policy in force")
-    saving_low: float = Field(examples=[0.36])
-    saving_high: float = Field(examples=[0.41])
+    parameters: dict[str, Any] = Field(
+        description="parameters of the preset; {}: the defaults", examples=[{}]
+    )
+    step_time_s: float = Field(
+        description="forecast of the mean step time, at the load of a mean batch, seconds",
+        examples=[0.25],
+    )
+    low_s: float = Field(
+        description="lower bound of the 95 % interval of `step_time_s`", examples=[0.24]
+    )
+    high_s: float = Field(
+        description="upper bound of the 95 % interval of `step_time_s`", examples=[0.26]
+    )
+    saving: float = Field(description="1 − step_time_s ÷ forecast step time of the policy in force")
+    saving_low: float = Field(
+        description="lower bound of the 95 % interval of `saving`", examples=[0.36]
+    )
+    saving_high: float = Field(
+        description="upper bound of the 95 % interval of `saving`", examples=[0.41]
+    )
     words: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
     relaxed: bool = Field(
-        description="ranks do not wait for all others, which changes the training"
+        description="true if ranks need not wait for all other ranks in each step, which changes "
+        "the training"
     )
     changes: Changes = Field(
-        description="effect on the training: nothing, which samples share a batch, or when "
-        "gradients are reduced"
+        description="effect of the preset on the training, compared with plain DDP. nothing: the "
+        "same updates; batches: other samples share a global batch; training: gradients may be "
+        "old or dropped, and replicas may differ"
     )
     label: str = Field(
-        description="the preset, with its parameters", examples=["paceline (mode free)"]
+        description="name of the preset, with the parameters that are not left at their defaults",
+        examples=["paceline (mode free)"],
     )
-    in_force: bool = Field(description="this is the policy in force")
+    in_force: bool = Field(description="true if the forecast is for the policy in force")
     warnings: list[str] = Field(
-        description="warnings about a switch to the preset, those about harm first", examples=[[]]
+        description="warnings about a switch to the preset; a warning that the preset is slower "
+        "than plain DDP comes first",
+        examples=[[]],
     )
-    harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
+    harmful: bool = Field(
+        description="true if plain DDP is faster, so that `auto` never chooses the preset"
+    )
     alone: int | None = Field(
-        description="maximum number of steps or rounds after which a rank's work reaches other "
-        "ranks; null: only at the end of an epoch",
+        description="maximum number of steps or rounds before other ranks receive a rank's "
+        "updates; null: only at the end of an epoch",
         examples=[0],
     )
     stale: bool = Field(
-        description="rounds may apply gradients that were computed in earlier rounds"
+        description="true if a round may apply gradients that were computed in earlier rounds"
     )
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Newest forecast for a run whose slow node is as fast as its other nodes."""
+    """Newest forecast of the step time if a run's slow node were as fast as its other nodes."""
 
-    step_time_s: float = Field(examples=[0.11])
-    low_s: float = Field(
-        description="`low` and `high` bound the 95 % confidence interval", examples=[0.1]
+    step_time_s: float = Field(
+        description="forecast of the mean step time without the node's slowness, seconds",
+        examples=[0.11],
     )
-    high_s: float = Field(examples=[0.12])
-    saving: float = Field(description="1 − this time ÷ current time", examples=[0.6])
-    saving_low: float = Field(examples=[0.57])
-    saving_high: float = Field(examples=[0.63])
+    low_s: float = Field(
+        description="lower bound of the 95 % interval of `step_time_s`", examples=[0.1]
+    )
+    high_s: float = Field(
+        description="upper bound of the 95 % interval of `step_time_s`", examples=[0.12]
+    )
+    saving: float = Field(
+        description="1 − step_time_s ÷ forecast step time with the slow node", examples=[0.6]
+    )
+    saving_low: float = Field(
+        description="lower bound of the 95 % interval of `saving`", examples=[0.57]
+    )
+    saving_high: float = Field(
+        description="upper bound of the 95 % interval of `saving`", examples=[0.63]
+    )
     words: str = Field(
         examples=["if n2 were as fast as the others, steps would take 60 % ± 3 less time"]
     )
@@ -91,9 +122,10 @@ class NodeForecast(Saving):
     """Forecast of the step time if a slow node's ranks were as fast as the median of the others."""
 
     node: str = Field(examples=["n2"])
-    ranks: list[int] = Field(description="slow ranks", examples=[[2, 3]])
+    ranks: list[int] = Field(description="slow ranks of the node", examples=[[2, 3]])
     factor: float = Field(
-        description="time of the slow ranks ÷ time of the others, at equal load", examples=[3.0]
+        description="computing time of the slow ranks ÷ that of the other ranks, at equal load",
+        examples=[3.0],
     )
 
 
@@ -102,7 +134,7 @@ class LeftOut:
     """Preset that could not be forecast."""
 
     policy: str = Field(examples=["ep4ddl"])
-    reason: str = Field()
+    reason: str = Field(description="why the preset could not be forecast")
 
 
 @dataclass(frozen=True)
@@ -113,26 +145,43 @@ class PolicyInForce:
     parameters: dict[str, Any] = Field(examples=[{}])
     version: int = Field(examples=[0])
     step_time_s: float | None = Field(
-        description="forecast, on the same kind of batches as for presets", examples=[0.41]
+        description="forecast of the mean step time under the policy in force, at the load of a "
+        "mean batch, seconds; null: no forecast",
+        examples=[0.41],
     )
     measured_s: float | None = Field(
-        description="measured in its last steady steps, at the load of a mean batch; null: too few",
+        description="mean step time under the policy in force, measured after its warm-up and "
+        "converted to the load of a mean batch, seconds; null: too few steps",
         examples=[0.42],
     )
-    measured_steps: int = Field(examples=[64])
+    measured_steps: int = Field(
+        description="number of the measured steps after the warm-up of the policy in force",
+        examples=[64],
+    )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision of `auto` about a forecast; savings are ratios."""
+    """Decision of `auto` about a forecast."""
 
     decided: Decided = Field(examples=["switch"])
     reason: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
-    policy: str | None = Field(description="policy to continue with", examples=["chronica"])
+    policy: str | None = Field(
+        description="preset that the decision is about, not only if `auto` switches to it; null: "
+        "the decision is about no preset",
+        examples=["chronica"],
+    )
     parameters: dict[str, Any] = Field(examples=[{}])
-    saving: float | None = Field(examples=[0.38])
-    low: float | None = Field(examples=[0.36])
-    high: float | None = Field(examples=[0.41])
+    saving: float | None = Field(
+        description="fraction of the step time that `policy` saves; null: unknown",
+        examples=[0.38],
+    )
+    low: float | None = Field(
+        description="lower bound of the 95 % interval of `saving`; null: unknown", examples=[0.36]
+    )
+    high: float | None = Field(
+        description="upper bound of the 95 % interval of `saving`; null: unknown", examples=[0.41]
+    )
 
 
 @dataclass(frozen=True)
@@ -142,17 +191,17 @@ class Forecast:
     run: str
     made_at: float
     current: PolicyInForce
-    # Last and first of the steps that the forecast uses, and their number.
+    # Last and first of the measured steps that the forecast uses, and their number.
     step: int | None = None
     first_step: int | None = None
     steps: int = 0
-    # |Modelled time ÷ measured time − 1|, on the same batches.
+    # |Modelled time ÷ measured time − 1| of the batches that ran.
     fit_error: float | None = None
     reason: str | None = None
     # The best preset comes first.
     forecasts: list[PresetForecast] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    # Seconds per size unit, for an equal share of a mean batch.
+    # Each rank's seconds per size unit if a mean global batch is divided equally.
     speeds: list[float] = field(default_factory=list)  # [W]
     # Number of simulations of each preset.
     replicates: int = 0
@@ -161,15 +210,15 @@ class Forecast:
     slow_node: NodeForecast | None = None
     # False: only some presets were forecast, for example for a slow node.
     all_presets: bool = True
-    # Assumptions that are not measured, as a clause for people; empty: there are none.
+    # Assumptions that are not measured, as a clause for users; empty: there are none.
     assumes: str = ""
-    # The option, if the forecast covers only this one, in order to check an earlier forecast; else
-    # None.
+    # Label of an option whose earlier forecast this forecast checks. Such a forecast covers no
+    # other options. None: it checks no earlier forecast.
     option: str | None = None
 
     @property
     def compares(self) -> bool:
-        """Return whether presets are compared, unlike in a forecast for a single option."""
+        """Return whether the forecast compares presets; one for a single option does not."""
         return self.option is None and len(self.forecasts) + len(self.left_out) > 1
 
     def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
@@ -190,13 +239,13 @@ def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
     option that does not change the training is preferred, unless another option is clearly faster:
     the lower bound of its saving exceeds the saving of the preferred option.
 
-    A forecast does not include the number of samples that are needed to reach the same loss. This
-    number is larger, the longer ranks train independently, and if gradients are `stale`. If the
-    fastest option changes the training, the result is therefore chosen among this option and all
-    options that take at most `MARGIN` longer. Options whose ranks synchronise only at an epoch's
-    end come last, after options with stale gradients. The best of the rest is the option whose
-    ranks are `alone` for the fewest steps. Options that leave the training's updates unchanged
-    count as 0 steps.
+    A forecast does not predict how many samples are needed to reach the same loss. More samples are
+    needed if ranks train independently for longer, or if gradients are `stale`. If the fastest
+    option changes the training, the result is therefore chosen among this option and all options
+    that take at most `MARGIN` longer. Of these options, options whose ranks synchronise only at an
+    epoch's end are chosen last, and options with stale gradients second to last. Of the remaining
+    options, the option whose ranks are `alone` for the fewest steps is chosen, where options with
+    the same updates as plain DDP have 0 steps.
     """
     worth = [
         option
@@ -230,7 +279,7 @@ def recommended(forecast: Forecast) -> PresetForecast | None:
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
-    """Parse forecasts from the database, and leave out those that are not of this version."""
+    """Parse forecasts from the database; leave out forecasts in the format of another version."""
     made = []
     for body in bodies:
         with suppress(ValidationError):
@@ -250,7 +299,7 @@ def label(policy: str, parameters: Mapping[str, Any]) -> str:
 def words(
     option: str, saving: float, low: float, high: float, *, changes: Changes = "nothing"
 ) -> str:
-    """Return a sentence about an option's saving; it warns if the option changes the training."""
+    """Return a clause about an option's saving, with a warning if it changes the training."""
     half = max(1, round(50 * (high - low)))
     price = _PRICES[changes]
     if low <= 0 <= high:

@@ -1,4 +1,4 @@
-"""Computation of what `auto` does after a forecast.
+"""Decision of `auto` after a forecast: stay, wait, recommend, switch or go back.
 
 `decide` is a pure function; only the advisor (`control.advice`) acts on its result.
 """
@@ -24,11 +24,11 @@ from paceline_backend.store.switches import Switch
 
 # Author of the switches that `auto` makes.
 BY = "auto"
-# Forecasts are made at intervals of this many steps. A saving of just `MARGIN` must be forecast for
-# as many steps before `auto` acts on it.
+# Forecasts are made at intervals of this many steps. A saving just above `MARGIN` must be forecast
+# for this many steps before `auto` acts on it; see `steps_to_hold`.
 AUTO_STEPS = 100  # steps
-# The first forecast is made at this step, because a few cold steps, `FEWEST_FORECAST_STEPS` further
-# steps and a reserve must be complete.
+# The first forecast is made at this step. It needs `FEWEST_FORECAST_STEPS` complete steps after the
+# first few cold steps, and a reserve.
 FIRST_STEP = 24
 
 Mode = Literal["recommend", "switch"]
@@ -44,22 +44,21 @@ def decide(
 ) -> Decision:
     """Decide whether to stay, wait, recommend, switch or go back.
 
-    `best_of` chooses among the permitted presets, as for the recommendation on the run page. In
-    addition, all forecasts of the last `steps_to_hold` steps must promise a saving above `MARGIN`
-    for the chosen preset.
+    `best_of` chooses among the permitted presets. In addition, all forecasts of the last
+    `steps_to_hold` steps must promise a saving above `MARGIN` for the chosen preset.
 
     After a switch by `auto`, the measured time is compared with the forecast. If the measured step
     time is above the forecast's interval and the saving is below `MARGIN`, `auto` goes back to the
     previous policy. If the policy changes the training, and a preset that does not change it is
     certainly less than `MARGIN` slower, `auto` switches to that preset.
 
-    `auto` does not choose a policy again that it left, or that it chose and a user then left, until
-    a rank's speed has changed. Otherwise it could switch back and forth.
+    To avoid switching back and forth, `auto` does not choose again a policy that it left, or that
+    it chose and a user then left, until a rank's speed has changed.
 
-    `forecast` must be made under the newest of `switches`. `earlier` holds the forecasts with a
-    decision. Both sequences are sorted, oldest first. In mode "recommend" the result is never a
-    switch. Presets under which ranks do not wait for all others are chosen only if `relaxed` is
-    true. They change the training, because gradients come late or replicas differ.
+    `forecast` must be made under the newest of `switches`. `earlier` holds the earlier forecasts
+    for which `auto` made a decision. Both sequences are sorted, oldest first. In mode "recommend"
+    the result is never a switch. Presets with relaxed synchronisation change the training, so they
+    are chosen only if `relaxed` is true.
     """
     if forecast.reason is not None:
         return _without_preset("wait", forecast.reason)
@@ -71,7 +70,8 @@ def decide(
         return verdict
     if last.version > 0 and forecast.step < last.effective_step + THRESHOLDS.hold_steps:
         return _without_preset(
-            "wait", f"less than {THRESHOLDS.hold_steps} steps since the switch to {last.policy}"
+            "wait",
+            f"fewer than {THRESHOLDS.hold_steps} steps since the switch to {last.policy}",
         )
     if last.by == BY and (unchanged := _unchanged_again(forecast)):
         why = (
@@ -101,12 +101,11 @@ def decide(
 def steps_to_hold(promise: PresetForecast) -> int:
     """Return the number of steps for which forecasts must promise a saving before `auto` acts.
 
-    While `auto` waits, the saving is lost. Waiting for a large saving may therefore cost at most as
-    much as `AUTO_STEPS` steps with a saving of `MARGIN`. The result is at least
-    `FEWEST_FORECAST_STEPS`, so that the last forecast is based on that many steps which the first
-    one did not have. The saving of a preset that changes the training must be forecast for
-    `AUTO_STEPS` steps, because a run's first steps are often slow, and the change to the training
-    would be permanent.
+    While `auto` waits, the saving is lost. So the number is smaller for a larger saving: about as
+    much time is lost as with a saving of `MARGIN` for `AUTO_STEPS` steps. The number is at least
+    `FEWEST_FORECAST_STEPS`, so that the last forecast is based on at least as many new steps since
+    the first forecast. For a preset that changes the training, the number is `AUTO_STEPS`, because
+    a run's first steps are often slow, and the change to the training would be permanent.
 
     `promise.saving_low` must be above `MARGIN`.
     """
@@ -116,9 +115,11 @@ def steps_to_hold(promise: PresetForecast) -> int:
 
 
 def _unchanged_again(forecast: Forecast) -> PresetForecast | None:
-    """Return a replacement for a preset that changes the training without a clear benefit, or None.
+    """Return a replacement for a policy in force that changes the training without clear benefit.
 
-    A run's first steps, or temporary slowness, may have made that preset look better than it is.
+    The replacement does not change the training, and is less than `MARGIN` slower. None: there is
+    none, or the policy in force does not change the training. A run's first steps, or temporary
+    slowness, may have made the policy look better than it is when `auto` chose it.
     """
     if all(option.changes != "training" for option in forecast.forecasts if option.in_force):
         return None
@@ -174,7 +175,7 @@ def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence
 def _verdict(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch], mode: Mode
 ) -> Decision | None:
-    """Return the decision about `auto`'s own last switch: wait for the result, or go back.
+    """Return the decision about the last switch, made by `auto`: wait for the result, or go back.
 
     None if there is nothing to decide, for example because the result was judged before.
     """

@@ -1,4 +1,4 @@
-"""Warnings about presets, given a run's measured conditions: in forecasts, and before a switch."""
+"""Warnings about presets under a run's measured conditions, for forecasts and before a switch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PLAIN = "bsp"
 def of_run(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
     """Return warnings about the use of a preset in a run, warnings of harm first.
 
-    The function takes less than a second. For a run that has not trained enough yet, warnings only
-    say what the preset changes.
+    The function takes less than a second. For a run that has not trained enough steps yet, it only
+    returns a warning about what the preset changes in the training.
 
     Raises:
         UnknownPolicyError: no such preset.
@@ -74,7 +74,7 @@ def with_cautions(made: Forecast, state: PlanningState, models: Models) -> Forec
 
 
 def _tried(warned: Any, preset: PresetForecast) -> PresetForecast:
-    """Add warnings to a preset's forecast, but keep it unchanged if a third-party preset fails."""
+    """Return `warned(preset)`; if a third-party preset raises an error, the forecast unchanged."""
     try:
         made: PresetForecast = warned(preset)
     except Exception:

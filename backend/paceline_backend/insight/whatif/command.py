@@ -1,7 +1,7 @@
 """Command `paceline whatif`: gets a forecast from a server, or computes it from the database.
 
-Both functions raise `PacelineError` if the run does not exist, or the server or database is
-unavailable.
+`from_server` and `from_database` raise `PacelineError` if the run does not exist, or if the server
+or the database is unavailable.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _print(body: dict[str, Any], as_json: bool) -> int:
         return 0
     typer.echo(
         f"run {body['run']}, {current['policy']} in force, from steps {body['first_step']} to "
-        f"{body['step']}; the models have an error of {100 * body['fit_error']:.1f} % on these"
+        f"{body['step']}; the models' error in these steps is {100 * body['fit_error']:.1f} %"
     )
     table = Table("policy", "step time, s", "95 %", "", box=box.SIMPLE)
     for preset in body["forecasts"]:

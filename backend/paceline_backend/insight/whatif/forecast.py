@@ -4,9 +4,9 @@
 their present speeds (`same_speeds`), simulates all presets, and converts the simulated times to a
 `Forecast` with 95 % intervals.
 
-If a verdict names a slow node, the policy in force is also forecast for a run whose slow node is as
-fast as the others: the same simulation runs again, with the models of the node's ranks divided by
-their factor.
+If a verdict names a slow node, the step time under the policy in force is also forecast as if this
+node were as fast as the others: the same simulation runs again, with the modelled times of the
+node's slow ranks divided by their slowdown factor.
 """
 
 from __future__ import annotations
@@ -74,20 +74,21 @@ def forecast(
     """Forecast the step time under each preset, with 95 % intervals.
 
     Each rank's model is fitted to the run's newest steps. Simulations continue from the run's
-    current state, once under each preset. A simulated step takes the modelled time multiplied by a
-    measured relative error (block bootstrap), plus the measured time for loading, communication and
+    current state, once under each preset. A simulated step takes the modelled time multiplied by
+    the relative error of a measured step, plus the measured time for loading, communication and
     everything else. Presets are compared by seconds per unit of load, because their batches differ.
     The result is the time of a mean global batch. The models' error on the measured batches
     (`fit_error`) corrects all forecasts and widens their intervals.
 
-    Each of `presets` is a label of a preset with parameters, or a bare name, which means the preset
-    with its defaults; None: all. The policy in force is always included, with its parameters.
-    Presets that change the training are included if `relaxed` is true. The forecast uses the newest
-    `steps` complete steps of the latest attempt.
+    Each of `presets` is the label of a preset with parameters, or only a preset's name, which means
+    the preset with its defaults. None means all presets. The policy in force is always included,
+    with its parameters. Presets that change the training are included if `relaxed` is true. The
+    forecast uses the newest `steps` complete steps of the latest attempt.
 
     Raises:
-        UnknownPolicyError: no such preset.
-        ValueError: `steps` is below `FEWEST_FORECAST_STEPS`, or a preset has no such variant.
+        UnknownPolicyError: a preset does not exist.
+        ValueError: `steps` is below `FEWEST_FORECAST_STEPS`, or a label is not the label of one of
+            the preset's variants.
     """
     if steps < FEWEST_FORECAST_STEPS:
         raise ValueError(f"steps: {steps}; give {FEWEST_FORECAST_STEPS} or more")
@@ -114,7 +115,7 @@ def of_state(
     relaxed: bool = True,
     effort: Effort = DEFAULT_EFFORT,
 ) -> Forecast:
-    """Return the forecast for a state that was read before; see `forecast`."""
+    """Return the forecast for a run's state; see `forecast`."""
     made_at = time.time()
     current = PolicyInForce(state.policy, state.parameters, state.version, None, None, 0)
     basis = _basis(state)
@@ -157,7 +158,7 @@ def _of_slow_node(
     again[name].in_force = False
     preset = _preset(slow.node, again[name], base, scale, made.fit_error)
     measured = basis.measured
-    # Only these steps end with an all-reduce.
+    # Use only the steps that end with an all-reduce.
     reduced = measured.together
     step_s = float(measured.step_s[reduced].sum())
     not_computing = float(measured.remainder_s[reduced].sum()) / step_s if step_s else 0.0
@@ -205,10 +206,9 @@ def _basis(state: PlanningState) -> Basis | str:
 def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> float:
     """Return measured ÷ modelled time of the batches that ran.
 
-    For the modelled time, the measured errors of the models are drawn from neighbouring steps only,
-    so a slowdown stays near the batches with which the policy reacted to it. The result therefore
-    also includes errors that occur with only one kind of batch; a simulation would spread them over
-    all batches.
+    The modelled time of a step is multiplied by the measured error of a step at most four steps
+    away. Errors that occur only with certain batches, such as the batches of a policy that reacted
+    to a slowdown, therefore stay near these batches.
     """
     rng = np.random.default_rng(len(measured))
     count = len(measured)
@@ -218,8 +218,8 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
     compute_s = models.ett(measured.features) * ratio[rows]
-    # The models predict the time of one batch, so records of several batches keep their measured
-    # time.
+    # The models predict the time of a single batch. Use the measured time of records that cover
+    # several batches.
     if measured.several is not None:
         compute_s = np.where(measured.several, measured.compute_s, compute_s)
     data_s = np.where(measured.single, measured.data_s[rows], measured.data_s)
@@ -234,11 +234,11 @@ def _bias(models: Models, measured: MeasuredSteps, ratio: Floats, seed: int) -> 
 
 
 def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
-    """Return the time of all relaxed steps, computed with the models of their synchronisations.
+    """Return the modelled time of all relaxed steps, simulated with the models in `simulator.sync`.
 
-    In the computation, each rank trains the same batches as in the run. Where ranks share batches,
-    a rank's last record of a span counts as one step, regardless of the number of batches that the
-    rank took over.
+    Each simulated rank trains the batches that the rank trained in the run; `work_s` is its time
+    for each step, [S, W]. If ranks took over batches from each other, a rank's last record of a
+    span counts as one step, regardless of the number of batches that the rank took over.
     """
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)
@@ -257,7 +257,7 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             epoch_end=span.ends_epoch,
         )
         if span.pooled and not isinstance(span.synchroniser, Averaging):
-            # Ranks that share batches did not run the loop's body without a batch.
+            # In the run, ranks that share batches skipped the steps for which they had no batch.
             work = without_empty(work)
         goes_on, before = model.goes_on, now
         timeline = model.run(now, work)
@@ -269,7 +269,8 @@ def _relaxed_s(measured: MeasuredSteps, work_s: Floats, seed: int) -> float:
             mid = np.mean if span.pooled else np.max
             total_s += float(mid(now) - mid(before))
             continue
-        # The end of the segment, where all ranks synchronise, was not measured.
+        # Without the wait for the segment's end, at which all ranks synchronise, if that end was
+        # not measured.
         if not span.whole:
             step_s[-1] -= timeline.wait_s[-1]
         total_s += float(step_s.mean(axis=1).sum())
@@ -331,10 +332,10 @@ def mean_load(hello: Hello, sizes: Floats) -> float:
 def _preset(
     name: str, of: SimulatedOption, base: SimulatedOption, scale: float, fit_error: float
 ) -> PresetForecast:
-    """Return an option's forecast in comparison with the policy in force (`base`).
+    """Return the forecast of an option (`of`) in comparison with the policy in force (`base`).
 
-    The draws of both options use the same steps and errors, so the ratio of the two times has
-    little noise.
+    The bootstrap draws of `of` and `base` use the same steps and errors, so the ratio of their
+    times has little noise. `scale` converts seconds per unit of load to seconds per step.
     """
     shifts = np.array(of.shifts)
     low, high = _interval(of.mean * scale, of.draws * scale, shifts, fit_error)
@@ -381,9 +382,9 @@ def _interval(mean: float, draws: Floats, shifts: Floats, fit_error: float) -> t
 
 
 def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
-    """Return each rank's seconds per size unit, for an equal share of a mean batch.
+    """Return each rank's seconds per size unit if a mean global batch is divided equally.
 
-    `load` and `samples` are the load and the number of samples of such a share.
+    `load` and `samples` are then the load and the number of samples of each rank.
     """
     of = basis.measured.features
     world = len(basis.models.a)
@@ -399,11 +400,11 @@ def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
 
 
 def same_speeds(ratio: Floats) -> int:
-    """Return the first row from which on all ranks have had their present speeds.
+    """Return the index of the first row (step) since which all ranks have had their present speeds.
 
-    This is the first row of the earliest block of steps in which each rank was as fast as now.
-    Temporary slowdowns after that block are kept. `ratio` is measured ÷ modelled compute time by a
-    model of the present speeds, [S, W]; NaN where a rank had no samples.
+    It is the first row of the earliest block of steps in which each rank was as fast as now. Later
+    temporary slowdowns do not change the result. `ratio` is measured ÷ modelled compute time, with
+    models of the present speeds, [S, W]; NaN where a rank had no samples.
     """
     block = THRESHOLDS.block_steps
     first = len(ratio) % block
@@ -459,9 +460,9 @@ def _lastingly_slow(basis: Basis) -> SlowNode | None:
 
 
 def _as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
-    """Return the inputs of a simulation without a node's slowness.
+    """Return the inputs of a simulation in which the ranks of a slow node are not slow.
 
-    The policy starts without feedback, because it has no measurements of the replacement node.
+    The policy starts without feedback, because the feedback was measured with the slow node.
     """
     assert slow.factor is not None
     faster = np.ones(basis.models.world)
@@ -471,12 +472,11 @@ def _as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
 
 
 def _answer_of_node(slow: SlowNode, preset: PresetForecast, not_computing: float) -> NodeForecast:
-    """Convert a forecast for the policy without the node's slowness to a `NodeForecast`.
+    """Convert a forecast without the node's slowness to a `NodeForecast`.
 
-    Telemetry does not show how much a busy core on the node slows the all-reduce down, so the
-    all-reduce may become faster without the node. The sentence mentions this possibility if
-    `not_computing` is large: the share of a step with an all-reduce in which no rank loads or
-    computes.
+    The forecast assumes that the all-reduce takes as long as before. Telemetry does not show
+    whether the node also slows the all-reduce down. The sentence mentions this possibility if
+    `not_computing` is large: the fraction of a step's time in which no rank loads or computes.
     """
     assert slow.factor is not None
     half = max(1, round(50 * (preset.saving_high - preset.saving_low)))
@@ -486,8 +486,8 @@ def _answer_of_node(slow: SlowNode, preset: PresetForecast, not_computing: float
     )
     if not_computing > THRESHOLDS.mentioned_share:
         sentence += (
-            f", and still less if it is also slow in the all-reduce: {100 * not_computing:.0f} % "
-            "of a step is all-reduce and the like"
+            f", and even less if it also slows the all-reduce down: {100 * not_computing:.0f} % of "
+            "a step is neither data loading nor computing"
         )
     return NodeForecast(
         preset.step_time_s,

@@ -1,7 +1,8 @@
 """Measurements of a run's newest steps, in the form that a forecast needs.
 
-`state` creates `MeasuredSteps` from the database. `with_spans` adds the segments in which ranks did
-not wait for each other in each step, because those steps need other rules for their times.
+The module `state` creates `MeasuredSteps` from the database. `with_spans` adds the segments in
+which ranks did not wait for each other in each step, because the duration of their steps is
+computed differently.
 """
 
 from __future__ import annotations
@@ -102,10 +103,10 @@ class MeasuredSteps:
 
     @property
     def loading_s(self) -> Floats:
-        """Return the mean time that each rank takes to load a batch, [W]; 0 if it has none.
+        """Return each rank's mean time to load a batch, [W]; 0 if no record shows it.
 
-        Where ranks share batches, a rank that has finished a segment waits for the next plan, and
-        its next record counts this wait as loading. These records are left out.
+        If ranks share the batches of a segment, a rank that has finished the segment waits for the
+        next plan, and its next record counts this wait as loading. Such records are left out.
         """
         known = self.single.copy()
         known[[span.first for span in self.relaxed_spans if span.pooled]] = False
@@ -114,7 +115,7 @@ class MeasuredSteps:
 
     @property
     def feedback(self) -> Feedback:
-        """Return the records of single batches for a predictor; other records are empty."""
+        """Return the records of single batches for a predictor; other records have 0 samples."""
         return self._feedback(self.single)
 
     def _feedback(self, keep: npt.NDArray[np.bool_]) -> Feedback:
@@ -145,11 +146,11 @@ class MeasuredSteps:
     def evened_s(self) -> Floats:
         """Return the duration of each step, [S], even if ranks are in different steps.
 
-        Where ranks share a segment's batches, time is spread evenly over its steps, because ranks
-        train the batches of a step at different times. In other relaxed segments at whose end all
-        ranks synchronise, this final wait is spread over the steps. Where ranks do not synchronise
-        at the end, the slowest rank's steps count, because all ranks wait for that rank when the
-        epoch ends.
+        If ranks share a segment's batches, the segment's time is spread evenly over its steps,
+        because ranks train the batches of a step at different times. If all ranks synchronise at
+        the end of another relaxed segment, the wait at the end is spread over its steps. If ranks
+        do not synchronise at a segment's end, the durations are those of the slowest rank, because
+        all ranks wait for that rank when the epoch ends.
         """
         step_s = self.step_s
         for span in self.relaxed_spans:
@@ -202,10 +203,10 @@ class MeasuredSteps:
 
     @property
     def remainder_s(self) -> Floats:
-        """Return the time of a step beyond its slowest rank's loading and computing, [S].
+        """Return the duration of each step minus its slowest rank's loading and computing, [S].
 
-        This is everything after the last gradient: communication, the optimizer and the loop. For
-        relaxed steps it is an estimate of the duration of an all-reduce.
+        The remainder is the time of communication, the optimizer and the loop. For relaxed steps it
+        is estimated as the time of an all-reduce plus the mean of `rest_s`.
         """
         remainder_s = self.step_s - (self.data_s + self.compute_s).max(axis=1)
         return np.asarray(np.where(self.together, remainder_s, self.round_s + self.rest_s.mean()))
@@ -223,8 +224,8 @@ class MeasuredSteps:
         rest_s[ranks] = np.maximum(np.nanmedian(beyond_s, axis=0), 0.0)
         if self.together[-1] or not ranks.any():
             return np.asarray(rest_s)
-        # A rank applies arrived gradients while it waits. This part of `sync_s` is the rank's own
-        # work, which is estimated from the rank that waits least.
+        # In the time `sync_s`, a rank not only waits, but also applies arrived gradients. This work
+        # is estimated from the rank that waits least.
         own_s = float(np.nanquantile(sync_s[:, ranks], THRESHOLDS.undisturbed, axis=0).min())
         synchroniser = self.relaxed_spans[-1].synchroniser
         if isinstance(synchroniser, Partial | Hierarchical) and synchroniser.parameters.waits:
@@ -242,7 +243,7 @@ class MeasuredSteps:
             synchroniser = span.synchroniser
             rules = synchroniser.parameters if isinstance(synchroniser, Averaging) else None
             every = rules.every if rules is not None else None
-            # Without overlap, ranks wait after each `every`-th step.
+            # Without overlap, ranks average their replicas after each `every`-th step.
             if every and rules is not None and not rules.overlap:
                 rows = slice(span.first, span.end)
                 means[rows] = (self.step[rows] + 1) % every == 0
@@ -303,7 +304,7 @@ def with_spans(
     relaxed: Sequence[Plan],
     reduced_s: Callable[[list[int]], Sequence[float]],
 ) -> MeasuredSteps:
-    """Return `measured` with the spans of its relaxed segments, which are sorted.
+    """Return `measured` with the spans of its relaxed segments; `relaxed` are their sorted plans.
 
     `reduced_s` takes segment numbers, and returns the durations of their newest reduction rounds.
     """
@@ -326,7 +327,11 @@ def with_spans(
 
 
 class _Exchange(NamedTuple):
-    """Cost of an exchange: consecutive messages, and bytes sent ÷ bytes of all gradients."""
+    """Cost of an exchange, independent of the network.
+
+    `messages` is the number of messages that are sent one after the other. `vectors` is the number
+    of bytes sent ÷ the size of all gradients.
+    """
 
     messages: float
     vectors: float
@@ -342,7 +347,7 @@ def _all_reduce(ranks: int) -> _Exchange:
 
 
 def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
-    """Return the cost of the exchange whose duration a synchronisation records."""
+    """Return the cost of the exchange whose duration the records of a synchronisation show."""
     if isinstance(synchroniser, Pairwise):
         # The recorded duration covers only one of the pair's two messages, the answer.
         return _Exchange(1, 1)
@@ -356,10 +361,10 @@ def _reported(synchroniser: Synchronisation, world: int) -> _Exchange:
 def _scaled(seconds: float, of: _Exchange, to: _Exchange, gradient_bytes: int | None) -> float:
     """Return the duration of exchange `to`, given that exchange `of` takes `seconds`.
 
-    Of this time, the part that a slow network would need to send the gradients scales with their
-    size. The rest scales with the number of messages. A pair therefore takes 1/(W − 1) of an
-    all-reduce if the model is small, and W/(W − 1) if it is large. A model of unknown size counts
-    as large.
+    The time that a slow network needs to send the bytes of exchange `of` scales with the bytes sent
+    (`vectors`). The rest of `seconds` scales with the number of messages. An exchange of a pair
+    therefore takes 1/(W − 1) of the time of an all-reduce if the gradients are small, and W/(W − 1)
+    if they are large. Gradients of unknown size (`gradient_bytes` None) count as large.
     """
     # A single rank reduces nothing.
     if not of.messages:
@@ -389,7 +394,10 @@ def relaxed_span(step: Ints, plan: Plan) -> RelaxedSpan:
 
 
 def steady_time(measured: MeasuredSteps, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
-    """Return seconds per unit of load in steady steps (None: too few), and the number of steps."""
+    """Return the seconds per unit of load in the steps of the mask `steady`, and their number.
+
+    The seconds are None if there are too few steps.
+    """
     steady = steady.copy()
     for span in measured.relaxed_spans:
         if not span.judged:

@@ -18,8 +18,8 @@ from paceline_backend.simulator.sync import Costs
 class Resampled(Emulation, frozen=True, kw_only=True):
     """Devices whose step takes the modelled time multiplied by the error of a measured step.
 
-    A row is a measured step with all its ranks. A slowdown of several ranks at once, or of one rank
-    for a while, is therefore repeated unchanged.
+    Each simulated step uses the errors of all ranks in one measured step. A slowdown of several
+    ranks at once is therefore simulated as it was measured.
     """
 
     models: Models
@@ -50,10 +50,10 @@ class Resampled(Emulation, frozen=True, kw_only=True):
 
 
 def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step: int) -> Resampled:
-    """Return devices that repeat the measured steps cyclically, in their order.
+    """Return devices that use the errors of the measured steps cyclically, in their order.
 
-    The order preserves periodic and lasting slowness. `ratio` is measured ÷ modelled compute time,
-    [S, W]. `first_step` is the number of the first simulated step in the run.
+    The order preserves periodic and temporary slowness. `ratio` is measured ÷ modelled compute
+    time, [S, W]. `first_step` is the run's step number of the first simulated step.
     """
     return Resampled(
         a_s=[],
@@ -69,7 +69,10 @@ def resampled(models: Models, measured: MeasuredSteps, ratio: Floats, first_step
 
 
 def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = None) -> Ints:
-    """Draw `count` indices below `of` in blocks of consecutive ones, [count] or [draws, count]."""
+    """Draw `count` indices below `of`, as blocks of consecutive indices.
+
+    The result is [count], or [draws, count] if `draws` is given.
+    """
     block = THRESHOLDS.draw_block_steps
     shape = (-(-count // block),) if draws is None else (draws, -(-count // block))
     starts = rng.integers(0, of, shape)
@@ -78,7 +81,7 @@ def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = No
 
 
 def ratios(models: Models, measured: MeasuredSteps) -> Floats:
-    """Return measured ÷ modelled compute time, [S, W]; NaN where a record is not of one batch."""
+    """Return measured ÷ modelled compute time, [S, W]; NaN unless a record covers one batch."""
     modelled = models.ett(measured.features)
     ratio = np.full(modelled.shape, np.nan)
     np.divide(measured.compute_s, modelled, out=ratio, where=measured.single & (modelled > 0))

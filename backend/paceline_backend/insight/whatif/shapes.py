@@ -1,9 +1,9 @@
-"""Fit of the costs per sample and per step, which all ranks share, and of their uncertainty.
+"""Fit of the costs per sample and per step from the steps of all ranks, and of their uncertainty.
 
-A predictor learns the speed and the costs of each rank from this rank alone. That suits plans,
-which are renewed every few steps. A forecast needs the time of batches that were never trained.
-Because all ranks run the same script, the steps of all ranks together show the cost of a sample and
-of a step.
+A predictor learns the speed and the costs of each rank from this rank's steps alone. That is
+accurate enough for plans, which are renewed every few steps. A forecast needs the time of batches
+unlike those that were trained. All ranks run the same script, so their steps together show the cost
+of a sample and of a step.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Shape:
-    """Model of a step's time: a · (Λ' + sample · n + scaled) + fixed seconds.
+    """Model of a rank's computing time in a step: a · (Λ' + sample · n + scaled) + fixed seconds.
 
-    Λ' is the effective load of the rank's batch, n its number of samples, and a the rank's own
-    factor.
+    Λ' is the effective load of the rank's batch, n the batch's number of samples, and a the rank's
+    time per unit of load. `sample`, `scaled` and `fixed` are the same for all ranks.
 
     Attributes:
-        own: models that were fitted rank by rank; their costs are replaced.
+        own: models that were fitted rank by rank. They are used if `axes` is empty, and for ranks
+            without measured steps.
         measured: the measured steps to which the shape was fitted.
         at: (sample, scaled, fixed) of the best fit. One of `scaled` and `fixed` is 0: the cost per
             step is either larger on a slow rank (`scaled`), or the same for all ranks (`fixed`).
-        axes: directions of uncertainty, with one standard deviation as length; empty: ranks keep
-            their own costs.
-        faster: divisor of each rank's time, to simulate a better node.
+        axes: directions of uncertainty of `at`; the length of each is one standard deviation. Empty
+            if the shape explains the steps clearly worse than `own` does.
+        faster: divisor of each rank's time, to simulate a node without slowness.
     """
 
     own: Models
@@ -51,8 +52,8 @@ class Shape:
     def models(self, replicate: int = 0) -> Models:
         """Return the models for one simulation: one of the points of an unscented transform.
 
-        `replicate` 0 is the best fit; 1 and 2 are the first axis, up and down; 3 and 4 the second,
-        and so on.
+        `replicate` 0 is the best fit. 1 and 2 are the best fit moved along the first axis, in
+        positive and negative direction; 3 and 4 along the second axis, and so on.
         """
         models = self.own
         if self.axes:
@@ -69,8 +70,9 @@ class Shape:
 def shape(models: Models, measured: MeasuredSteps) -> Shape:
     """Fit the shape that explains the steps of all ranks best.
 
-    `models` were fitted rank by rank. They define the cost of a batch, and ranks without steps keep
-    them. `measured` must contain only steps in which no rank's speed changed.
+    `models` were fitted rank by rank. They define the effective load of a batch. A rank without
+    measured steps keeps its model. `measured` must contain only steps in which no rank's speed
+    changed.
     """
     known = measured.single
     ranks = np.flatnonzero(known.any(axis=0))
@@ -86,7 +88,7 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
     own_noise = noise = max(_spread(by_rank, known), THRESHOLDS.least_noise)
 
     def residuals(share: Floats, same: bool) -> Floats:
-        """Return errors ÷ noise, clipped, and the deviation of the shares from their prior."""
+        """Return errors ÷ noise, clipped, and `share` ÷ the standard deviation of its prior."""
         off = _off(_at(share, per, second, same), load, samples, compute_s, known)[known]
         wild = THRESHOLDS.clipped_sigmas
         return np.concatenate([np.clip(off / noise, -wild, wild), share / THRESHOLDS.shape_prior])
@@ -119,10 +121,10 @@ def shape(models: Models, measured: MeasuredSteps) -> Shape:
 def _within(at: Floats, step: Floats) -> Floats:
     """Return `at` moved by a step, which is shortened if a cost would fall below 0.
 
-    If all batches have equally many samples, a higher cost per sample means a lower cost per step,
-    and only the sum is known. Clipping one of the costs at 0 would change the sum. If the step in
-    the opposite direction can be longer, it is taken instead. Both steps along an axis then lead to
-    the same point, which has the weight of two points at equal distance.
+    If all batches have equally many samples, only the sum of the costs per sample and per step is
+    known: if one is higher, the other is lower. Clipping one of the costs at 0 would change the
+    sum. If a step in the opposite direction can be longer, `at` is moved in that direction instead.
+    The two points of an axis are then the same point.
     """
     forwards, backwards = _room(at, step), _room(at, -step)
     by = -backwards if backwards > forwards else forwards
@@ -136,18 +138,18 @@ def _room(at: Floats, step: Floats) -> float:
 
 
 def _at(share: Floats, per: Floats, second: float, same: bool) -> Floats:
-    """Return (sample, scaled, fixed) from the shares of the costs per sample and per step.
+    """Return (sample, scaled, fixed), given the costs as fractions of a typical step.
 
-    `share` holds these costs as shares of a typical step. `per` holds the typical step's load per
-    sample and in total, and `second` is its time in seconds.
-    If `same` is true, the cost per step is the same for all ranks.
+    `share` holds the cost per sample and the cost per step as fractions of the typical step's time.
+    `per` holds the typical step's load per sample and its load, and `second` is its time in
+    seconds. If `same` is true, the cost per step is the same for all ranks (`fixed`).
     """
     sample, step = share
     return np.array([sample * per[0], 0.0 if same else step * per[1], step * second * same])
 
 
 def _off(at: Floats, load: Floats, samples: Floats, compute_s: Floats, known: Bools) -> Floats:
-    """Return the log of each step's time ÷ the shape's time at the rank's median speed, [S, W]."""
+    """Return log(measured ÷ modelled time) of each step, at the rank's median speed, [S, W]."""
     sample, scaled, fixed = at
     units = np.where(known, load + sample * samples + scaled, 1.0)
     a = np.where(known, np.maximum(compute_s - fixed, 1e-3 * compute_s) / units, np.nan)
@@ -157,7 +159,10 @@ def _off(at: Floats, load: Floats, samples: Floats, compute_s: Floats, known: Bo
 
 
 def _models(own: Models, measured: MeasuredSteps, at: Floats) -> Models:
-    """Return models of this shape with each rank's speed; ranks without steps keep their own."""
+    """Return models with the costs `at`, and each rank's speed at these costs.
+
+    A rank without measured steps keeps its model of `own`.
+    """
     sample, scaled, fixed = at
     known = measured.single & (measured.compute_s > 0)
     seen = np.asarray(known.any(axis=0))

@@ -1,4 +1,4 @@
-"""Simulation of a run's next steps under each preset, as samples for a forecast.
+"""Simulation of a run's next steps under each preset, for a forecast.
 
 `forecast` calls `simulate` with the fitted models and the measured errors (`Basis`). Each preset
 trains on the same simulated devices. CPU time is limited for each preset and in total.
@@ -34,7 +34,7 @@ class Effort:
 
     Attributes:
         replicates: maximum number of simulations of each preset.
-        budget_s: no further pair of simulations starts after this time.
+        budget_s: no further pair of simulations with other models starts after this time.
         preset_s: a preset whose simulation takes longer is left out as too slow to plan.
         whole_s: no further preset is simulated after this time.
     """
@@ -75,13 +75,13 @@ class SimulatedOption:
     policy: Policy
     in_force: bool = False
     variant: bool = False
-    # Mean times of the counted steps in bootstrap draws.
+    # Mean time of the counted steps (the steps after the warm-up), by bootstrap draw.
     draws: Floats = field(default_factory=lambda: np.empty(0))  # [draws]
-    # Mean time of the counted steps, which are the steps after the warm-up.
+    # Mean time of the counted steps.
     mean: float = 0.0
     # Mean time of the first `early_steps` counted steps.
     early: float = 0.0
-    # For each simulation with other models: logarithm of its early mean time ÷ `early`.
+    # For each simulation with other models: logarithm of its mean time in `early_steps` ÷ `early`.
     shifts: list[float] = field(default_factory=list)
     # Largest `Synchronisation.alone` of the counted segments; None if it is None in any of them.
     alone: int | None = 0
@@ -96,7 +96,7 @@ class SimulatedOption:
     def add(self, trained: list[TrainedSegment], count: int) -> None:
         """Add the results of the simulation with the fitted models.
 
-        `count` is the number of its steps after the warm-up.
+        `count` is the number of simulated steps after the warm-up.
         """
         step_s, load = _counted(trained, count)
         drawn = blocks(np.random.default_rng(1), count, count, THRESHOLDS.draws)
@@ -109,10 +109,7 @@ class SimulatedOption:
         self.stale = any(run.plan.synchroniser.stale for run in trained)
 
     def add_shift(self, trained: list[TrainedSegment]) -> None:
-        """Add the result of a simulation with other models.
-
-        It has `early_steps` steps after the warm-up.
-        """
+        """Add the result of a simulation with other models and `early_steps` counted steps."""
         step_s, load = _counted(trained, THRESHOLDS.early_steps)
         self.shifts.append(float(np.log(step_s.sum() / load.sum() / self.early)))
 
@@ -137,9 +134,10 @@ def simulate(
     preset's variants, only the best is kept, and only if it takes less time than the defaults.
     Pairs of shorter simulations follow, with other models that fit the measured steps equally well.
 
-    Each of `presets` is a label of a preset with parameters, or a bare name, which means the preset
-    with its defaults; None: all presets, with their variants. Presets that change the training are
-    included if `relaxed` is true. The policy in force is always simulated, and comes first.
+    Each of `presets` is the label of a preset with parameters, or only a preset's name, which means
+    the preset with its defaults. None means all presets, with their variants. Presets that change
+    the training are included if `relaxed` is true. The policy in force is always simulated, and
+    comes first.
     """
     state = basis.state
     assert state.history is not None
@@ -186,7 +184,7 @@ def simulate(
 
 
 def presets_and_variants() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return the options by label, as (name, parameters): all presets' defaults and variants."""
+    """Return the (name, parameters) of all presets with defaults and of all variants, by label."""
     return {
         label(name, parameters): (name, dict(parameters))
         for name in policies.names()
@@ -260,7 +258,7 @@ def _simulation(
     state: PlanningState, devices: Resampled, policy: Policy, version: int
 ) -> Simulation:
     if policy.threads and version != state.version:
-        raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
+        raise _NotSimulatedError("telemetry does not show what other numbers of CPU threads do")
     assert state.history is not None
     simulation = Simulation(state.history.hello, devices, policy, network=devices)
     simulation.history = copy.deepcopy(state.history)

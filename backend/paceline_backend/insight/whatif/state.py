@@ -1,9 +1,9 @@
 """State of a run for a forecast, read from the database: history, feedback and newest steps.
 
-An observed run, whose script divides its batches itself, reports the number of samples of each rank
-and their time, but no sizes. All samples therefore count alike, batches are divided as plain DDP
-does, and each preset treats differences between batches as noise. The forecast shows only the
-effect of the ranks' speeds (`ASSUMES`).
+An observed run, whose script divides its batches itself, reports for each step the number of
+samples and the computing time of each rank, but no sizes. The forecast therefore assumes that all
+samples have the same size (`ASSUMES`), and treats differences between batches as noise. It shows
+only the effect of the ranks' speeds.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class PlanningState:
     measured: MeasuredSteps | None = None
     # Mask of the steps that the policy in force planned, without its warm-up steps.
     steady: npt.NDArray[np.bool_] | None = None  # [S]
-    # True if the script divides its batches itself, in the way `policy` would.
+    # True if the script divides its batches itself; `policy` is then the preset that divides them
+    # in the same way.
     observed: bool = False
 
 
 def read(connection: Connection, run: int, steps: int, cells: int) -> PlanningState:
-    """Read a run's state and its newest complete steps, at most `cells` records (steps × ranks)."""
+    """Read a run's state and at most `steps` of its newest complete steps.
+
+    If there are many ranks, fewer steps are read, so that steps × ranks is at most `cells`.
+    """
     switch = switches.latest(connection, run)
     observed = switch.policy == OBSERVED
     policy = PLAIN if observed else switch.policy
@@ -106,7 +110,7 @@ def _read_steps(
 def _with_segments(
     connection: Connection, run: int, hello: Hello, measured: MeasuredSteps
 ) -> MeasuredSteps:
-    """Return `measured` with its relaxed spans.
+    """Return `measured` with a relaxed span for each of its segments with relaxed synchronisation.
 
     A segment whose ranks fell back to an all-reduce gets no span.
     """

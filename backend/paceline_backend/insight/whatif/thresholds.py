@@ -1,10 +1,11 @@
 """Thresholds of forecasts, and of the decisions of `auto`.
 
 ``benchmarks/forecasts.py`` checks the thresholds of forecasts: it compares forecasts with the step
-times that presets then have, and counts the step times that are inside the 95 % intervals. A
-comment quotes the kind of run on which the threshold was chosen. No measurement has shown yet for
-which kinds the forecasts change if a threshold is halved. ``benchmarks/regret.py`` checks the
-thresholds of `auto`. docs/decisions/0020 and 0033 explain the choices.
+times that presets have after a switch, and counts the step times that are inside the 95 %
+intervals. The comment on a threshold quotes the kind of simulated run on which the threshold was
+chosen. No measurement has shown yet for which kinds the forecasts change if a threshold is halved.
+``benchmarks/regret.py`` checks the thresholds of `auto`. docs/decisions/0020 and 0033 explain the
+choices.
 
 The number of steps of a forecast and the minimum saving (`answer.FORECAST_STEPS`,
 `FEWEST_FORECAST_STEPS`, `MARGIN`), and the steps at which `auto` makes forecasts
@@ -39,23 +40,23 @@ class ForecastThresholds:
     # tests/unit/insight/test_exchanges.py.
     slow_network: float = 1.25e8  # bytes per second
 
-    # --- Steps of the present speeds (`forecast.same_speeds`).
+    # --- Steps in which ranks had their present speeds (`forecast.same_speeds`).
 
     # A rank's speed is the median over a block of this many steps. Chosen on runs of the kind "A
     # rank became slower shortly before the forecast and stays so".
     block_steps: int = 8  # steps
-    # A rank's speed has changed if it differs from the present speed by more than this, and by more
-    # than chance explains. Chosen on runs of the kind "A rank was slow for a while, which was over
-    # shortly before the forecast".
+    # A rank's speed counts as changed if it differs from the present speed by more than this, and
+    # by more than chance explains. Chosen on runs of the kind "A rank was slow for a while, which
+    # was over shortly before the forecast".
     changed_speed: float = 0.15  # relative
     # Maximum probability that chance alone makes a rank's speed look changed.
     by_chance: float = 0.001
 
     # --- Costs of a batch (`shapes`).
 
-    # Prior standard deviation of the share of a step's time that is a cost per sample or per step,
-    # not per unit of load. Chosen on runs of the kind "Samples cost a fixed amount each, such as
-    # decoding, beside what their length costs".
+    # The costs per sample and per step are fractions of a step's time; the rest is a cost per unit
+    # of load. This is the prior standard deviation of each fraction. Chosen on runs of the kind
+    # "Samples cost a fixed amount each, such as decoding, beside what their length costs".
     shape_prior: float = 0.25
     # Maximum number of ranks to which the shape is fitted; the limit saves time.
     shape_ranks: int = 64  # ranks
@@ -86,9 +87,9 @@ class ForecastThresholds:
 
     # --- Intervals and sentences (`forecast`).
 
-    # Weights of the parts of an interval: bootstrap draws, other models, the models' error, and
-    # unmeasured effects. With these values 95 % of outcomes were inside the interval, on simulated
-    # runs of 20 kinds.
+    # Weights of the four contributions to an interval: the spread of bootstrap draws, the spread of
+    # simulations with other models, the models' error, and unmeasured effects. With these values,
+    # 95 % of the measured step times were inside the interval, on simulated runs of 20 kinds.
     interval_weights: tuple[float, float, float, float] = (1.5, 2.0, 1.5, 0.005)
     # The sentence about a slow node mentions the all-reduce if it takes more than this fraction of
     # a step.
@@ -98,8 +99,8 @@ class ForecastThresholds:
 
     # `auto` does not switch within this many steps after any switch, except to go back.
     hold_steps: int = 100  # steps
-    # If a rank's speed has changed by more than this, `auto` ignores its earlier experience with
-    # presets.
+    # If a rank's speed has changed by more than this, `auto` ignores earlier forecasts, and may
+    # choose a policy again that it left.
     changed_conditions: float = 0.25  # relative
 
 

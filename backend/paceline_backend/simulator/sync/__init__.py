@@ -1,8 +1,8 @@
 """Models of gradient synchronisation on the virtual clock.
 
-`make` returns the model for a segment's `Synchronisation`, which also names the synchronisation of
-real ranks. `Simulation` runs a model for each segment. `step_time_s` computes the step time of
-measured work under a synchronisation.
+`make` returns the model for the `Synchronisation` in a segment's plan. `Simulation` runs a model
+for each segment. `step_time_s` computes the step time under a synchronisation from the measured
+times of the ranks' work.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ __all__ = [
 def make(what: synchronisation.Synchronisation, world: int, seed: int) -> SimulatedSync:
     """Make the model of a segment's synchronisation for `world` ranks.
 
-    `seed` is for random draws; real ranks use the run's seed plus the segment's number.
+    `seed` is the seed of random draws. With the run's seed plus the segment's number, the draws are
+    those of real ranks.
     """
     match what:
         case synchronisation.AllReduce():
@@ -83,16 +84,16 @@ def step_time_s(
 ) -> float:
     """Return the mean time of a step under a synchronisation, computed from measured work.
 
-    The caller compares the result with the time that real ranks took. Where ranks take over batches
-    of each other, the duration of a step is the time that all ranks together need for the batches
-    of one step. The time of a rank's step is then spread evenly over its samples.
+    The caller compares the result with the time that real ranks took. If ranks take over batches
+    from each other, the result is the time of all ranks for all batches ÷ the number of steps, and
+    all samples of a rank's step count as equally expensive.
 
     Args:
         what: the synchronisation.
         work_s: each rank's time for loading and computing each step, without exchanges, [S, W].
         costs: measured costs of exchanges.
-        segment_steps: number of steps of a segment. All ranks synchronise at its end unless
-            `goes_on` is true for the synchronisation.
+        segment_steps: number of steps of a segment. All ranks synchronise at the segment's end
+            unless `goes_on` is true for the synchronisation.
         samples: number of samples of each step and rank, [S, W]; None: no batch is empty.
     """
     steps, world = work_s.shape

@@ -1,7 +1,7 @@
 """Interface between the simulation and the models of synchronisations.
 
 The simulation passes `Work` to `SimulatedSync.run` and gets a `SimulatedTimeline`. `Dealing`,
-`Bodies` and `Prices` are for segments in which ranks take over batches of each other.
+`Bodies` and `Prices` are for segments in which ranks take over batches from each other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from paceline_backend.policies.base import Floats, Ints
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations of exchanges among ranks, without waiting for each other."""
+    """Durations of exchanges among ranks, without the time that ranks wait for each other."""
 
     # Duration of a round of all ranks: a reduction of gradients, or a mean of replicas.
     round_s: float = 0.0
-    # Time from a rank's request to start a partial round until all ranks have received the request.
+    # Time from a rank's request to start a round until all ranks have received the request.
     call_s: float = 0.0
     # Number of bytes that a rank sends in an exchange.
     bytes: int = 0
@@ -39,7 +39,7 @@ class Costs:
         return self.round_s if self.pair_s is None else self.pair_s
 
     def among(self, ranks: int) -> Costs:
-        """Return the costs in a group of `ranks` ranks."""
+        """Return the costs of exchanges in a group of `ranks` ranks."""
         return self if self.group_s is None else replace(self, round_s=self.group_s(ranks))
 
 
@@ -47,8 +47,8 @@ class Prices(NamedTuple):
     """Times that the planned batches of one step would take on other ranks.
 
     A batch with effective load Λ' and n samples takes rank j ``load_s[j] · Λ' + sample_s[j] · n +
-    batch_s[j]`` seconds; `batch_s` includes loading the data. `load` has the Λ' of the batch that
-    was planned for each rank.
+    batch_s[j]`` seconds, including data loading. `load` has the Λ' of the batch that was planned
+    for each rank.
     """
 
     load: Floats  # [W]
@@ -64,7 +64,7 @@ class Bodies:
     Arrays are [N, W]. N is the maximum number of batches of a rank, but at least 1.
     """
 
-    # Step of the segment with which the span begins.
+    # First step of the span, counted from the segment's first step.
     first: int
     # Number of steps of the span, R.
     span: int
@@ -72,8 +72,8 @@ class Bodies:
     count: Ints  # [W]
     # The planned batch, as step of the segment × W + rank; -1: there is no batch.
     batch: Ints
-    # Step of the segment in whose record a rank reports the batch; the span's last step if there is
-    # no batch.
+    # Step of the segment whose record includes the batch; the span's last step if there is no
+    # batch.
     step: Ints
     work_s: Floats
     samples: Ints
@@ -90,9 +90,9 @@ class Bodies:
         return np.asarray(self.made & (self.batch % world != np.arange(world)), bool)
 
     def reported(self, values: npt.NDArray[Any], most: bool = False) -> npt.NDArray[Any]:
-        """Sum the values of the trained batches, [N, W], by the record that includes them, [R, W].
+        """Return the sum of the trained batches' `values`, [N, W], for each record, [R, W].
 
-        With `most`, return the largest value of each record instead of the sum.
+        With `most`, return the largest value for each record instead of the sum.
         """
         world = self.batch.shape[1]
         table = np.zeros((self.span, world), values.dtype)
@@ -122,7 +122,7 @@ class Dealing(Protocol):
     def pool(self, bodies: Bodies) -> None:
         """Record the batches that each rank trains in a span of steps.
 
-        The pool calls this once for each span in which batches differ from the plan.
+        `SimulatedPool` calls this once for each span in which batches differ from the plan.
         """
         ...
 
@@ -131,14 +131,14 @@ class Dealing(Protocol):
 class Work:
     """The work of W ranks in a segment of S steps, where S may be 0.
 
-    Where ranks run different numbers of steps, S is the largest number, and values beyond a rank's
-    own number are ignored. Such work covers a span of the plan that ends with the same step on all
-    ranks.
+    If ranks run different numbers of steps, S is the largest number, and the rows beyond a rank's
+    own number are ignored. In this case the work covers a span of planned steps (see `pool`), and
+    all ranks end with the span's last step.
     """
 
     # Number of the first step, counted over the run.
     first_step: int
-    # Time in seconds that each rank takes to load and compute each step, without other ranks.
+    # Time in seconds that each rank takes to load and compute each step, without waiting.
     work_s: Floats  # [S, W]
     samples: Ints  # [S, W]
     # Time in seconds of each step's all-reduce on each rank.
@@ -150,7 +150,7 @@ class Work:
     dealing: Dealing | None = None
     # Each rank's number of steps; None: S.
     steps: Ints | None = None  # [W]
-    # Number of planned steps to which this work belongs; None: S.
+    # Number of steps of the span, if ranks run different numbers of steps; None: S.
     planned: int | None = None
 
     @property
@@ -182,10 +182,10 @@ class SimulatedRound:
 
     # Number of the exchange in its segment.
     number: int
-    # Step of the segment in which the reporting rank was during the exchange.
+    # The reporting rank's step during the exchange, counted from the segment's first step.
     step: int
     contributors: int
-    # Number of contributed gradients by age in rounds; the last value counts that age and higher
+    # Number of contributed gradients by age in rounds, from 0; the last value includes all higher
     # ages.
     staleness: list[int]
     # Number of samples whose gradients were dropped as too old.
@@ -207,9 +207,9 @@ class SimulatedTimeline:
     """Times of a segment; arrays are [S, W].
 
     A rank's step consists of its work (`work_s`, as in `Work`), then `wait_s`, then
-    `communication_s`. Where a rank continues to compute while gradients are exchanged,
-    `communication_s` is 0. Where ranks run different numbers of steps, the last row has the wait
-    for the end of all ranks, also for ranks with fewer steps.
+    `communication_s`. If a rank continues to compute while gradients are exchanged,
+    `communication_s` is 0. If ranks run different numbers of steps, the last row has each rank's
+    wait at the end of the span, also for ranks with fewer steps.
     """
 
     work_s: Floats
@@ -225,9 +225,9 @@ class SimulatedSync(Protocol):
     timeline. Not thread-safe.
     """
 
-    # True: ranks continue into the next segment without synchronising, if that segment has the same
-    # synchronisation. False: all ranks synchronise at the segment's end, and each segment has an
-    # object of its own.
+    # True: if the next segment has the same synchronisation, ranks continue into it without
+    # synchronising, with the same object. False: all ranks synchronise at the segment's end, and
+    # each segment has an object of its own.
     goes_on: bool
 
     def run(self, starts: Floats, work: Work) -> SimulatedTimeline:
@@ -238,8 +238,8 @@ class SimulatedSync(Protocol):
         ...
 
     def synchronise(self, starts: Floats, costs: Costs) -> float:
-        """Return the time at which all ranks have synchronised if they stop at `starts`, [W].
+        """Return the time at which all ranks have synchronised after they stopped at `starts`, [W].
 
-        They stop because the synchronisation is switched.
+        Ranks stop if the next segment has another synchronisation.
         """
         ...

@@ -1,4 +1,4 @@
-"""AD-PSGD's means of two replicas on the virtual clock; see `paceline.train.sync.pairwise`."""
+"""Model of AD-PSGD, which averages two replicas at a time; see `paceline.train.sync.pairwise`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _MEANS = 2
 
 
 class SimulatedPairwise:
-    """Ranks that step alone. After each step, an even rank requests a mean from an odd rank.
+    """Ranks that train without an all-reduce, and average replicas in pairs.
 
-    The requesting rank computes its next step meanwhile; that step does not end before the answer
-    arrives. Partners are drawn from `seed`, as on real ranks. Requests to the same rank are
-    answered segment by segment: a request of a later segment is answered in the time that earlier
-    requests leave free.
+    After each step, a rank with an even number requests a mean of two replicas from a rank with an
+    odd number. The requesting rank computes its next step meanwhile; this step does not end before
+    the answer arrives. Partners are drawn from `seed`, as on real ranks. The requests of a segment
+    are simulated before those of the next segment: a request of the later segment is answered when
+    the answering rank answers no request of an earlier segment.
     """
 
     def __init__(self, world: int, seed: int) -> None:
@@ -30,8 +31,8 @@ class SimulatedPairwise:
         asking = replicas.asking(world)
         self._partners = {rank: replicas.Partners(rank, world, seed) for rank in asking}
         self._answering = {rank: _Answering() for rank in replicas.answering(world)}
-        # End of each rank's newest step, [W]. This and other times are on a clock of this object,
-        # which continues from segment to segment.
+        # End of each rank's newest step, [W]. All times in this object's attributes are on a clock
+        # of its own, which continues from segment to segment.
         self._ended_at: Floats | None = None
         # Time of the newest answer to each requesting rank.
         self._answered_at = dict.fromkeys(asking, 0.0)
@@ -47,7 +48,8 @@ class SimulatedPairwise:
         since = self._since(starts)
         now = starts + since
         made_s = np.where(work.made, work.work_s, 0.0)
-        # Answering ranks never wait, so these are their final times. Requesting ranks may be later.
+        # For answering ranks, which never wait, these times are final. The times of requesting
+        # ranks are corrected below.
         ended_at = now + np.cumsum(made_s, axis=0)
         ends = work.of_ranks(ended_at)
         for rank, answers in self._answering.items():
@@ -55,23 +57,23 @@ class SimulatedPairwise:
             answers.goes_on(ends[rank])
         work_s = work.of_ranks(work.work_s)
         answered_at, rounds = self._answered_at, []
-        # (time, rank, step) of the end of each requesting rank's next step. Requests are sorted by
-        # time.
-        through = [
+        # Heap of (time, rank, step): the end of each requesting rank's next step, so that requests
+        # are processed in the order of time.
+        step_ends = [
             (max(ends[rank][0], answered_at[rank]), rank, 0)
             for rank in self._partners
             if ends[rank]
         ]
-        heapq.heapify(through)
-        while through:
-            at, rank, k = heapq.heappop(through)
+        heapq.heapify(step_ends)
+        while step_ends:
+            at, rank, k = heapq.heappop(step_ends)
             ended_at[k:, rank] = at
             round_ = self._ask(rank, k, at, work, since)
             rounds.append(round_)
             answered_at[rank] = at + round_.waited_s + round_.reduced_s
             if k + 1 < len(work_s[rank]):
                 until = max(at + work_s[rank][k + 1], answered_at[rank])
-                heapq.heappush(through, (until, rank, k + 1))
+                heapq.heappush(step_ends, (until, rank, k + 1))
         begun = np.concatenate([now[None], ended_at[:-1]])
         asking = list(self._partners)
         waits_s = (ended_at - begun - made_s)[:, asking]
@@ -99,7 +101,7 @@ class SimulatedPairwise:
 
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> SimulatedRound:
         costs, takes_s = work.costs, work.costs.exchange_s()
-        # Number of the rank's steps before this step.
+        # The step's number among all steps of the rank, counted over the segments.
         steps = int(self._steps[rank]) + k
         other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
@@ -126,16 +128,17 @@ class _Answering:
         self._taken: list[tuple[float, float]] = []
         # Ends of the rank's steps, ascending.
         self._ended_at: list[float] = []
-        # Number of earlier steps, whose ends are dropped.
+        # Number of steps whose ends `forget` has removed from `_ended_at`.
         self._before = 0
 
     def goes_on(self, ended_at: list[float]) -> None:
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """Reserve `takes_s` seconds for the answer to a request that arrives at time `at`.
+        """Return the time at which the answer to a request that arrives at time `at` begins.
 
-        Return the time at which the answer begins, which is as early as other answers allow.
+        It is the first time since `at` at which the rank has `takes_s` seconds between other
+        answers. These seconds are reserved for the answer.
         """
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:

@@ -1,15 +1,19 @@
-"""Pool of a segment's batches on the virtual clock, with the decisions of `paceline.core.pool`.
+"""Simulation of batch sharing on the virtual clock, with the decisions of `paceline.core.pool`.
+
+A rank that has trained its own batches of a span takes over batches of slower ranks. A span is the
+steps of a segment up to the next exchange among all ranks (`core.pool.ends_span`)::
 
     pool = SimulatedPool(world)
     timeline = pool.run(what, model, starts, work)  # instead of `model.run(starts, work)`
 
-First the pool assigns batches to ranks, span by span, as if no rank waited in a span. `Queues` are
-the ranks' own batches. Until the time that `settled` returns, each rank trains its own batches,
-regardless of the other ranks. Later, `Events` processes the ranks that have no batch, one after the
-other, and keeps the ranks' shares on a `Board`.
+First the pool assigns the batches of each span to ranks, as if no rank waited within a span.
+`Queues` are the batches that were planned for each rank. Until the time that `settled` returns,
+each rank trains its own batches, regardless of the other ranks. For later times, `Events` simulates
+which batch each rank trains next. The state of each rank's queue (`core.pool.Share`) is kept in a
+`Board`.
 
-Then the synchronisation's model is called with each rank's own number of batches. The resulting
-times are added up to one record per rank and step, as real ranks report them.
+Then the synchronisation's model is called with the number of batches that each rank trains. The
+resulting times are added up to one record per rank and step, as real ranks report them.
 """
 
 from __future__ import annotations
@@ -37,11 +41,11 @@ from paceline_backend.simulator.sync.base import (
 
 
 class SimulatedPool:
-    """The pools of a run's segments, one after the other. Not thread-safe."""
+    """Simulation of batch sharing in a run's segments, one after the other. Not thread-safe."""
 
     def __init__(self, world: int) -> None:
         self._world = world
-        # Moving average of the time in seconds of each rank's batches, [W]; 0: unknown.
+        # Moving average of each rank's seconds per batch, [W]; 0: unknown.
         self._pace_s = np.zeros(world)
 
     def run(
@@ -75,9 +79,9 @@ class SimulatedPool:
     def _share_out(self, starts: Floats, span: Work, first: int, dealing: Dealing) -> Bodies | None:
         """Assign a span's batches to ranks.
 
-        Return None if each rank trains its own batches, and none of them is empty. `starts` has the
-        time at which each rank begins the span, [W], and `first` is the span's first step of the
-        segment.
+        Return None if each rank trains its own batches, and no batch is empty. `starts` has the
+        time at which each rank begins the span, [W]. `first` is the span's first step, counted from
+        the segment's first step.
         """
         queues = Queues.of(span.work_s, span.samples)
         ends_at = starts + np.vstack([np.zeros(self._world), np.cumsum(queues.work_s, axis=0)])
@@ -96,7 +100,7 @@ class SimulatedPool:
 
 
 def without_empty(work: Work) -> Work:
-    """Return the same work, without steps for batches that have no samples."""
+    """Return `work` without the steps in which a rank's batch has no samples."""
     queues = Queues.of(work.work_s, work.samples)
     return replace(
         work,
@@ -111,7 +115,7 @@ def _bodies(span: Work, first: int, queues: Queues, own: Ints, takes: Takes) -> 
     """Make the list of the batches that each rank trains in a span.
 
     Rank j trains the first ``own[j]`` batches of its queue, and then the batches that it took over.
-    `first` is the span's first step of the segment.
+    `first` is the span's first step, counted from the segment's first step.
     """
     steps, world = span.work_s.shape
     taker = np.array(takes.rank, np.int64)
@@ -200,23 +204,24 @@ def _joined(parts: list[SimulatedTimeline]) -> SimulatedTimeline:
 
 @dataclass
 class Takes:
-    """Batches that ranks took over from other ranks, as columns, in the sequence of the events."""
+    """Batches that ranks took over from other ranks, sorted by time; each list is a column."""
 
     # The rank that took the batch.
     rank: list[int] = field(default_factory=list)
-    # Index of the batch among those that the same rank took over.
+    # Index of the batch among the batches that the same rank took over.
     number: list[int] = field(default_factory=list)
-    # The batch, as a pair: its step of the span, and the rank for which it was planned.
+    # The batch, as a pair: its step, counted from the span's first step, and the rank for which the
+    # batch was planned.
     batch: list[tuple[int, int]] = field(default_factory=list)
     work_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Queues:
-    """Each rank's own batches in a span, without empty batches.
+    """The batches in a span that were planned for each rank, without empty batches.
 
-    `step` has the step of the span of each batch; only the first `count` values of a rank are
-    valid. `work_s` is 0 beyond `count`.
+    `step` has the step of each batch, counted from the span's first step; only the first `count`
+    values of a rank are valid. `work_s` has the time of each batch; it is 0 beyond `count`.
     """
 
     count: Ints  # [W]
@@ -245,9 +250,10 @@ class Queues:
 
 
 def paces(before_s: Floats, work_s: Floats) -> Floats:
-    """Return each rank's pace (`core.pool.Pace`) before and after each batch, [S + 1, W], s.
+    """Return each rank's moving average of its time per batch, before and after each batch.
 
-    `before_s` is the pace before the first batch, [W], and `work_s` the time of each batch, [S, W].
+    The result is in seconds, [S + 1, W]; see `core.pool.Pace`. `before_s` is the average before the
+    first batch, [W], and `work_s` the time of each batch, [S, W].
     """
     pace_s = np.empty((len(work_s) + 1, len(before_s)))
     pace_s[0] = before_s
@@ -261,8 +267,8 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
     """Return a time before which each rank trains its own batches, regardless of other ranks.
 
     Before this time no rank has an empty queue, and no rank would leave its queue to other ranks.
-    `ends_at` has the times at which each rank begins and ends its batches, and `pace_s` has its
-    pace before and after each batch, [S + 1, W].
+    `ends_at` has the times at which each rank begins and ends its batches, [S + 1, W]. `pace_s`
+    comes from `paces`.
     """
     world = len(queues.count)
     first_end = float(ends_at[queues.count, np.arange(world)].min())
@@ -271,8 +277,8 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
     slowest_s = float(np.where(known, pace_s, 0.0).max())
     if slowest_s <= pool.FASTEST * fastest_s.min():
         return first_end
-    # Compute the inverse of `core.pool.finish_s`: if this many batches are left, the slowest rank
-    # keeps its queue.
+    # If more than this many batches are left, the slowest rank does not leave its queue to other
+    # ranks. This is the inverse of `core.pool.finish_s`.
     left = slowest_s * float((1 / fastest_s).sum())
     settled = int(queues.count.sum() - left) - 1
     if settled <= 0:
@@ -284,7 +290,10 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
 
 
 class Board:
-    """Shares of all ranks, with running totals that make the decisions of `core.pool` fast."""
+    """The `Share`s (states of queues) of all ranks, with running totals for fast decisions.
+
+    The decisions are those of the functions in `core.pool`, which go through all shares each time.
+    """
 
     def __init__(self, shares: list[Share]) -> None:
         self.shares = shares
@@ -293,11 +302,11 @@ class Board:
         self._working = len(working)
         self._unknown = sum(not share.batch_s for share in working)
         self._per_s = sum(1 / share.batch_s for share in working if share.batch_s)
-        # Batch time in seconds and number of the fastest rank at work; None: not computed yet.
+        # Seconds per batch of the fastest working rank, and its number; None: not computed yet.
         self._least: tuple[float, int] | None = None
         self._versions = [0] * len(shares)
-        # Heap of ranks with batches left; the rank that finishes last is first. Entries with older
-        # versions are ignored.
+        # Heap of (−finish time, −batches left, rank, version) of the ranks with batches left, so
+        # that the rank that finishes last comes first. Entries with older versions are ignored.
         self._last: list[tuple[float, int, int, int]] = []
         for rank, share in enumerate(shares):
             if share.left:
@@ -305,7 +314,7 @@ class Board:
         heapq.heapify(self._last)
 
     def put(self, rank: int, share: Share) -> None:
-        """Store a rank's changed share."""
+        """Store a rank's new `Share`, and update the totals."""
         before, self.shares[rank] = self.shares[rank], share
         self._left += share.left - before.left
         if (before.batch_s, before.stance) != (share.batch_s, share.stance):
@@ -330,11 +339,11 @@ class Board:
                 self._unknown += times
 
     def has_working_peer(self, rank: int) -> bool:
-        """Return the same as `core.pool.has_working_peer` for the ranks' shares."""
+        """Return the result of `core.pool.has_working_peer` for all shares."""
         return self._working > (self.shares[rank].stance is Stance.WORKS)
 
     def is_worth_it(self, rank: int, batch_s: float) -> bool:
-        """Return the same as `core.pool.is_worth_it` for a rank whose batches take `batch_s`."""
+        """Return the result of `core.pool.is_worth_it` for a rank that takes `batch_s` a batch."""
         mine = self.shares[rank]
         working, unknown, per_s = self._working, self._unknown, self._per_s
         if mine.stance is Stance.WORKS:
@@ -360,9 +369,9 @@ class Board:
         )
 
     def slowest(self, rank: int, room: float, of_last: Any) -> int | None:
-        """Return the same as `core.pool.slowest` for a rank with room for `room` samples.
+        """Return the result of `core.pool.slowest` for a rank with memory for `room` samples.
 
-        `of_last` returns the samples of the last batch of a rank's queue.
+        `of_last` returns the number of samples of the last batch in a rank's queue.
         """
         aside, answer = [], None
         while self._last and answer is None:
@@ -380,7 +389,7 @@ class Board:
 
 
 class Events:
-    """Event simulation of a span. An event is a time at which a rank needs its next batch."""
+    """Event simulation of a span. At each event a rank needs its next batch."""
 
     def __init__(self, queues: Queues, samples: Ints, first: int, dealing: Dealing) -> None:
         self.takes = Takes()
@@ -390,7 +399,7 @@ class Events:
         self._steps: list[list[int]] = queues.step.tolist()
         self._samples: list[list[int]] = samples.tolist()
         self._dealing = dealing
-        # Prices of the batches of each step, by step.
+        # Times of the batches of a step on all ranks, by step of the span.
         self._prices: dict[int, Prices] = {}
         self._room = [dealing.room(rank) for rank in range(self._world)]
         # A rank leaves its queue to others only if every batch fits into every rank's memory.
@@ -399,14 +408,15 @@ class Events:
     def run(self, ends_at: Floats, pace_s: Floats, begun: Ints) -> tuple[Ints, Floats]:
         """Simulate to the span's end.
 
-        Return the number of its own batches that each rank has begun, and each rank's pace in
-        seconds, [W] each. `ends_at` and `pace_s` are as for `settled`. `begun` is the number of its
-        own batches that each rank has begun before the simulation, [W].
+        Return the number of its own batches that each rank has begun, and the moving average of
+        each rank's seconds per batch, [W] each. `ends_at` and `pace_s` are as for `settled`.
+        `begun` is the number of its own batches that each rank has begun before the simulation,
+        [W].
         """
         ranks = np.arange(self._world)
-        told_s = np.where(begun > 0, pace_s[np.maximum(begun - 1, 0), ranks], 0.0)
+        reported_s = np.where(begun > 0, pace_s[np.maximum(begun - 1, 0), ranks], 0.0)
         ends = self._queues.count.tolist()
-        shares = map(Share, begun.tolist(), ends, told_s.tolist())
+        shares = map(Share, begun.tolist(), ends, reported_s.tolist())
         self._board = Board(list(shares))
         self._pace_s: list[float] = pace_s[begun, ranks].tolist()
         self._counts = [0] * self._world
@@ -424,7 +434,7 @@ class Events:
         return np.array([share.begun for share in self._board.shares]), np.array(self._pace_s)
 
     def _next(self, rank: int) -> float | None:
-        """Return the time of a rank's next batch; None: the rank is done with the span."""
+        """Return the seconds of a rank's next batch; None: the rank is done with the span."""
         board, share = self._board, self._board.shares[rank]
         worth = board.is_worth_it(rank, self._pace_s[rank])
         if share.left:

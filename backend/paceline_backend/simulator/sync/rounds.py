@@ -1,9 +1,10 @@
-"""Partial all-reduces on the virtual clock: RNA, eager-SGD, n-soft, SSP, backup workers.
+"""Models of partial all-reduces: RNA, eager-SGD, n-soft, SSP, backup workers.
 
-Simulated ranks use the protocol of real ranks, `paceline.core.rounds`. This module adds the clock:
-the times at which ranks have computed their steps, and the durations of requests and reduction
-rounds. `SimulatedPartial` has rounds of all ranks. Under `SimulatedHierarchical` each of RNA's
-groups has rounds of its own; see `paceline.train.sync.hierarchical`.
+Simulated ranks use the protocol of real ranks, `paceline.core.rounds`. This module adds the virtual
+clock: the times at which ranks have computed their steps, and the durations of requests and
+reduction rounds. In `SimulatedPartial`, all ranks share the same rounds. In
+`SimulatedHierarchical`, each of RNA's groups has rounds of its own; see
+`paceline.train.sync.hierarchical`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _REDUCTIONS = 2
 class SimulatedPartial:
     """Ranks that continue to compute while rounds reduce the gradients that are ready.
 
-    `call` is the rule by which ranks start a reduction round; `drift` bounds the drift between
-    ranks.
+    `call` is the rule by which ranks start a reduction round. `drift` bounds the staleness of
+    gradients, and the steps that a rank may be ahead of the slowest rank.
     """
 
     goes_on = False
@@ -65,8 +66,8 @@ class SimulatedPartial:
 class SegmentRounds:
     """Event simulation of all ranks in one segment, with possibly different numbers of steps.
 
-    `work_s` is each rank's time for each step, [W][its steps]; `samples` has the same shape. `call`
-    and `drift` are as for `SimulatedPartial`.
+    `work_s` is the time of each rank's steps, [W][steps of the rank]; `samples` has the same shape.
+    `call` and `drift` are as for `SimulatedPartial`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class SegmentRounds:
         costs: Costs,
     ) -> None:
         world = len(work_s)
-        self.ended_at: list[list[float]] = [[] for _ in range(world)]  # [W][its steps]
+        self.ended_at: list[list[float]] = [[] for _ in range(world)]  # [W][steps of the rank]
         # Time at which all ranks have synchronised.
         self.met_at = 0.0
         self.rounds: list[SimulatedRound] = []
@@ -90,19 +91,20 @@ class SegmentRounds:
         self._drift = drift
         # Ranks that have offered a gradient for the next round.
         self._holding: list[int] = []
-        # Overfull ranks, whose gradients no round has reduced yet.
+        # Ranks that wait because too many of their gradients are pending; see `Member.overfull`.
         self._full = set[int]()
-        # Ranks that were overfull before the current round.
+        # The ranks in `_full` when the current round began.
         self._freed = set[int]()
         # Ranks that may not begin their next step yet; see `Member.wait_reason`.
         self._blocked = set[int]()
-        # Ranks that have finished all their steps, but whose end no round has reported yet.
+        # Ranks that have finished all their steps since the last round began, so that no round has
+        # reported it yet.
         self._through = set[int]()
         # Members that offered a gradient or finished their steps while a round was being reduced.
         self._late: list[Member[int]] = []
         # Number of ranks that have announced that they are ready for the next round.
         self._ready = 0
-        # Tally of the current round, and the state that the round reports; see `Progress.end`.
+        # Tally of the current round, and the state that the round reports; see `RoundProgress.end`.
         self._tally = RoundCounts(drift)
         self._reported = self._clocks, self._through
         # True while the request to start a round is in progress.
@@ -110,7 +112,7 @@ class SegmentRounds:
         # Time at which all ranks have received the current request, or at which the round ends.
         self._until = math.inf
         self._called_at = self._waited_since = 0.0
-        # Heap of (time, rank): the time at which each rank will have computed its step.
+        # Heap of (time, rank): the time at which each computing rank will have computed its step.
         self._computed: list[tuple[float, int]] = []
 
     def run(self, starts: list[float]) -> None:
@@ -234,8 +236,8 @@ class SegmentRounds:
 class SimulatedHierarchical:
     """Groups with reduction rounds of their own. All ranks synchronise at the segment's end.
 
-    Earlier pushes to the server make no rank wait, so they take no time here. Each group has a
-    model; rank 0's group is the first.
+    During a segment, pushes to the parameter server make no rank wait, so they take no time in this
+    model. `groups` has a model for each group; rank 0's group is the first.
     """
 
     goes_on = False
@@ -264,8 +266,8 @@ class SimulatedHierarchical:
     def _met_at(self, ended_at: Floats, costs: Costs) -> float:
         """Return the time at which all ranks have the server's parameters after the last pushes.
 
-        The server on rank 0 processes one push at a time. The push of rank 0's own group takes no
-        time.
+        Each group pushes its changes when it has ended. The server on rank 0 processes one push at
+        a time. The push of rank 0's own group takes no time.
         """
         free_at = 0.0
         of_groups = [float(ended_at[group].max()) for group, _ in self._groups]

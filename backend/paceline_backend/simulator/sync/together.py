@@ -1,4 +1,4 @@
-"""Models of synchronisations under which all ranks wait for each other, every one or more steps."""
+"""Models of synchronisations under which all ranks wait for each other, each or every few steps."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ class SimulatedAllReduce:
 
 
 class SimulatedAveraging:
-    """Ranks that step alone. Every few steps all ranks synchronise and average their replicas.
+    """Ranks that train without an all-reduce, and average all ranks' replicas every few steps.
 
     Args:
         every: number of steps between two averages (H of local SGD), counted over the run; None:
             replicas are averaged only at an epoch's end.
         parts: number of parts of the parameters, which are averaged one after the other.
-        overlap: number of steps that ranks run while a mean is being exchanged. Where ranks share
-            batches, the mean is applied at the end of the span in which these steps end.
-        keep: fraction of its own parameters that a rank keeps when an overlapped mean is applied.
+        overlap: number of steps that ranks run while a mean is being exchanged. If ranks share
+            batches, the mean is applied at the end of the span of steps that includes the last of
+            these steps.
+        keep: fraction of its own parameters that a rank keeps when a mean is applied that was
+            exchanged during `overlap` steps.
     """
 
     goes_on = True
@@ -44,7 +46,7 @@ class SimulatedAveraging:
         self, every: int | None, parts: int = 1, overlap: int = 0, keep: float = 0
     ) -> None:
         self._every, self._parts, self._overlap, self._keep = every, parts, overlap, keep
-        # The mean that is being exchanged while ranks run further steps; None: there is none.
+        # The mean that is being exchanged while ranks run further steps; None: no mean.
         self._flight: _SimulatedMean | None = None
         # Number of samples that each rank has trained since the previous mean of each part of the
         # parameters, [parts, W].
@@ -68,7 +70,7 @@ class SimulatedAveraging:
                 now = self._land(now, k, work.costs, worked, timeline)
             part = part_due(step, self._every, self._parts)
             if self._overlap and part is not None:
-                # Time at which all ranks know that every rank has contributed.
+                # The exchange begins when all ranks know that every rank has contributed.
                 begins_at = float(now.max()) + work.costs.call_s
                 ends_at = begins_at + work.costs.round_s / self._parts
                 gave = worked[part].copy()
@@ -119,7 +121,7 @@ class SimulatedAveraging:
         """Let all ranks wait after step `k` for the end of the exchange that is in progress.
 
         Return the time at which each rank continues, [W]; `now` is the time before the wait, [W].
-        The wait, the time of the exchange and its round are added to `timeline`.
+        The wait, the rest of the exchange's time and its record are added to `timeline`.
         """
         flight, self._flight = self._flight, None
         assert flight is not None
@@ -143,7 +145,7 @@ class _SimulatedMean:
     part: int
     # Step after which the mean is applied.
     due: int
-    # Time at which all ranks know that the last rank has contributed.
+    # Time at which the exchange begins, because all ranks know that every rank has contributed.
     begins_at: float
     ends_at: float
     # Number of samples that each rank had trained since the part's previous mean.
@@ -151,11 +153,11 @@ class _SimulatedMean:
 
 
 def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
-    """Return the ranks' work between two moments at which replicas may be averaged.
+    """Return the ranks' work between the moments at which replicas may be averaged.
 
     Each entry is a pair of arrays, [W]: the seconds and the number of samples of each rank. There
-    is an entry for each step; where ranks run different numbers of steps, a single entry has the
-    sums of all their work.
+    is an entry for each step. If ranks run different numbers of steps, replicas can be averaged
+    only after all of them, so the only entry has the sums over the steps.
     """
     if work.planned is None:
         return list(zip(work.work_s, work.samples, strict=True))
