@@ -5,22 +5,22 @@ rank trains its queue from the front. A rank whose queue is empty takes over the
 rank that would be the last to finish. So ranks make as many steps as their speeds allow, and each
 batch is trained once.
 
-This module has only the rules, without I/O. Ranks (`paceline.train.sync.pool`) keep each `Share` in
-their store and change it by compare-and-set; the simulator keeps shares in a list. Ranks and the
+This module has only the rules, without I/O. Ranks (`paceline.train.sync.pool`) keep each queue
+in their store and change it by compare-and-set; the simulator keeps queues in a list. Ranks and the
 simulator follow the same protocol::
 
-    while share.left and is_worth_it(shares, rank, batch_s): ...  # `share.begin()`, then train it
-    if share.left: ...                                    # `share.leave()`: others finish it sooner
-    while (other := slowest(shares, rank)) is not None and is_worth_it(shares, rank, batch_s):
-        ...                                                # `shares[other].give()`, then train it
-    ...                                                    # `share.stop()`
+    while queue.left and is_worth_it(queues, rank, batch_s): ...  # `queue.begin()`, then train it
+    if queue.left: ...                                    # `queue.leave()`: others finish it sooner
+    while (other := slowest(queues, rank)) is not None and is_worth_it(queues, rank, batch_s):
+        ...                                                # `queues[other].give()`, then train it
+    ...                                                    # `queue.stop()`
 
 A rank that trains nothing cannot measure its current speed. A rank that was slow once would then
 leave all its batches to other ranks forever. So after a while it trains a batch again (`is_due`).
 
-Two rules ensure that every batch is trained. A rank that leaves its queue checks the shares again
-afterwards: if no other rank is at work any more, it trains its batches itself (`share.resume()`). A
-rank that stops checks the shares again, too: if another rank has left batches, it takes them over.
+Two rules ensure that every batch is trained. A rank that leaves its queue checks the queues again
+afterwards: if no other rank is at work any more, it trains its batches itself (`queue.resume()`). A
+rank that stops checks the queues again, too: if another rank has left batches, it takes them over.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Stance(IntEnum):
     STOPPED = 2
 
 
-class Share(NamedTuple):
+class RankQueue(NamedTuple):
     """One rank's queue in a span.
 
     Only the rank itself, the queue's owner, changes `begun`. Only other ranks change `end`.
@@ -90,24 +90,24 @@ class Share(NamedTuple):
             return float("inf")
         return (self.left + _HALF) * self.batch_s
 
-    def begin(self, batch_s: float) -> Share:
-        """Return the share after the owner begins a batch; `batch_s` is its recent batch time."""
+    def begin(self, batch_s: float) -> RankQueue:
+        """Return the queue after the owner begins a batch; `batch_s` is its recent batch time."""
         return self._replace(begun=self.begun + 1, batch_s=batch_s, stance=Stance.WORKS)
 
-    def give(self) -> Share:
-        """Return the share after another rank takes over the last batch, number `end` - 1."""
+    def give(self) -> RankQueue:
+        """Return the queue after another rank takes over the last batch, number `end` - 1."""
         return self._replace(end=self.end - 1)
 
-    def leave(self) -> Share:
-        """Return the share after the owner leaves the rest of the queue to other ranks."""
+    def leave(self) -> RankQueue:
+        """Return the queue after the owner leaves the rest of the queue to other ranks."""
         return self._replace(stance=Stance.LEAVES)
 
-    def resume(self) -> Share:
-        """Return the share after the owner resumes training its queue."""
+    def resume(self) -> RankQueue:
+        """Return the queue after the owner resumes training its queue."""
         return self._replace(stance=Stance.WORKS)
 
-    def stop(self) -> Share:
-        """Return the share after the owner stops training batches of this span."""
+    def stop(self) -> RankQueue:
+        """Return the queue after the owner stops training batches of this span."""
         return self._replace(stance=Stance.STOPPED)
 
 
@@ -140,31 +140,31 @@ def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:
 
 
 def slowest(
-    shares: Sequence[Share], rank: int, fits: Callable[[int], bool] = lambda _: True
+    rank_queues: Sequence[RankQueue], rank: int, fits: Callable[[int], bool] = lambda _: True
 ) -> int | None:
     """Return the rank that would finish its queue last; None if no batch can be taken over.
 
     `rank`, the caller, is skipped. `fits` returns True if the caller's memory has room for the last
     batch of a rank's queue.
     """
-    able = [k for k, share in enumerate(shares) if k != rank and share.left and fits(k)]
-    return max(able, key=lambda k: (shares[k].finishes_s, shares[k].left), default=None)
+    able = [k for k, queue in enumerate(rank_queues) if k != rank and queue.left and fits(k)]
+    return max(able, key=lambda k: (rank_queues[k].finishes_s, rank_queues[k].left), default=None)
 
 
-def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
+def is_worth_it(rank_queues: Sequence[RankQueue], rank: int, batch_s: float) -> bool:
     """Return True if a rank should begin one more batch, rather than leave it to faster ranks.
 
     With this rule, and if ranks keep their speeds, no rank waits at a span's end for longer than
     one of its own batches takes. `batch_s` is the rank's time per batch; 0: unknown.
     """
     paces = [
-        share.batch_s
-        for k, share in enumerate(shares)
-        if k != rank and share.stance is Stance.WORKS
+        queue.batch_s
+        for k, queue in enumerate(rank_queues)
+        if k != rank and queue.stance is Stance.WORKS
     ]
     if not (batch_s and paces and all(paces)):
         return True
-    left = sum(share.left for share in shares)
+    left = sum(queue.left for queue in rank_queues)
     together_s = finish_s(left, len(paces), sum(1 / pace for pace in paces))
     return batch_s <= max(together_s, FASTEST * min(paces))
 
@@ -187,15 +187,17 @@ def is_due(rests_s: float, batch_s: float) -> bool:
     return rests_s >= RESTS * batch_s
 
 
-def has_working_peer(shares: Sequence[Share], rank: int) -> bool:
+def has_working_peer(rank_queues: Sequence[RankQueue], rank: int) -> bool:
     """Return True if another rank still trains: it will find the batches that this rank leaves."""
-    return any(share.stance is Stance.WORKS for k, share in enumerate(shares) if k != rank)
+    return any(queue.stance is Stance.WORKS for k, queue in enumerate(rank_queues) if k != rank)
 
 
-def is_left(shares: Sequence[Share], rank: int) -> bool:
+def is_left(rank_queues: Sequence[RankQueue], rank: int) -> bool:
     """Return True if another rank has left batches that no rank has taken over yet."""
     return any(
-        share.left and share.stance is Stance.LEAVES for k, share in enumerate(shares) if k != rank
+        queue.left and queue.stance is Stance.LEAVES
+        for k, queue in enumerate(rank_queues)
+        if k != rank
     )
 
 

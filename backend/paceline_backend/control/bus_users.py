@@ -94,7 +94,11 @@ class UserReconciler:
         """
         kinds = (writer_of(stream) for stream in Guard(client).streams())
         with self._store.read() as connection:
-            return set(writers.owners(connection, [name for kind, name in kinds if kind == "run"]))
+            return set(
+                writers.permitted_writers(
+                    connection, [name for kind, name in kinds if kind == "run"]
+                )
+            )
 
     def try_door(self) -> None:
         """Warn once about a bus without a password or without memory limits for clients."""
@@ -140,7 +144,7 @@ class UserReconciler:
         over = known - {user.name for user in wanted}
         # Remove only users of this control plane, because another one may share the bus.
         with self._store.read() as connection:
-            runs = set(writers.owners(connection, users.runs(over)))
+            runs = set(writers.permitted_writers(connection, users.runs(over)))
             names = nodes.registered(connection, users.nodes(over))
         ended = {*map(users.name_of_run, runs), *map(users.name_of_node, names)}
         users.forget(client, ended | (over & self._made))

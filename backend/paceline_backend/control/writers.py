@@ -29,7 +29,7 @@ from paceline_backend.requests.streams import telemetry_streams
 from paceline_backend.server.bus_limits import LARGEST_ARGUMENT
 from paceline_backend.store import Store, StoreError, telemetry
 from paceline_backend.store.telemetry import writers
-from paceline_backend.store.telemetry.writers import Owner
+from paceline_backend.store.telemetry.writers import PermittedWriters
 
 # Maximum delay until ingest reads the stream of a node or run that has just received credentials.
 REFRESH_S = 0.5
@@ -71,7 +71,7 @@ class Writers:
         self._at = 0.0
         # By stream: kind and name of its writer.
         self._streams: dict[str, tuple[str, str]] = {TELEMETRY: ("", "")}
-        self._owners: dict[str, Owner] = {}
+        self._permitted: dict[str, PermittedWriters] = {}
 
     def due(self) -> bool:
         """Return True if the caller should call `streams` again."""
@@ -88,7 +88,7 @@ class Writers:
         except StoreError:
             return list(self._streams)
         self._at = time.monotonic() + REFRESH_S
-        self._owners = {}
+        self._permitted = {}
         self._streams = {stream: writer_of(stream) for stream in streams}
         return streams
 
@@ -100,7 +100,7 @@ class Writers:
         # The cached owner of a run may be stale, for example after a launch on another node.
         if refused := {item.run for item in received if item.message and item.reason}:
             for run in refused:
-                self._owners.pop(run, None)
+                self._permitted.pop(run, None)
             self._load_owners(refused - {""})
             self._check(received)
         return received
@@ -111,15 +111,15 @@ class Writers:
                 item.reason = self._problem(item.entry.stream, item.run, item.message)
 
     def _load_owners(self, runs: set[str]) -> None:
-        unknown = runs - self._owners.keys()
+        unknown = runs - self._permitted.keys()
         if unknown:
             with self._store.read() as connection:
-                self._owners |= writers.owners(connection, unknown)
+                self._permitted |= writers.permitted_writers(connection, unknown)
 
     def _problem(self, stream: str, run: str, message: Message) -> str | None:
         # Accept messages of unknown runs here: `Checks` rejects them later.
         kind, writer = self._streams.get(stream, ("", ""))
-        owner = self._owners.get(run)
+        owner = self._permitted.get(run)
         if isinstance(message, NodeState):
             return self._of_node(kind, writer, message)
         if kind == "run" and run != writer:

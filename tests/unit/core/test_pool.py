@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core import pool
-from paceline.core.pool import Pace, Share, Stance
+from paceline.core.pool import Pace, RankQueue, Stance
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation, convert
 
 PARTIAL = {"probes": 2, "staleness": 4, "mean": True}
@@ -49,8 +49,8 @@ def test_a_span_ends_with_a_mean_and_with_its_segment() -> None:
 class Span:
     """Ranks that train a span of batches, by the protocol of the module, as real ranks do.
 
-    Between any two looks at the shares, or changes of them, other ranks may come: `drawn` says who.
-    A change fails where the share is another one than the rank saw, as a compare-and-set does.
+    Between any two looks at the queues, or changes of them, other ranks may come: `drawn` says who.
+    A change fails where the queue is another one than the rank saw, as a compare-and-set does.
 
     Attributes:
         queues: batches of each rank, [W].
@@ -65,7 +65,7 @@ class Span:
     drawn: random.Random
     paces: list[float]
     known: bool = False
-    shares: list[Share] = field(default_factory=list)
+    rank_queues: list[RankQueue] = field(default_factory=list)
     trained: list[tuple[int, int]] = field(default_factory=list)  # whose batch, and its number
     own: list[int] = field(default_factory=list)
     ended_at: list[float] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Span:
     def run(self) -> None:
         world = len(self.queues)
         paces = self.paces if self.known else [0.0] * world
-        self.shares = [Share(0, count, paces[k]) for k, count in enumerate(self.queues)]
+        self.rank_queues = [RankQueue(0, count, paces[k]) for k, count in enumerate(self.queues)]
         self.own, self.ended_at = [0] * world, [0.0] * world
         ranks = [self.rank(rank) for rank in range(world)]
         due = [(0.0, self.drawn.random(), rank) for rank in range(world)]
@@ -97,7 +97,7 @@ class Span:
         leaves = False
         for _ in range(self.queues[rank]):
             yield 0.0
-            if leaves or not pool.is_worth_it(self.shares, rank, pace.batch_s):
+            if leaves or not pool.is_worth_it(self.rank_queues, rank, pace.batch_s):
                 leaves = yield from self.leaves(rank, leaves)
                 if leaves:
                     continue
@@ -107,7 +107,7 @@ class Span:
                 yield from self.trains(rank, rank, number, pace)
         while True:
             yield 0.0
-            seen = list(self.shares)
+            seen = list(self.rank_queues)
             if seen[rank].stance is Stance.LEAVES:
                 return
             other = pool.slowest(seen, rank)
@@ -116,28 +116,28 @@ class Span:
                     return
                 continue
             yield 0.0
-            if self.shares[other] != seen[other]:
+            if self.rank_queues[other] != seen[other]:
                 self.failed += 1
                 continue
-            self.shares[other] = seen[other].give()
+            self.rank_queues[other] = seen[other].give()
             yield from self.trains(rank, other, seen[other].end - 1, pace)
 
     def leaves(self, rank: int, leaves: bool) -> Generator[float, None, bool]:
         if leaves:
             return True
-        self.shares[rank] = self.shares[rank].leave()
+        self.rank_queues[rank] = self.rank_queues[rank].leave()
         yield 0.0
-        if pool.has_working_peer(self.shares, rank):
+        if pool.has_working_peer(self.rank_queues, rank):
             return True
-        self.shares[rank] = self.shares[rank].resume()
+        self.rank_queues[rank] = self.rank_queues[rank].resume()
         return False
 
     def begins(self, rank: int, pace: Pace) -> Generator[float, None, int | None]:
-        while self.shares[rank].left:
-            seen = self.shares[rank]
+        while self.rank_queues[rank].left:
+            seen = self.rank_queues[rank]
             yield 0.0
-            if self.shares[rank] == seen:
-                self.shares[rank] = seen.begin(pace.batch_s)
+            if self.rank_queues[rank] == seen:
+                self.rank_queues[rank] = seen.begin(pace.batch_s)
                 return seen.begun
             self.failed += 1
         return None
@@ -148,12 +148,15 @@ class Span:
         pace.add(self.batch_s[rank])
 
     def stops(self, rank: int) -> Generator[float, None, bool]:
-        self.shares[rank] = self.shares[rank].stop()
+        self.rank_queues[rank] = self.rank_queues[rank].stop()
         yield 0.0
-        left, looked = pool.is_left(self.shares, rank), pool.has_working_peer(self.shares, rank)
+        left, looked = (
+            pool.is_left(self.rank_queues, rank),
+            pool.has_working_peer(self.rank_queues, rank),
+        )
         if not left or looked:
             return True
-        self.shares[rank] = self.shares[rank].resume()
+        self.rank_queues[rank] = self.rank_queues[rank].resume()
         return False
 
 

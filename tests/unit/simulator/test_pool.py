@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.core import pool
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
-from paceline.core.pool import Share, Stance
+from paceline.core.pool import RankQueue, Stance
 from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
 from paceline_backend.simulator.simulation import DealtBatches
@@ -142,9 +142,9 @@ def test_each_batch_is_trained_once_and_rows_sum_up(
     assert all(0 <= each.step < steps for each in timeline.rounds)
 
 
-shares = st.lists(
+rank_queues = st.lists(
     st.builds(
-        lambda begun, left, batch_s, stance: Share(begun, begun + left, batch_s, stance),
+        lambda begun, left, batch_s, stance: RankQueue(begun, begun + left, batch_s, stance),
         st.integers(0, 5),
         st.integers(0, 5),
         st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
@@ -156,23 +156,23 @@ shares = st.lists(
 
 
 @given(
-    shares,
+    rank_queues,
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.sampled_from([0.5, 1.0, 4.0]))),
 )
 def test_the_board_decides_as_the_core(
-    given_shares: list[Share], changes: list[tuple[int, int, float]]
+    given_queues: list[RankQueue], changes: list[tuple[int, int, float]]
 ) -> None:
-    board, world = Board(list(given_shares)), len(given_shares)
+    board, world = Board(list(given_queues)), len(given_queues)
     for rank, kind, batch_s in [(0, -1, 1.0), *changes]:
         rank %= world
-        share = board.shares[rank]
-        if kind == 0 and share.left:
-            board.put(rank, share.begin(batch_s))
-        elif kind == 1 and share.left:
-            board.put(rank, share.give())
+        queue = board.rank_queues[rank]
+        if kind == 0 and queue.left:
+            board.put(rank, queue.begin(batch_s))
+        elif kind == 1 and queue.left:
+            board.put(rank, queue.give())
         elif kind > 1:
-            board.put(rank, (share.leave, share.stop, share.resume)[kind - 2]())
-        now = board.shares
+            board.put(rank, (queue.leave, queue.stop, queue.resume)[kind - 2]())
+        now = board.rank_queues
         for asks in range(world):
             for mine_s in (0.0, 0.5, 1.0, 3.0, 20.0):
                 worth = pool.is_worth_it(now, asks, mine_s)

@@ -231,7 +231,7 @@ def test_a_mean_waits_for_batches_of_its_steps_only() -> None:
 def test_two_ranks_that_want_the_same_batch_do_not_both_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both write the same share: only who wrote it tells them apart."""
+    """Both write the same queue: only who wrote it tells them apart."""
     store = HashStore()
     shards = shards_of([[1], [1], [1, 1][:1]], RNA)
     put(store, shards)

@@ -1,8 +1,8 @@
 """Lets fast ranks take batches over from slow ranks, within a span of steps of a segment.
 
 A span ends with a step after which all ranks exchange data. `paceline.core.pool` has the rules by
-which ranks decide who trains a batch. The state is in the ranks' store: each rank's `Share` (its
-queue of batches in a span) is an entry, which ranks change by compare-and-set. So a batch is begun
+which ranks decide who trains a batch. The state is in the ranks' store: each rank's `RankQueue`
+(its batches in a span) is an entry, which ranks change by compare-and-set. So a batch is begun
 only once: by the rank for which it was planned, or by the rank that took it over.
 """
 
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from paceline.core import pool
-from paceline.core.pool import Pace, Share, Stance
+from paceline.core.pool import Pace, RankQueue, Stance
 from paceline.train.plan_shard import LocalStep, PlanShard, decode_shard, encode_shard
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-# Before a batch, a rank reads all shares only if that takes at most this fraction of its time per
+# Before a batch, a rank reads all queues only if that takes at most this fraction of its time per
 # batch.
 _READ_COST = 0.01
 
 
-def _share_key(segment: int, span: int, rank: int) -> str:
+def _queue_key(segment: int, span: int, rank: int) -> str:
     return f"pool/{segment}/{span}/{rank}"
 
 
@@ -77,8 +77,8 @@ def put(store: Store, shards: list[PlanShard]) -> None:
         keys.append(_shard_key(segment, rank))
         values.append(encode_shard(shard))
         for number, batches in enumerate(_batches_of_spans(shard)):
-            keys.append(_share_key(segment, number, rank))
-            values.append(_Entry(Share(0, batches), "").text.encode())
+            keys.append(_queue_key(segment, number, rank))
+            values.append(_Entry(RankQueue(0, batches), "").text.encode())
     store.multi_set(keys, values)  # type: ignore[attr-defined]
 
 
@@ -105,7 +105,7 @@ class SharedBatches:
         self._clock, self._worked_at = clock, clock()
         # Seconds per batch that each rank reported last, perhaps in an earlier span.
         self._paces = [0.0] * world
-        # Smoothed time of reading all shares, in seconds.
+        # Smoothed time of reading all queues, in seconds.
         self._read_s = 0.0
         self._segment, self._span = -1, 0
         # This rank's entry in the store as last seen; None if unknown.
@@ -125,15 +125,15 @@ class SharedBatches:
             return False
         return self._change(self._next)
 
-    def _next(self, share: Share) -> Share | None:
-        return share.begin(self._pace.batch_s) if share.left else None
+    def _next(self, queue: RankQueue) -> RankQueue | None:
+        return queue.begin(self._pace.batch_s) if queue.left else None
 
     def is_taken_over(self, step: LocalStep) -> bool:
         """Return True if it is certain that this rank will not train its next planned batch."""
         mine = self._mine
         if step.segment != self._segment or mine is None:
             return False
-        return mine.share.stance is Stance.LEAVES or not mine.share.left
+        return mine.queue.stance is Stance.LEAVES or not mine.queue.left
 
     def worked(self, seconds: float) -> None:
         """Record the time of a batch on this rank, not including waits for other ranks."""
@@ -148,17 +148,17 @@ class SharedBatches:
         self._enter(step)
         entries = self._read_entries()
         while True:
-            shares = self._shares(entries)
-            other = pool.slowest(shares, self._rank, partial(self._fits, shares))
-            worth = pool.is_worth_it(shares, self._rank, self._pace.batch_s)
-            if other is None or not worth or shares[self._rank].stance is Stance.LEAVES:
-                if self._stops(shares[self._rank]):
+            rank_queues = self._rank_queues(entries)
+            other = pool.slowest(rank_queues, self._rank, partial(self._fits, rank_queues))
+            worth = pool.is_worth_it(rank_queues, self._rank, self._pace.batch_s)
+            if other is None or not worth or rank_queues[self._rank].stance is Stance.LEAVES:
+                if self._stops(rank_queues[self._rank]):
                     return None
                 entries = self._read_entries()
                 continue
-            now = self._write(other, entries[other], entries[other].share.give())
+            now = self._write(other, entries[other], entries[other].queue.give())
             if now is None:
-                batch = self._batches(other)[shares[other].end - 1]
+                batch = self._batches(other)[rank_queues[other].end - 1]
                 return replace(
                     batch,
                     step=step.step,
@@ -179,7 +179,7 @@ class SharedBatches:
             for rank in range(self._world):
                 self._store.delete_key(_shard_key(self._segment, rank))
                 for span in range(self._span):
-                    self._store.delete_key(_share_key(self._segment, span, rank))
+                    self._store.delete_key(_queue_key(self._segment, span, rank))
             self._store.delete_key(_finished_key(self._segment))
 
     def _enter(self, step: LocalStep) -> None:
@@ -189,52 +189,54 @@ class SharedBatches:
 
     def _leaves(self) -> bool:
         """Leave this rank's batches to other ranks if they finish sooner; return whether it did."""
-        if self._mine is not None and self._mine.share.stance is Stance.LEAVES:
+        if self._mine is not None and self._mine.queue.stance is Stance.LEAVES:
             return True
         if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
             self._pace = Pace()
             return False
         if self._read_s > _READ_COST * self._pace.batch_s:
             return False
-        shares = self._shares(self._read_entries())
-        if pool.is_worth_it(shares, self._rank, self._pace.batch_s):
+        rank_queues = self._rank_queues(self._read_entries())
+        if pool.is_worth_it(rank_queues, self._rank, self._pace.batch_s):
             return False
-        if not self._fits_all(shares[self._rank]):
+        if not self._fits_all(rank_queues[self._rank]):
             return False
-        self._change(Share.leave)
-        if pool.has_working_peer(self._shares(self._read_entries()), self._rank):
+        self._change(RankQueue.leave)
+        if pool.has_working_peer(self._rank_queues(self._read_entries()), self._rank):
             return True
-        self._change(Share.resume)
+        self._change(RankQueue.resume)
         return False
 
-    def _stops(self, mine: Share) -> bool:
+    def _stops(self, mine: RankQueue) -> bool:
         """Stop taking over batches, and return True.
 
         If batches remain that no other rank would take over, do not stop, and return False.
         """
         if mine.stance is Stance.LEAVES:
             return True
-        self._change(Share.stop)
-        shares = self._shares(self._read_entries())
-        if not pool.is_left(shares, self._rank) or pool.has_working_peer(shares, self._rank):
+        self._change(RankQueue.stop)
+        rank_queues = self._rank_queues(self._read_entries())
+        if not pool.is_left(rank_queues, self._rank) or pool.has_working_peer(
+            rank_queues, self._rank
+        ):
             return True
-        self._change(Share.resume)
+        self._change(RankQueue.resume)
         return False
 
-    def _change(self, change: Callable[[Share], Share | None]) -> bool:
-        """Change this rank's share in the store; return False if `change` returns None."""
+    def _change(self, change: Callable[[RankQueue], RankQueue | None]) -> bool:
+        """Change this rank's queue in the store; return False if `change` returns None."""
         if self._mine is None:
             self._mine = _Entry.of(self._store.get(self._key(self._rank)))
-        while (after := change(self._mine.share)) is not None:
+        while (after := change(self._mine.queue)) is not None:
             if (now := self._write(self._rank, self._mine, after)) is None:
                 return True
             self._mine = now
         return False
 
-    def _write(self, rank: int, before: _Entry, share: Share) -> _Entry | None:
+    def _write(self, rank: int, before: _Entry, queue: RankQueue) -> _Entry | None:
         """Change a rank's entry; return the current entry instead if it is not `before`."""
         self._writes += 1
-        after = _Entry(share, f"{self._rank}.{self._writes}")
+        after = _Entry(queue, f"{self._rank}.{self._writes}")
         text = self._store.compare_set(self._key(rank), before.text, after.text)
         if text.decode() != after.text:
             return _Entry.of(text)
@@ -252,27 +254,28 @@ class SharedBatches:
         self._mine = entries[self._rank]
         return entries
 
-    def _shares(self, entries: list[_Entry]) -> list[Share]:
-        """Return the ranks' shares; a rank without a batch in the span keeps its earlier speed."""
-        shares = [entry.share for entry in entries]
-        for rank, share in enumerate(shares):
-            self._paces[rank] = share.batch_s or self._paces[rank]
+    def _rank_queues(self, entries: list[_Entry]) -> list[RankQueue]:
+        """Return the ranks' queues; a rank without a batch in the span keeps its earlier speed."""
+        rank_queues = [entry.queue for entry in entries]
+        for rank, queue in enumerate(rank_queues):
+            self._paces[rank] = queue.batch_s or self._paces[rank]
         return [
-            share._replace(batch_s=pace) for share, pace in zip(shares, self._paces, strict=True)
+            queue._replace(batch_s=pace)
+            for queue, pace in zip(rank_queues, self._paces, strict=True)
         ]
 
-    def _fits_all(self, mine: Share) -> bool:
+    def _fits_all(self, mine: RankQueue) -> bool:
         least = self._least_limit
         if least is None:
             return True
         left = self._batches(self._rank)[mine.begun : mine.end]
         return all(batch.samples <= least for batch in left)
 
-    def _fits(self, shares: list[Share], rank: int) -> bool:
+    def _fits(self, rank_queues: list[RankQueue], rank: int) -> bool:
         """Return whether this rank's memory has room for the last batch in the queue of `rank`."""
         if self._limit is None:
             return True
-        return self._batches(rank)[shares[rank].end - 1].samples <= self._limit
+        return self._batches(rank)[rank_queues[rank].end - 1].samples <= self._limit
 
     def _batches(self, rank: int) -> list[LocalStep]:
         if rank not in self._spans:
@@ -281,24 +284,24 @@ class SharedBatches:
         return self._spans[rank][self._span]
 
     def _key(self, rank: int) -> str:
-        return _share_key(self._segment, self._span, rank)
+        return _queue_key(self._segment, self._span, rank)
 
 
 class _Entry(NamedTuple):
-    """A share as stored, with an identifier of the write: the rank and the number of its write.
+    """A queue as stored, with an identifier of the write: the rank and the number of its write.
 
-    Without `write`, the compare-and-set of two ranks that write the same share would both succeed.
+    Without `write`, the compare-and-set of two ranks that write the same queue would both succeed.
     """
 
-    share: Share
+    queue: RankQueue
     write: str
 
     @property
     def text(self) -> str:
-        begun, end, batch_s, stance = self.share
+        begun, end, batch_s, stance = self.queue
         return f"{begun} {end} {batch_s:.6g} {int(stance)} {self.write}"
 
     @staticmethod
     def of(text: bytes) -> _Entry:
         begun, end, batch_s, stance, write = text.decode().split(" ")
-        return _Entry(Share(int(begun), int(end), float(batch_s), Stance(int(stance))), write)
+        return _Entry(RankQueue(int(begun), int(end), float(batch_s), Stance(int(stance))), write)

@@ -9,8 +9,8 @@ steps of a segment up to the next exchange among all ranks (`core.pool.ends_span
 First the pool assigns the batches of each span to ranks, as if no rank waited within a span.
 `Queues` are the batches that were planned for each rank. Until the time that `settled` returns,
 each rank trains its own batches, regardless of the other ranks. For later times, `Events` simulates
-which batch each rank trains next. The state of each rank's queue (`core.pool.Share`) is kept in a
-`Board`.
+which batch each rank trains next. The state of each rank's queue (`core.pool.RankQueue`) is kept
+in a `Board`.
 
 Then the synchronisation's model is called with the number of batches that each rank trains. The
 resulting times are added up to one record per rank and step, as real ranks report them.
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core import pool
-from paceline.core.pool import Share, Stance
+from paceline.core.pool import RankQueue, Stance
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
@@ -290,61 +290,61 @@ def settled(queues: Queues, ends_at: Floats, pace_s: Floats) -> float:
 
 
 class Board:
-    """The `Share`s (states of queues) of all ranks, with running totals for fast decisions.
+    """The queues of all ranks, with running totals for fast decisions.
 
-    The decisions are those of the functions in `core.pool`, which go through all shares each time.
+    The decisions are those of the functions in `core.pool`, which go through all queues each time.
     """
 
-    def __init__(self, shares: list[Share]) -> None:
-        self.shares = shares
-        working = [share for share in shares if share.stance is Stance.WORKS]
-        self._left = sum(share.left for share in shares)
+    def __init__(self, rank_queues: list[RankQueue]) -> None:
+        self.rank_queues = rank_queues
+        working = [queue for queue in rank_queues if queue.stance is Stance.WORKS]
+        self._left = sum(queue.left for queue in rank_queues)
         self._working = len(working)
-        self._unknown = sum(not share.batch_s for share in working)
-        self._per_s = sum(1 / share.batch_s for share in working if share.batch_s)
+        self._unknown = sum(not queue.batch_s for queue in working)
+        self._per_s = sum(1 / queue.batch_s for queue in working if queue.batch_s)
         # Seconds per batch of the fastest working rank, and its number; None: not computed yet.
         self._least: tuple[float, int] | None = None
-        self._versions = [0] * len(shares)
+        self._versions = [0] * len(rank_queues)
         # Heap of (−finish time, −batches left, rank, version) of the ranks with batches left, so
         # that the rank that finishes last comes first. Entries with older versions are ignored.
         self._last: list[tuple[float, int, int, int]] = []
-        for rank, share in enumerate(shares):
-            if share.left:
-                self._last.append((-share.finishes_s, -share.left, rank, 0))
+        for rank, queue in enumerate(rank_queues):
+            if queue.left:
+                self._last.append((-queue.finishes_s, -queue.left, rank, 0))
         heapq.heapify(self._last)
 
-    def put(self, rank: int, share: Share) -> None:
-        """Store a rank's new `Share`, and update the totals."""
-        before, self.shares[rank] = self.shares[rank], share
-        self._left += share.left - before.left
-        if (before.batch_s, before.stance) != (share.batch_s, share.stance):
+    def put(self, rank: int, queue: RankQueue) -> None:
+        """Store a rank's new `RankQueue`, and update the totals."""
+        before, self.rank_queues[rank] = self.rank_queues[rank], queue
+        self._left += queue.left - before.left
+        if (before.batch_s, before.stance) != (queue.batch_s, queue.stance):
             self._count(before, -1)
-            self._count(share, 1)
-            works, least = share.stance is Stance.WORKS, self._least
-            if least is not None and works and share.batch_s <= least[0]:
-                self._least = share.batch_s, rank
+            self._count(queue, 1)
+            works, least = queue.stance is Stance.WORKS, self._least
+            if least is not None and works and queue.batch_s <= least[0]:
+                self._least = queue.batch_s, rank
             elif least is not None and least[1] == rank:
                 self._least = None
         self._versions[rank] += 1
-        if share.left:
-            entry = (-share.finishes_s, -share.left, rank, self._versions[rank])
+        if queue.left:
+            entry = (-queue.finishes_s, -queue.left, rank, self._versions[rank])
             heapq.heappush(self._last, entry)
 
-    def _count(self, share: Share, times: int) -> None:
-        if share.stance is Stance.WORKS:
+    def _count(self, queue: RankQueue, times: int) -> None:
+        if queue.stance is Stance.WORKS:
             self._working += times
-            if share.batch_s:
-                self._per_s += times / share.batch_s
+            if queue.batch_s:
+                self._per_s += times / queue.batch_s
             else:
                 self._unknown += times
 
     def has_working_peer(self, rank: int) -> bool:
-        """Return the result of `core.pool.has_working_peer` for all shares."""
-        return self._working > (self.shares[rank].stance is Stance.WORKS)
+        """Return the result of `core.pool.has_working_peer` for all queues."""
+        return self._working > (self.rank_queues[rank].stance is Stance.WORKS)
 
     def is_worth_it(self, rank: int, batch_s: float) -> bool:
         """Return the result of `core.pool.is_worth_it` for a rank that takes `batch_s` a batch."""
-        mine = self.shares[rank]
+        mine = self.rank_queues[rank]
         working, unknown, per_s = self._working, self._unknown, self._per_s
         if mine.stance is Stance.WORKS:
             working, unknown = working - 1, unknown - (not mine.batch_s)
@@ -363,9 +363,9 @@ class Board:
 
     def _find_least(self, but: int) -> tuple[float, int]:
         return min(
-            (share.batch_s, rank)
-            for rank, share in enumerate(self.shares)
-            if share.stance is Stance.WORKS and rank != but
+            (queue.batch_s, rank)
+            for rank, queue in enumerate(self.rank_queues)
+            if queue.stance is Stance.WORKS and rank != but
         )
 
     def slowest(self, rank: int, room: float, of_last: Any) -> int | None:
@@ -416,8 +416,8 @@ class Events:
         ranks = np.arange(self._world)
         reported_s = np.where(begun > 0, pace_s[np.maximum(begun - 1, 0), ranks], 0.0)
         ends = self._queues.count.tolist()
-        shares = map(Share, begun.tolist(), ends, reported_s.tolist())
-        self._board = Board(list(shares))
+        rank_queues = map(RankQueue, begun.tolist(), ends, reported_s.tolist())
+        self._board = Board(list(rank_queues))
         self._pace_s: list[float] = pace_s[begun, ranks].tolist()
         self._counts = [0] * self._world
         free = [(at, rank) for rank, at in enumerate(ends_at[begun, ranks].tolist())]
@@ -431,28 +431,28 @@ class Events:
             before = self._pace_s[rank] or lasts_s
             self._pace_s[rank] = before + pool.NEWEST * (lasts_s - before)
             heapq.heapreplace(free, (now + lasts_s, rank))
-        return np.array([share.begun for share in self._board.shares]), np.array(self._pace_s)
+        return np.array([queue.begun for queue in self._board.rank_queues]), np.array(self._pace_s)
 
     def _next(self, rank: int) -> float | None:
         """Return the seconds of a rank's next batch; None: the rank is done with the span."""
-        board, share = self._board, self._board.shares[rank]
+        board, queue = self._board, self._board.rank_queues[rank]
         worth = board.is_worth_it(rank, self._pace_s[rank])
-        if share.left:
+        if queue.left:
             if not worth and self._may_leave and board.has_working_peer(rank):
-                board.put(rank, share.leave())
+                board.put(rank, queue.leave())
                 return None
-            board.put(rank, share.begin(self._pace_s[rank]))
-            return self._own_s[share.begun][rank]
+            board.put(rank, queue.begin(self._pace_s[rank]))
+            return self._own_s[queue.begun][rank]
         other = board.slowest(rank, self._room[rank], self._of_last) if worth else None
         if other is None:
-            board.put(rank, share.stop())
+            board.put(rank, queue.stop())
             return None
         return self._take(rank, other)
 
     def _take(self, rank: int, other: int) -> float:
-        board, share = self._board, self._board.shares[other].give()
-        board.put(other, share)
-        step = self._steps[share.end][other]
+        board, queue = self._board, self._board.rank_queues[other].give()
+        board.put(other, queue)
+        step = self._steps[queue.end][other]
         lasts_s = self._lasts_s(rank, step, other)
         takes = self.takes
         takes.rank.append(rank)
@@ -471,4 +471,4 @@ class Events:
         return float(load_s + sample_s + prices.batch_s[rank])
 
     def _of_last(self, rank: int) -> int:
-        return self._samples[self._steps[self._board.shares[rank].end - 1][rank]][rank]
+        return self._samples[self._steps[self._board.rank_queues[rank].end - 1][rank]][rank]

@@ -22,7 +22,7 @@ _LOST_KEPT_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True)
-class Owner:
+class PermittedWriters:
     """The nodes that may report about a run, and whether the run has its own user on the bus."""
 
     nodes: tuple[str, ...]
@@ -64,13 +64,15 @@ def _lately_signed() -> sa.Select[Any]:
     return sa.select(runs.c.id).where(runs.c.signed, runs.c.state.in_(ACTIVE) | lately)
 
 
-def owners(connection: sa.Connection, of: Collection[str]) -> dict[str, Owner]:
-    """Return the `Owner` of each run, by public id; unknown runs are left out."""
+def permitted_writers(
+    connection: sa.Connection, of: Collection[str]
+) -> dict[str, PermittedWriters]:
+    """Return the `PermittedWriters` of each run, by public id; unknown runs are left out."""
     c = runs.c
     query = sa.select(c.key, c.id, c.node, c.signed, c.nodes_max).where(c.id.in_(of))
     rows = connection.execute(query).all()
     nodes_of = run_nodes.reporting(connection, rows)
-    return {row.id: Owner(nodes_of[row.key], row.signed) for row in rows}
+    return {row.id: PermittedWriters(nodes_of[row.key], row.signed) for row in rows}
 
 
 def sign(connection: sa.Connection, run: str) -> bool:
