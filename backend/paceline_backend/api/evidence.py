@@ -465,7 +465,7 @@ Column = list[float | None]
 
 
 class RunTimeline(BaseModel):
-    """Phases of ranks as columns: ``column[rank][step]``, in the order of `ranks`.
+    """Phases of ranks as columns: ``column[rank][step]``, ordered as `ranks`.
 
     Null: no record of the rank in this step.
     """
