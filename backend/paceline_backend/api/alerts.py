@@ -249,7 +249,7 @@ class AlertQuery(BaseModel):
     severity: Annotated[Severity | None, Query(description="only alerts of this severity")] = None
     acknowledged: Annotated[
         bool | None,
-        Query(description="true: only acknowledged alerts; false: only the other alerts"),
+        Query(description="true: only acknowledged alerts; false: only unacknowledged alerts"),
     ] = None
     since: Annotated[
         float | None, Query(description="only alerts raised at this Unix time or later")
