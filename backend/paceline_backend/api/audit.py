@@ -36,7 +36,7 @@ class RunChange(BaseModel):
     )
     action: str = Field(examples=["run.policy"])
     revision: int | None = Field(
-        description="revision of the run after the change; null: the change is not one of a run",
+        description="revision of the run after the change; null: no run was changed",
         examples=[3],
     )
     why: str = Field(examples=["rank 3 is too slow"])

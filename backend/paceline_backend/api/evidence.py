@@ -75,14 +75,15 @@ class Cause(BaseModel):
         examples=["node"],
     )
     ranks: list[int] = Field(
-        description="ranks that have the cause; empty: the cause names no ranks", examples=[[3]]
+        description="ranks that are responsible for the lost time; empty: no particular ranks",
+        examples=[[3]],
     )
     who: str = Field(
-        description="names of the ranks that have the cause; empty: the cause names no ranks",
+        description="the responsible ranks in words; empty: no particular ranks",
         examples=["Rank 3"],
     )
     nodes: list[str] = Field(
-        description="nodes of the ranks that have the cause; empty: unknown", examples=[["vm-3"]]
+        description="nodes of the responsible ranks; empty: unknown", examples=[["vm-3"]]
     )
     since: int | None = Field(
         description="first step of the cause; null: the cause may have begun before the verdict's "
@@ -91,8 +92,8 @@ class Cause(BaseModel):
     )
     until: int | None = Field(description="last step of the cause; null: the cause is still active")
     factor: float | None = Field(
-        description="slowdown: time of the named ranks in the affected steps ÷ their time without "
-        "the cause; null: not applicable",
+        description="slowdown: time of the responsible ranks in the affected steps ÷ their time "
+        "without the cause; null: not applicable",
         examples=[2.7],
     )
     trend: tuple[float, float] | None = Field(
@@ -158,8 +159,8 @@ class RunVerdict(BaseModel):
         examples=[0.24],
     )
     noise: float = Field(
-        description="relative standard deviation of a rank's compute time from its usual level, "
-        "the median over the ranks",
+        description="relative standard deviation of a rank's compute time from its usual level; "
+        "the median of all ranks",
         examples=[0.02],
     )
     cost_s: float = Field(
@@ -270,8 +271,8 @@ class AttributedWorker(BaseModel):
     rank: int = Field(examples=[3])
     on_node: str | None = Field(description="node of the rank; null: unknown", examples=["n2"])
     cause: str = Field(
-        description="kind of the first cause in the verdict that names the rank; none: no cause "
-        "names the rank",
+        description="kind of the verdict's first cause for which the rank is responsible; none: "
+        "there is no such cause",
         examples=["node"],
     )
     factor: float | None = Field(
@@ -347,7 +348,8 @@ class RunAttribution(BaseModel):
         examples=["node"],
     )
     ranks: list[int] = Field(
-        description="ranks that the verdict's first cause names, ascending", examples=[[3]]
+        description="ranks that are responsible for the verdict's first cause, ascending",
+        examples=[[3]],
     )
     node: str | None = Field(
         description="node that runs all slow ranks; null: no rank is slow, slow ranks are on "

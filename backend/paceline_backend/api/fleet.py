@@ -27,7 +27,9 @@ class FleetRun(BaseModel):
     run: str = Field(examples=["3f9a1c07be52"])
     name: str = Field(examples=["train"])
     policy: str = Field(examples=["bsp"])
-    step: int | None = Field(description="newest complete step", examples=[1703])
+    step: int | None = Field(
+        description="number of the newest complete step; null: none", examples=[1703]
+    )
     workers: int = Field(examples=[8])
     at: float | None = Field(
         description="Unix time at which the verdict about the run was made; null: no verdict yet",
@@ -95,10 +97,11 @@ class FleetNodeRun(BaseModel):
         description="ranks of the run that are slow on this node", examples=[[3]]
     )
     kinds: list[str] = Field(
-        description="kinds of the causes that name ranks on the node", examples=[["node"]]
+        description="kinds of the causes for which ranks on the node are responsible",
+        examples=[["node"]],
     )
     factor: float | None = Field(
-        description="largest slowdown factor of causes that name ranks on the node; null: unknown",
+        description="largest slowdown factor of the ranks on the node; null: unknown",
         examples=[2.7],
     )
 
@@ -196,7 +199,7 @@ class NodeRecord(BaseModel):
         description="cordon of the node; null: not cordoned", examples=[None]
     )
     hours: list[float] = Field(
-        description="for each day, the hours in which a verdict named ranks on the node as slow",
+        description="for each day, the hours in which a verdict named the node as slow",
         examples=[[0, 2.5]],
     )
 

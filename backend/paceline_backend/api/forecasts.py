@@ -98,8 +98,8 @@ class WhatIf(BaseModel):
     )
     forecasts: list[PresetForecast]
     recommended: str | None = Field(
-        description="`label` of the recommended preset, which clearly saves time and does not "
-        "change the training; it changes the batches only if that is clearly faster; null: none",
+        description="`label` of the recommended preset, which never changes the training, and "
+        "changes the batches only if that is clearly faster; null: no preset clearly saves time",
         examples=["paceline"],
     )
     left_out: list[LeftOut]
@@ -265,10 +265,10 @@ class Scores(BaseModel):
 
     all: scores.Score
     presets: list[scores.PresetScore] = Field(
-        description="accuracy by preset; presets with the most outcomes come first"
+        description="accuracy for each preset; presets with the most switches come first"
     )
     items: list[scores.SwitchOutcome] = Field(
-        description="outcomes of forecasts: one for each switch, newest first"
+        description="switches, each with the forecast and the measured saving, newest first"
     )
     next_cursor: str | None = Field(
         description="`cursor` for the next page; null: this is the last page", examples=["MTIz"]

@@ -155,7 +155,7 @@ Tail = Annotated[
     Query(
         ge=1,
         le=MOST_LINES,
-        description="return only this number of the log's last lines; excludes `offset`",
+        description="number of lines to return from the end of the log; not allowed with `offset`",
     ),
 ]
 Offset = Annotated[

@@ -126,8 +126,16 @@ _OF_RUNS = (
 # Metrics per run and kind of cause: name, field of `CauseCost`, help.
 _OF_CAUSES = (
     ("cause_share", "share", "Share of the wall time that active causes of the kind cost"),
-    ("cause_ranks", "culprits", "Number of ranks that active causes of the kind name"),
-    ("cause_factor", "factor", "Slowdown factor of the ranks that active causes of the kind name"),
+    (
+        "cause_ranks",
+        "culprits",
+        "Number of ranks that are responsible for active causes of the kind",
+    ),
+    (
+        "cause_factor",
+        "factor",
+        "Slowdown factor of the ranks that are responsible for causes of the kind",
+    ),
 )
 
 # Metrics per run if there is a price: name, field of `insight.costs.of_run`, help.

@@ -105,7 +105,8 @@ class GpuInfo(BaseModel):
     temperature_c: int | None = Field(examples=[87])
     power_w: float | None = Field(examples=[212.5])
     ecc_errors: int | None = Field(
-        description="uncorrected memory errors since the driver was loaded", examples=[0]
+        description="uncorrected memory errors since the driver was loaded; null: unknown",
+        examples=[0],
     )
 
 

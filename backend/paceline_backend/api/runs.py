@@ -60,8 +60,8 @@ def _text(description: str) -> Any:
     return Query(max_length=200, description=description)
 
 
-def _mean(bound: str, metric: str) -> Any:
-    description = f"{bound} of the mean {metric} over all complete steps of a run"
+def _mean(metric: str, bound: str) -> Any:
+    description = f"runs whose mean {metric}, over all complete steps, is {bound} this value"
     return Query(allow_inf_nan=False, description=description)
 
 
@@ -104,12 +104,12 @@ class RunQuery(BaseModel):
         float | None, moment("runs that trained at this Unix time or later")
     ] = None
     active_until: Annotated[float | None, moment("runs that trained before this Unix time")] = None
-    step_s_min: Annotated[float | None, _mean("minimum", "step time in seconds")] = None
-    step_s_max: Annotated[float | None, _mean("maximum", "step time in seconds")] = None
-    se_min: Annotated[float | None, _mean("minimum", "straggler effect (SE)")] = None
-    se_max: Annotated[float | None, _mean("maximum", "straggler effect (SE)")] = None
-    waste_min: Annotated[float | None, _mean("minimum", "straggler waste")] = None
-    waste_max: Annotated[float | None, _mean("maximum", "straggler waste")] = None
+    step_s_min: Annotated[float | None, _mean("step time in seconds", "at least")] = None
+    step_s_max: Annotated[float | None, _mean("step time in seconds", "at most")] = None
+    se_min: Annotated[float | None, _mean("straggler effect (SE)", "at least")] = None
+    se_max: Annotated[float | None, _mean("straggler effect (SE)", "at most")] = None
+    waste_min: Annotated[float | None, _mean("straggler waste", "at least")] = None
+    waste_max: Annotated[float | None, _mean("straggler waste", "at most")] = None
 
 
 def _filter(query: Annotated[RunQuery, Query()]) -> RunFilter:

@@ -115,14 +115,16 @@ class WorkerSummary(BaseModel):
         description="share of the steps in which no rank computed longer", examples=[0.1]
     )
     a: float | None = Field(
-        description="seconds per size unit in the model of the rank; null: unknown",
+        description="seconds per size unit in the model fitted to the rank; null: unknown",
         examples=[3.6e-05],
     )
     c: float | None = Field(
-        description="seconds per sample in the model of the rank; null: unknown", examples=[0.0]
+        description="seconds per sample in the model fitted to the rank; null: unknown",
+        examples=[0.0],
     )
     b: float | None = Field(
-        description="seconds per step in the model of the rank; null: unknown", examples=[0.005]
+        description="seconds per step in the model fitted to the rank; null: unknown",
+        examples=[0.005],
     )
     recompiles: int = Field(
         default=0,
@@ -292,7 +294,7 @@ class RoundInfo(BaseModel):
     )
     waited_s: float = Field(
         description="response time: seconds from the end of the previous round to the call of this "
-        "one; for a mean of two replicas, from a rank's request until it reached the other rank; "
+        "round; for a mean of two replicas, from a rank's request until it reached the other rank; "
         "for a mean of all replicas, 0",
         examples=[0.012],
     )
@@ -402,7 +404,8 @@ class InForce(BaseModel):
         description="95th percentile of the response time of a round in seconds", examples=[0.041]
     )
     reduced_s: float = Field(
-        description="mean seconds of a round after its response time", examples=[0.003]
+        description="mean seconds from the end of the response time to the result of a round",
+        examples=[0.003],
     )
     copied_s: float = Field(
         description="mean seconds for copying a rank's contribution from its device to the CPU",
@@ -440,7 +443,8 @@ class RoundsOverTime(BaseModel):
     )
     waited_s_max: list[float] = Field(examples=[[0.03, 0.041]])
     reduced_s: list[float] = Field(
-        description="mean seconds of a round after its response time", examples=[[0.003, 0.003]]
+        description="mean seconds from the end of the response time to the result of a round",
+        examples=[[0.003, 0.003]],
     )
     copied_s: list[float] = Field(
         description="mean seconds for copying a rank's contribution from its device to the CPU",
@@ -470,7 +474,7 @@ class Chosen(BaseModel):
     )
 
     before: str | None = Field(
-        description="previous synchroniser of the policy version; null: it had none before",
+        description="previous synchroniser of the policy version; null: this is its first",
         examples=["allreduce"],
     )
 
@@ -590,7 +594,8 @@ def list_workers(
     request: Request,
     run: str,
     last: Annotated[
-        int, Query(ge=1, le=1000, description="number of newest steps to average")
+        int,
+        Query(ge=1, le=1000, description="number of newest steps over which means are computed"),
     ] = 50,
 ) -> Any:
     """List the ranks of a run, each with means over its newest steps."""
