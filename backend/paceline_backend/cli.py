@@ -36,7 +36,10 @@ def replay(
     data: Data = DATA,
     as_json: Json = False,
 ) -> None:
-    """Recompute a run's plans, and compare them with the stored plans. Exit code 1: one differs."""
+    """Recompute a run's plans, and compare them with the stored plans.
+
+    Exit code 1: a plan differs.
+    """
     from paceline_backend.insight.replay import replay_command
     from paceline_backend.server.supervisor import embedded_database
 

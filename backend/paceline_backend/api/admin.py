@@ -60,7 +60,7 @@ class Me(BaseModel):
 
 
 class PolicyInfo(BaseModel):
-    """A preset."""
+    """A preset: a policy with a name and parameters."""
 
     name: str = Field(examples=["chronica"])
     summary: str = Field(examples=["Balances the load of every step by learned speeds"])
@@ -84,7 +84,7 @@ class PolicyInfo(BaseModel):
 
 @router.get("/version", dependencies=[Depends(allow("viewer", "agent"))])
 def version(request: Request) -> Version:
-    """Return the release, the protocol version, the control plane's ID, and the URL of its bus.
+    """Return Paceline's version, the protocol version, the control plane's ID, and the bus's URL.
 
     The URL includes the password only for an admin's token.
     """

@@ -118,7 +118,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
-    """Build the application over an open store. The caller closes the store afterwards."""
+    """Build the application on an open store, which the caller must close afterwards."""
     prefix = settings.path_prefix
     app = FastAPIOffline(
         title="Paceline",
@@ -137,7 +137,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.control_id = meta.control_id(store)
     # `web.run` replaces this function, so that event streams end when the server shuts down.
     app.state.closing = lambda: False
-    # Pages that import modules after the start call this function, which `web.run` replaces.
+    # Pages that import modules after the start call this function afterwards. `web.run` replaces it
+    # by one that excludes the modules from garbage collection.
     app.state.loaded = lambda: None
     app.state.figures = Figures(store)
     # Client of the bus for short commands. Its connections stay open.

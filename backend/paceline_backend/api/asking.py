@@ -102,7 +102,7 @@ def _placement(store: Store, key: int, attempt: int) -> tuple[str, ...]:
 async def ask(
     store: Store, asker: Asker, known: Sequence[LogHolder], run: str, question: Question
 ) -> list[object | Exception]:
-    """Send a question to nodes. Return each node's answer, or the error of a node without one."""
+    """Send a question to nodes. Return, for each node, its answer or an error."""
     keys = await run_in_threadpool(sessions.keys, store, [holder.node for holder in known])
     asked = (_ask_one(asker, holder, keys, run, question) for holder in known)
     return list(await asyncio.gather(*asked))

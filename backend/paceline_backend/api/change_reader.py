@@ -32,7 +32,7 @@ _READER_CONNECTIONS = 2
 _QUEUED_S = 20.0  # seconds
 _ANSWER_S = 5.0  # seconds
 _BLOCK_MS = 250
-# Pause between two reads. Changes during the pause become one event.
+# Pause between two reads. Changes during the pause are merged into one event.
 _READ_PAUSE_S = 0.05  # seconds
 _OUTAGE_S = 0.5  # seconds
 # Pause between two checks of the database.

@@ -253,7 +253,7 @@ def judged(
 
 
 class Shares(BaseModel):
-    """Share of each cause in the SP of all steps. The shares add up to 1, or are all 0."""
+    """Share of each cause in the straggler problem (SP) of all steps; they add up to 1, or to 0."""
 
     data: float = Field(description="share of SP due to uneven loads of batches", examples=[0.1])
     node: float = Field(
@@ -300,7 +300,7 @@ class AttributedWorker(BaseModel):
 
 
 class AttributionOverTime(BaseModel):
-    """SP of a step by cause, in seconds; each point is the mean over `bucket` steps."""
+    """Mean straggler problem (SP) of a step by cause, in seconds, for points of `bucket` steps."""
 
     bucket: int = Field(description="number of steps per point", examples=[1])
     step: list[int] = Field(description="first step of each point", examples=[[0, 1]])
@@ -467,9 +467,9 @@ Column = list[float | None]
 
 
 class RunTimeline(BaseModel):
-    """Phases of ranks as columns: ``column[rank][step]``, ordered as `ranks`.
+    """Phases of ranks, as columns ``column[rank][step]`` with ranks in the order of `ranks`.
 
-    Null: no record of the rank in this step.
+    A value is null if there is no record of the rank's step.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -534,8 +534,8 @@ def get_hang(
 ) -> hangs.Hang:
     """Return whether the run hangs, and which ranks wait.
 
-    A run hangs if its ranks have made no progress for `after_s` and for 10 times the median step
-    time, and if some ranks wait. If all ranks are in the loop's body, the time is 10 times longer.
+    A run hangs if some ranks wait, and no rank has made progress for `after_s` and for 10 times the
+    median step time. If all ranks are in the loop's body, both limits are 10 times longer.
     """
     with store_of(request).read() as connection:
         return hangs.look(connection, runs.key_of(connection, run), after_s)

@@ -117,7 +117,7 @@ class FleetNode(BaseModel):
 
 
 class FleetVerdict(BaseModel):
-    """The verdict over the runs that train."""
+    """Verdict over all runs that train."""
 
     words: str = Field(
         examples=["1 of 3 runs on 24 workers is slowed down; 2.1 workers are lost …"]

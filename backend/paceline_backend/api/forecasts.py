@@ -74,7 +74,7 @@ class QualityNow(BaseModel):
 
 
 class WhatIf(BaseModel):
-    """Forecasts of the step time under each preset, best first; without any, see `reason`."""
+    """Forecasts of the step time under each preset, best first. If there are none, see `reason`."""
 
     run: str = Field(examples=["3f9a1c07be52"])
     made_at: float = Field(

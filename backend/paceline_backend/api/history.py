@@ -107,7 +107,10 @@ def set_note(request: Request, response: Response, run: str, expected: Expected,
 
 
 class Aggregate(BaseModel):
-    """Sums and means over a group of runs; of `day` … `backend`, only the requested ones."""
+    """Sums and means over a group of runs.
+
+    Of the fields from `day` to `backend`, only those are present by which the request groups runs.
+    """
 
     day: str | None = Field(
         default=None, description="day of the steps (UTC)", examples=["2026-01-01"]

@@ -159,7 +159,7 @@ def key_id(requester: Identity, key: str) -> str:
 
 
 def _digest(scope: Scope, body: bytes) -> str:
-    """Return a request's digest, without `If-Match`: a repeated request may have a newer one."""
+    """Return a digest of a request without `If-Match`, which may differ in a repeated request."""
     place = f"{scope['path']}?{scope['query_string'].decode('latin-1')}\n"
     return hashlib.sha256(place.encode() + body).hexdigest()
 

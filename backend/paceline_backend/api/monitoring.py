@@ -85,7 +85,7 @@ def _bus_and_worker(client: redis.Redis) -> tuple[str, str]:
         workers: list[Any] = heartbeat.beats(client)
     except redis.RedisError as error:
         log.warning("not ready: the bus does not answer: %s", error)
-        return _AWAY, "unknown while the bus is away"
+        return _AWAY, "unknown, because the bus does not answer"
     return "ok", "ok" if workers else "no worker has sent a heartbeat in the last 10 s"
 
 

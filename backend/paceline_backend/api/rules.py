@@ -31,7 +31,10 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Allow:
-    """A rule that admits some roles, as a FastAPI dependency. `roles` None: the route is public."""
+    """A rule that admits some roles, as a FastAPI dependency.
+
+    If `roles` is None, the route is public.
+    """
 
     roles: frozenset[Role] | None
 

@@ -175,7 +175,10 @@ StepColumns = create_model(
 
 
 class WorkerStepColumns(StepAxis):
-    """Steps of ranks as columns: ``column[rank][step]``, ordered as `ranks`; null: no record."""
+    """Steps of ranks, as columns ``column[rank][step]`` with ranks in the order of `ranks`.
+
+    A value is null if there is no record of the rank's step.
+    """
 
     ranks: list[int] = Field(examples=[[0, 1]])
     compute_s: list[Column] = Field(examples=[[[0.19, 0.2], [0.2, 0.19]]])
@@ -562,7 +565,7 @@ class EpochCoverage(BaseModel):
 
 
 class Coverage(BaseModel):
-    """Coverage of all epochs that the run has begun."""
+    """Use of samples in all epochs that the run has begun."""
 
     epochs: list[EpochCoverage]
     exact: bool = Field(examples=[True])
@@ -734,8 +737,8 @@ def list_data(
 def get_synchronisation(request: Request, run: str, steps: Steps, points: Points = 200) -> Any:
     """Return how gradients were synchronised.
 
-    The response has sums per policy version, values over time, choices of policies, and fallbacks.
-    An all-reduce has no rounds.
+    The response has sums per policy version, values over time, the policies' choices of
+    synchronisers, and segments that were all-reduced instead. An all-reduce has no rounds.
     """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)

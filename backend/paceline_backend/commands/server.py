@@ -43,7 +43,7 @@ _ENVIRONMENT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Address of the server, and the database and bus behind it."""
+    """Address of the server, and its database and bus."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[
@@ -390,8 +390,8 @@ def token_kept(server: str, token: str, data: Path | None) -> Iterator[None]:
     """Write the token to files, so that this user's commands find it while the server runs.
 
     One file is the user's own token file, from which the token is removed when the block ends. The
-    other file is `token` in the directory `data`, which stays there; None: no such file. With the
-    file in `data`, an error with the user's file is only logged.
+    other file is `token` in the directory `data`, which stays there; None: no such file. If `data`
+    is given, a failure to write the user's file is only logged.
 
     Raises:
         PacelineError: the file in `data` cannot be written; or there is none, and the user's file
