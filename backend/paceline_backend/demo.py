@@ -1,10 +1,10 @@
 """Commands `paceline up` and `paceline demo`.
 
-`up` starts a control plane and an agent with one command. `demo` starts the same, and trains the
+`up` starts a control plane and an agent with one command. `demo` also starts both, and trains the
 PLAID example there with emulated device speeds.
 
-Functions of the demo import the packages that only they need. So the process of `paceline up`,
-which only waits, stays small.
+Packages that only the demo needs are imported in its functions, so that the process of `paceline
+up`, which only waits, stays small.
 """
 
 from __future__ import annotations

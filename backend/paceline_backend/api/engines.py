@@ -1,8 +1,8 @@
 """REST: training backends, and requests from nodes that an engine or a user has started.
 
-A node that a user starts with `paceline node SCRIPT` requests a run by a key: the first node of a
-key creates the run, and all further nodes of this key get the same run, which is then adopted. A
-node that an engine starts joins the run for which it was started.
+A user can start nodes with `paceline node SCRIPT`. Each of these nodes requests its run by a key:
+the request of the first node creates the run, and further nodes with this key get the same run.
+Such a run is called adopted. A node that an engine starts joins the run for which it was started.
 """
 
 from __future__ import annotations
